@@ -1,4 +1,6 @@
-"""Low-precision arithmetic in plain torch, bit for bit what Transformer Engine computes. Imports bridge.precision only.
+"""Low-precision arithmetic in plain torch, bit for bit what Transformer Engine computes.
+
+Imports bridge.precision and bridge.errors only.
 
     formats and schemes as rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec per operand
     codes and scales     quantise.quantise -> quantised.Quantised       storage, checkpoints, comparisons

@@ -111,7 +111,7 @@ def code_values(element: Format) -> tuple[float, ...]:
         magnitude = code & ~sign_bit
         exponent, mantissa = divmod(magnitude, 1 << element.mantissa_bits)
         fraction = mantissa / (1 << element.mantissa_bits)
-        if element.smallest_subnormal is not None and exponent == 0:
+        if element.signed and exponent == 0:
             value = fraction * 2.0 ** (1 - element.bias)
         else:
             value = (1 + fraction) * 2.0 ** (exponent - element.bias)

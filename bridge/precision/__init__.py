@@ -1,1 +1,17 @@
-"""The parts of a precision: its fields and statements, dtypes, formats and schemes. No torch on import."""
+"""The parts of a precision. No torch on import.
+
+    PrecisionConfig    every field as a row: kind, subject, family, flag      config.py, over
+      StatedField        a field that knows whether it was set                fields.py
+      Statements         what was set, and by which source                    statements.py
+    FORMATS, SCHEMES   number formats and scaling schemes as rows             formats.py, schemes.py; dtypes.py
+    ModuleRow          a row of `modules`: select -> precision                modules.py
+      Effect             the precision of one module's GEMMs                  effect.py
+      Matcher            globs over module names with their effect            matchers.py: Megatron's per-module recipe
+      ModuleSchemes      the scheme of each linear layer by its number        module_schemes.py
+      names              of linear layers, Megatron's and other libraries'    module_names.py, foreign_names.py
+    Subject            the fields by subject, and a change on resume          subjects.py, groups.py
+    field_docs         the sentence below each field                          field_docs.py
+    load_all           YAML as plain data, bounded                            strict_yaml.py
+
+`bridge.registry.config.MixedPrecisionConfig` is the public class on top.
+"""

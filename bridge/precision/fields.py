@@ -85,7 +85,7 @@ class StatedField:
         return torch_dtype(value) if self.kind == "dtype" and value is not None else value
 
     def __set__(self, holder: Statements, value: object) -> None:
-        holder._assign(self.name, value)  # noqa: SLF001  as above
+        holder._state({self.name: value})  # noqa: SLF001  as above
 
     def __delete__(self, holder: Statements) -> None:
         holder._unstate(self.name)  # noqa: SLF001  as above

@@ -47,14 +47,12 @@ class Gemm:
     right: str
     """Operand with the result's last axis."""
     right_columnwise: bool
-    contracts: str
-    """The dimension that is summed over: M (tokens), N (outputs) or K (inputs)."""
 
 
 _GEMMS = (
-    Gemm(name="fprop", left="input", left_columnwise=False, right="weight", right_columnwise=False, contracts="K"),
-    Gemm(name="dgrad", left="grad_output", left_columnwise=False, right="weight", right_columnwise=True, contracts="N"),
-    Gemm(name="wgrad", left="grad_output", left_columnwise=True, right="input", right_columnwise=True, contracts="M"),
+    Gemm(name="fprop", left="input", left_columnwise=False, right="weight", right_columnwise=False),
+    Gemm(name="dgrad", left="grad_output", left_columnwise=False, right="weight", right_columnwise=True),
+    Gemm(name="wgrad", left="grad_output", left_columnwise=True, right="input", right_columnwise=True),
 )
 GEMMS = MappingProxyType({row.name: row for row in _GEMMS})
 

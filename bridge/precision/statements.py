@@ -198,9 +198,6 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         leading, other = (field.name, field.twin) if field.leads else (field.twin, field.name)
         return self._values.get(leading, self._values.get(other, default))
 
-    def _assign(self, name: str, value: object) -> None:
-        self._state({name: value})
-
     def _state(self, given: Mapping[str, object], *, source: str | None = None) -> None:
         checked = {name: self._field(name).check(value) for name, value in given.items()}
         for name, value in checked.items():

@@ -47,7 +47,7 @@ def test_every_finite_code_round_trips(name: str, dtype: torch.dtype) -> None:
 def test_every_nan_code_comes_back_as_the_canonical_nan(name: str) -> None:
     element = FORMATS[name]
     values = decode(all_codes(name), element)
-    assert int(values.isnan().sum()) == element.nan_codes
+    assert int(values.isnan().sum()) == {"e4m3": 2, "e5m2": 6}[name]
     assert set(encode(round_to_grid(values[values.isnan()], element), element).tolist()) == {element.nan}
 
 
@@ -65,7 +65,7 @@ def test_ties_go_to_the_even_code(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_special_values_saturate_or_keep_their_sign(name: str) -> None:
     element = FORMATS[name]
-    most, step = element.max, element.smallest_subnormal or 0.0
+    most, step = element.max, 2.0 ** (element.min_exponent - element.mantissa_bits)
     given = torch.tensor([most, most * 1.01, 3e38, math.inf, -math.inf, 0.0, -0.0, 1e-45, -1e-45, step, step / 2])
     wanted = torch.tensor([most, most, most, most, -most, 0.0, -0.0, 0.0, -0.0, step, 0.0])
     found = round_to_grid(given, element)

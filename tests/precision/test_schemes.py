@@ -36,11 +36,12 @@ def test_formats_are_known(scheme: Scheme) -> None:
 @pytest.mark.parametrize("scheme", ROWS, ids=ids)
 def test_each_copy_is_scaled_along_the_dimension_its_gemm_sums_over(scheme: Scheme) -> None:
     axes = {"input": ("M", "K"), "weight": ("N", "K"), "grad_output": ("M", "N")}
+    contracts = {"fprop": "K", "dgrad": "N", "wgrad": "M"}
     for gemm in GEMMS.values():
         for name, columnwise in ((gemm.left, gemm.left_columnwise), (gemm.right, gemm.right_columnwise)):
             operand = scheme.operand(name)
             rows, columns = operand.column if columnwise else operand.row
-            assert axes[name][0 if columnwise else 1] == gemm.contracts
+            assert axes[name][0 if columnwise else 1] == contracts[gemm.name]
             assert (rows, columns) == WHOLE or (rows if columnwise else columns) > 1
 
 
