@@ -137,7 +137,7 @@ def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]
     found: list[FitOption] = []
     planned = untried = 0
     for price, layout in sorted(layouts, key=lambda priced: priced[0]):
-        if any(_names(option) <= {*layout} for option in found):
+        if any({*dict(option.changes)} <= {*layout} for option in found):
             continue
         candidate = run.changed(layout)
         if not _can_be_split(candidate, shape):
@@ -163,10 +163,6 @@ def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> boo
     """Return whether an option changes whatever a cheaper one does, and more; to the same values, where that counts."""
     changes = dict(option.changes)
     return all(name in changes and (not same_values or changes[name] == value) for name, value in cheaper.changes)
-
-
-def _names(option: FitOption) -> set[str]:
-    return {name for name, _ in option.changes}
 
 
 def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:

@@ -60,9 +60,7 @@ def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = 
     if not low:
         dtype = settings.autocast or settings.mode
         return (*_gemms(dtype), PlanRow(item="output", format=dtype), weight, *biases)
-    forward, backward = OPERAND_FORMATS.get(settings.format or "", (settings.format or "", settings.format or ""))
-    if settings.scheme == "custom":
-        forward = backward = "custom"
+    forward, backward = settings.operand_formats
     of = {"input": forward, "weight": forward, "grad_output": backward}
     scheme = settings.row
     split = (scheme.split_accumulator if scheme is not None else None) or (True, True, True)
@@ -111,9 +109,7 @@ def _attention_tile(settings: Settings) -> str:
 
 def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     mode = settings.mode
-    storage = (OPERAND_FORMATS.get(settings.format or "", (settings.format or "",))[0]) if low else mode
-    if low and settings.scheme == "custom":
-        storage = "custom"
+    storage = settings.operand_formats[0] if low else mode
     master = "itself" if settings.master is None else settings.master
     if settings.remainders:
         master = "fp32 as 16-bit remainder"

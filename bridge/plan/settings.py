@@ -11,7 +11,7 @@ from bridge.precision.config import settings_of
 from bridge.precision.effect import Effect
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Matchers, quant_recipes
-from bridge.precision.schemes import FP8_SCHEMES, Scheme, scheme_row
+from bridge.precision.schemes import FP8_SCHEMES, OPERAND_FORMATS, Scheme, scheme_row
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
@@ -88,6 +88,14 @@ class Settings:
         """The scheme's row."""
         return scheme_row(self.scheme, self.family)
 
+    @property
+    def operand_formats(self) -> tuple[str, str]:
+        """The formats of input and weight, and of the output's gradient, in FP8 or FP4."""
+        if self.scheme == "custom":
+            return "custom", "custom"
+        own = self.format or ""
+        return OPERAND_FORMATS.get(own, (own, own))
+
     def row_of(self, scheme: str) -> Scheme | None:
         """Return the row of a module's scheme, by its name."""
         return self.row if scheme == self.scheme else scheme_row(scheme)
@@ -107,18 +115,9 @@ class Settings:
         mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
         family = [*(name for name in ("fp8", "fp4") if model[name]), None][0]
         scheme = str(model[f"{family}_recipe"]) if family is not None else None
-        row = scheme_row(scheme, family)
-        late = LATE_ATTENTION.get(scheme or "")
-        is_early = late is not None and at_least(mcore, late) is False
-        reads = settings_of(row) if row is not None else ()
-        reads = tuple(name for name in reads if not (is_early and name in ATTENTION))
+        reads = _read_by(scheme_row(scheme, family), mcore)
         keeps = family is not None and model["first_last_layers_bf16"]
         start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
-        fsdp = bool(ddp["use_megatron_fsdp"])
-        is_distributed = fsdp or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"])
-        asked = {name: run.model.values[name] for name in ("fp8_wgrad", *ATTENTION)}
-        if run.precision is not None:
-            asked |= {name: getattr(run.precision, name) for name in asked if run.precision.is_stated(name)}
         return cls(
             mode=mode,
             autocast=(model["autocast_dtype"] or mode) if model["enable_autocast"] else None,
@@ -131,20 +130,15 @@ class Settings:
             multi_head_attention="fp8_multi_head_attention" in reads and bool(model["fp8_multi_head_attention"]),
             output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]),
             low_parameters=family is not None and bool(model[f"{family}_param"]),
-            unused_weight_buffer=scheme == "mxfp8"
-            and not fsdp
-            and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"])
-            and at_least(mcore, MAPPED_WEIGHTS) is False,
-            grad_reduce="fp32" if ddp["grad_reduce_in_fp32"] else mode,
-            reduce_in_fp32=bool(ddp["reduce_scatter_with_fp32_accumulation"]),
             fp32_residual=bool(model["fp32_residual_connection"]),
             sent=tuple(dict.fromkeys(sent_between_stages(model, mcore, is_local=local) for local in (False, True))),
             router=model["moe_router_dtype"],
-            distributed=is_distributed,
-            optimizer=str(optimizer["optimizer"]),
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(_no_path(model["quant_recipe"])),
-            notes=(*_absent_notes(run), *_notes(asked, scheme, reads, start + end)),
+            notes=(*_absent_notes(run), *_notes(_asked(run), scheme, reads, start + end)),
+            **_sharding(
+                optimizer, ddp, mode, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False
+            ),
             **_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None),
         )
 
@@ -160,6 +154,34 @@ class Settings:
         return replace(changed, notes=tuple(notes))
 
 
+def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
+    """Return the fields that reach Transformer Engine under a scheme."""
+    if row is None:
+        return ()
+    late = LATE_ATTENTION.get(row.name)
+    is_early = late is not None and at_least(mcore, late) is False
+    return tuple(name for name in settings_of(row) if not (is_early and name in ATTENTION))
+
+
+def _asked(run: Prediction) -> dict[str, Any]:
+    """Return the values that the run was given for fields that may do nothing."""
+    asked = {name: run.model.values[name] for name in ("fp8_wgrad", *ATTENTION)}
+    if run.precision is not None:
+        asked |= {name: getattr(run.precision, name) for name in asked if run.precision.is_stated(name)}
+    return asked
+
+
+def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mode: str, *, is_mapped: bool) -> dict[str, Any]:
+    """Return the settings about gradients and what is sharded; `is_mapped`: every weight lies in Megatron's buffer."""
+    fsdp = bool(ddp["use_megatron_fsdp"])
+    return {
+        "distributed": fsdp or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]),
+        "unused_weight_buffer": not is_mapped and not fsdp and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
+        "grad_reduce": "fp32" if ddp["grad_reduce_in_fp32"] else mode,
+        "reduce_in_fp32": bool(ddp["reduce_scatter_with_fp32_accumulation"]),
+    }
+
+
 def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) -> dict[str, Any]:
     """Return the settings about masters and states of the optimizer."""
     pao, offload = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
@@ -167,6 +189,7 @@ def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) 
     owns = pao and (master != "fp32" or fp8_scheme in (None, "delayed") or offload)
     kept = master if owns else "fp32"
     return {
+        "optimizer": str(optimizer["optimizer"]),
         "offloaded": offload,
         "layer_wise": bool(optimizer.get("use_layer_wise_distributed_optimizer"))
         or str(optimizer["optimizer"]).startswith("dist_"),

@@ -1,1 +1,11 @@
-"""The checks before a GPU is held: the rules over a whole run and a declared target, `auto`, the support matrix."""
+"""The checks before a GPU is held.
+
+    Target         the GPUs and versions of a run, declared or this machine's     target.py
+    declare        a GPU for a process that runs on the CPU                       te_cpu.py
+    Setup          a whole run as rules see it, after the sync                    setup.py
+    check          every rule asked about it -> Report: findings, exit code       check.py
+    resolve_auto   `auto`: a recipe by target and model -> Choice                 auto.py
+    support        whether a target runs a recipe; `matrix` of all of them        auto.py
+
+`check_run` makes the setup of a container, or of the sections of a file. The rules themselves are in `bridge.rules`.
+"""

@@ -2,7 +2,7 @@
 
     Sections       model, optimizer, ddp and train of a run while they are made small, with each `Change` and its reason
     SmallRun       the result: sections, precision, kept layers, and the launches that together have the run's layout
-      Layout, Round  the kinds of parallelism at size 2, dealt out to launches of a few processes each
+      Round        a launch of a few processes: kinds of parallelism of the run, each at size 2
       Split          how the layers are shared by two pipeline stages
     Cause          the settings in the condition that raised an error of Megatron Core or Transformer Engine
     Rehearsal      the answer: what was kept, shrunk and left out, each `Launched` round, findings, verdict

@@ -32,14 +32,7 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
     settings, shape, stages = run.plan.settings, run.shape, run.layout.size("pipeline")
     split = Split(parallel=run.parallel, num_layers=shape.num_layers, virtual=run.layout.virtual)
     kept = kept_layers(
-        shape.kinds,
-        start=settings.start,
-        end=settings.end,
-        limit=limit,
-        chunks=split.chunks if stages > 1 else 1,
-        extra=split.extra,
-        least=split.least if stages > 1 else 1,
-        wanted=_named_layers(run),
+        shape.kinds, split, start=settings.start, end=settings.end, limit=limit, wanted=_named_layers(run)
     )
     why = "keeps both ends, each kind of layer, and whole stages"
     run.set("model.num_layers", len(kept.layers), why)
@@ -110,27 +103,12 @@ def _renumber_rows(run: Sections, layers: tuple[int, ...]) -> None:
 
 
 def kept_layers(
-    kinds: Sequence[str],
-    *,
-    start: int,
-    end: int,
-    limit: int,
-    chunks: int = 1,
-    extra: int = 0,
-    least: int = 1,
-    wanted: Sequence[int] = (),
+    kinds: Sequence[str], split: Split, *, start: int, end: int, limit: int, wanted: Sequence[int] = ()
 ) -> KeptLayers:
-    """Return the layers to keep; their number, with the `extra` places of a split, is one that its `chunks` can share.
+    """Return the layers of these kinds to keep: as many as the split can share.
 
-    Args:
-        kinds: Kind of each layer of the run.
-        start: Layers at its start that stay in BF16.
-        end: Layers at its end that do.
-        limit: The most layers, where those at both ends and a kind of each between them do not need more.
-        chunks: As `Split` has them.
-        extra: The same.
-        least: The fewest layers.
-        wanted: Further layers to keep, where the limit allows them.
+    They are the `start` and `end` layers that stay in BF16, fewer where the limit asks for it, one of each kind between
+    them, and the wanted ones as far as the limit goes.
     """
     count = len(kinds)
     start, end = min(start, count), min(end, max(0, count - start))
@@ -140,7 +118,7 @@ def kept_layers(
     few_start, few_end = (min(start, most), min(end, most)) if start + end <= most else _shared(start, end, most)
     chosen = {*range(few_start), *range(count - few_end, count), *firsts.values()}
     chosen |= set([layer for layer in wanted if layer not in chosen][: max(0, limit - len(chosen))])
-    sizes = [size for size in range(max(least, len(chosen)), count + 1) if (size + extra) % chunks == 0]
+    sizes = [size for size in range(max(split.least, len(chosen)), count + 1) if split.shares(size)]
     size = sizes[0] if sizes else count
     spare = [layer for layer in _spread(middle, size) if layer not in chosen]
     spare += [layer for layer in middle if layer not in chosen and layer not in spare]

@@ -92,11 +92,8 @@ class Round:
     def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[Round, ...]:
         """Return launches of at most so many processes that together have every kind: one where there is none.
 
-        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has.
-
-        Args:
-            processes: The most processes of a launch.
-            split: Fields of the model that split the layers over the stages otherwise than evenly.
+        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has. `split` is that
+        of the launches.
         """
         at_once = max(0, processes.bit_length() - 1)
         free = [kind for kind in self.kinds if kind != "expert"] if at_once else []

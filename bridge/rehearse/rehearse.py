@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -99,15 +99,9 @@ def rehearse(
     max_layers: int = 8,
     environment: Mapping[str, str] | None = None,
 ) -> Rehearsal:
-    """Shrink a run and launch it.
+    """Shrink a run, which is going to be on the target with these variables, and launch it on a backend for CPUs.
 
-    Args:
-        run: The run.
-        target: Where the run itself is going to be.
-        backend: te_cpu or emulated: what runs its linear layers.
-        processes: The most processes of one launch.
-        max_layers: As for `shrink`.
-        environment: Variables of the run.
+    `processes` is the most of one launch, `max_layers` as for `shrink`.
 
     Raises:
         RunConfigError: No such model can be built, or its layers cannot be planned.
@@ -125,8 +119,11 @@ def rehearse(
         layers=small.layers_of_run,
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
-        left_out=tuple(_left_out(entry) for entry in answer["left_out"]),
-        unknown=(*_unknown(target, versions), *small.dropped, *_doubts(answer)),
+        left_out=tuple(
+            Finding(path=one["field"], rule=one["reason"], value=one["value"], remedy="", severity="warning")
+            for one in answer["left_out"]
+        ),
+        unknown=_unknown(target, versions, small.dropped, answer),
     )
 
 
@@ -145,8 +142,10 @@ def _kept(run: RunValues, small: SmallRun) -> str:
     return f"{precision}, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
 
 
-def _unknown(target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what no rehearsal on a CPU knows, as sentences."""
+def _unknown(
+    target: Target, versions: Mapping[str, str], dropped: Sequence[str], answer: dict[str, Any]
+) -> tuple[str, ...]:
+    """Return what this rehearsal on a CPU does not know, as sentences."""
     found = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
@@ -155,19 +154,11 @@ def _unknown(target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
         ours = versions.get(name)
         if theirs is not None and ours is not None and theirs.release[:2] != parse_version(ours).release[:2]:
             found.append(f"{TITLES[name]} {theirs}, which the target declares: {ours} ran here.")
-    return tuple(found)
-
-
-def _doubts(answer: dict[str, Any]) -> tuple[str, ...]:
-    """Return that an error may come of a setting that was left out, where both are there."""
+    found += dropped
     fails = any("error" in outcome for launch in answer["launches"] for outcome in launch["outcomes"])
-    return ("Whether the run has the same error with the settings that were left out.",) * bool(
-        fails and answer["left_out"]
-    )
-
-
-def _left_out(entry: dict[str, Any]) -> Finding:
-    return Finding(path=entry["field"], rule=entry["reason"], value=entry["value"], remedy="", severity="warning")
+    if fails and answer["left_out"]:
+        found.append("Whether the run has the same error with the settings that were left out.")
+    return tuple(found)
 
 
 def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[str, str]) -> dict[str, Any]:

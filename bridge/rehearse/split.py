@@ -22,21 +22,18 @@ class Split:
     virtual: int
     """Model chunks of each of the two stages."""
 
-    @property
-    def chunks(self) -> int:
-        """Parts that the layers are split into, which a layout of the run's own gives as many as it likes."""
-        if self.parallel.layout is not None:
-            return 1
-        return self.virtual * (1 if self._ends else 2)
-
-    @property
-    def extra(self) -> int:
-        """Places of the split that embedding and output layer take."""
-        return self.parallel.embedding_counts + self.parallel.loss_counts
+    def shares(self, size: int) -> bool:
+        """Return whether the chunks can share so many layers; a layout of the run's own gives each what it likes."""
+        if self.parallel.pipeline == 1 or self.parallel.layout is not None:
+            return True
+        places = size + self.parallel.embedding_counts + self.parallel.loss_counts
+        return places % (self.virtual * (1 if self._ends else 2)) == 0
 
     @property
     def least(self) -> int:
         """The fewest layers that show the split."""
+        if self.parallel.pipeline == 1:
+            return 1
         if self.parallel.layout is not None:
             return 2 * self.virtual
         before, after = self._ends or (1, 1)

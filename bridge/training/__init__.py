@@ -7,6 +7,7 @@
     TrainRecord, ValidationRecord   a logged step, a validation -> `Metrics` writes `metrics.jsonl` and the sinks
     Audit             the record of single steps against the plan; ends the run where they differ
     RunSummary        the figures at the end, `summary.json`
+    value_faults      numbers and names that no run can begin with
     fingerprint       every setting as text: equal on all ranks, and kept in the manifest of a checkpoint
 
 `runtime_config_update` writes the precision into the sections, then `pretrain` builds and runs: loop.py takes the

@@ -19,7 +19,7 @@ from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.quantisation import WARM_UP
-from bridge.training.run import build_run, require_sections
+from bridge.training.run import build_run
 from bridge.training.values import require_sane_values
 
 SHUFFLE_SEED = 1
@@ -46,7 +46,7 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     return band(
         relative_errors(reference.results, other.results),
         relative_errors(reference.results, shuffled.results),
-        num_layers=int(first.model.num_layers),  # type: ignore[union-attr]  # `require_sections` has seen it
+        num_layers=int(first.model.num_layers),  # type: ignore[union-attr]  # `require_sane_values` has seen it
         forward=roundings[0],
         backward=roundings[1],
     )
@@ -63,7 +63,6 @@ class _Pass(NamedTuple):
 
 
 def _pass(config: ConfigContainer, *, shuffle: bool = False) -> _Pass:
-    require_sections(config)
     require_sane_values(config)
     runtime_config_update(config)
     model: Any = config.model

@@ -9,9 +9,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ from bridge.training.config import ConfigContainer
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
-from bridge.training.run import PhaseRecord, Run, build_run, models_of, precision_label, require_sections
+from bridge.training.run import PhaseRecord, Run, build_run, models_of, precision_label, skipped_before
 from bridge.training.values import require_sane_values
 
 log = logging.getLogger("bridge.training")
@@ -62,7 +63,6 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     """
     began = time.perf_counter()
     start_peak_memory()
-    require_sections(config)
     require_sane_values(config)
     backend = choose_backend_of_phases(config.precision_backend, models_of(config), read_environment(os.environ))
     warn_of_untested(installed("mcore"))
@@ -135,12 +135,15 @@ def warn_of_untested(version: Version | None) -> None:
 
 
 def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
+    def curve(records: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+        return [(record["step"], record[name]) for record in records if record[name] is not None]
+
     plot_loss(
         run_dir / "loss.png",
         title=precision_label(run.config),
-        train=metrics.train,
-        validation=metrics.validation,
-        loss_scale=metrics.loss_scale if getattr(run.config.optimizer, "fp16", False) else (),
+        train=curve(metrics.train, "loss"),
+        validation=curve(metrics.validation, "loss"),
+        loss_scale=curve(metrics.train, "loss_scale") if getattr(run.config.optimizer, "fp16", False) else (),
         unigram_entropy=run.entropy,
     )
     if metrics.quantisation:
@@ -152,7 +155,7 @@ def _signs(run: Run, audit: Audit, metrics: Metrics) -> Signs:
     optimizer = run.config.optimizer
     is_dynamic = getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None
     return Signs(
-        train=metrics.records,
+        train=metrics.train,
         quantisation=metrics.quantisation,
         health=audit.record.health,
         smallest_scale=getattr(optimizer, "min_loss_scale", None) if is_dynamic else None,
@@ -265,7 +268,7 @@ def _require_updates(run: Run, result: StepResult, metrics: Metrics) -> None:
 
 def _failure(run: Run) -> str | None:
     """Return why a run is no success although it ended as asked, or None: more than half of its steps were skipped."""
-    skipped = run.skipped_steps - run.skipped_before
+    skipped = run.skipped_steps - skipped_before(run.start)
     if 2 * skipped <= run.steps:
         return None
     headline = "NOTHING WAS LEARNED" if skipped == run.steps else "MOST STEPS WERE SKIPPED"

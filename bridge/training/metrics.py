@@ -56,18 +56,16 @@ class Metrics:
 
     def __init__(self, run_dir: Path | None = None, lines: IO[str] | None = None, sinks: Sequence[Sink] = ()) -> None:
         """Take the run's folder, an open ``metrics.jsonl`` in it, and other places for the values."""
-        self.train: list[tuple[int, float]] = []
-        self.validation: list[tuple[int, float]] = []
-        self.loss_scale: list[tuple[int, float]] = []
-        self.records: list[dict[str, Any]] = []
+        self.train: list[dict[str, Any]] = []
         """Training records, as they were written."""
+        self.validation: list[dict[str, Any]] = []
         self.quantisation: list[QuantisationRow] = []
         self._run_dir = run_dir
         self._lines = lines
         self._sinks = list(sinks)
 
     def add(self, record: TrainRecord | ValidationRecord) -> None:
-        """Write one record; numbers that are not finite become null in JSON and are left out of the curves."""
+        """Write one record; numbers that are not finite become null in JSON."""
         if self._lines is None:
             return
         values = {"kind": record.kind, **finite(asdict(record))}
@@ -99,13 +97,8 @@ class Metrics:
         self._sinks = [sink for sink in self._sinks if sink.write(values, distributions, step)]
 
     def keep(self, values: dict[str, Any]) -> None:
-        """Add a record's point to the curves."""
-        if values["kind"] == "train":
-            self.records.append(values)
-            self.loss_scale.append((int(values["step"]), float(values["loss_scale"])))
-        if values["loss"] is not None:
-            curve = self.train if values["kind"] == "train" else self.validation
-            curve.append((int(values["step"]), float(values["loss"])))
+        """Keep a record for the curves."""
+        (self.train if values["kind"] == "train" else self.validation).append(values)
 
 
 @contextmanager

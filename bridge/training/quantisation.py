@@ -8,7 +8,7 @@ from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.process import training_process
 from bridge.training.config import ConfigContainer, runtime_config_update
-from bridge.training.run import Run, build_run, precision_label, require_sections
+from bridge.training.run import Run, build_run, precision_label
 from bridge.training.values import require_sane_values
 
 MEASUREMENTS = 8
@@ -30,7 +30,6 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
         RunConfigError: The recipe has no low-precision matmuls to be measured.
         BridgeError: As `pretrain`.
     """
-    require_sections(config)
     require_sane_values(config)
     if steps < 0:
         raise RunConfigError(f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are.")

@@ -119,11 +119,6 @@ class Run:
         }
 
     @property
-    def skipped_before(self) -> int:
-        """Skipped steps before the checkpoint that this process continues from."""
-        return skipped_before(self.start)
-
-    @property
     def consumed_samples(self) -> int:
         """Samples of the run that were trained on, over all ranks."""
         return self.start.consumed_samples + self.steps * self.config.train.global_batch_size
@@ -205,18 +200,6 @@ def models_of(config: ConfigContainer) -> list[Any]:
     return schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
 
 
-def require_sections(config: ConfigContainer) -> None:
-    """Refuse a container without a section that a run needs."""
-    missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
-    if missing:
-        raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
-    if not hasattr(config.model, "seq_length"):
-        raise RunConfigError(
-            f"model: must be a bridge.megatron.gpt.GPTConfig, got {type(config.model).__name__}. A TransformerConfig "
-            "alone does not say how long sequences are."
-        )
-
-
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend | None = None) -> Run:
     """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
 
@@ -263,7 +246,7 @@ def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
     train, model = config.train, config.model
     return build_splits(
         corpus,
-        seq_length=model.seq_length,  # type: ignore[union-attr]  # `require_sections` has seen it
+        seq_length=model.seq_length,  # type: ignore[union-attr]  # `require_sane_values` has seen it
         split=config.data.split,
         seed=config.data.seed,
         train_samples=train.train_iters * train.global_batch_size,

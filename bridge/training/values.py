@@ -124,8 +124,21 @@ class _Bounded(NamedTuple):
     bound: float
 
 
+def _require_sections(config: ConfigContainer) -> None:
+    """Refuse a container without a section that a run needs."""
+    missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
+    if missing:
+        raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
+    if not hasattr(config.model, "seq_length"):
+        raise RunConfigError(
+            f"model: must be a bridge.megatron.gpt.GPTConfig, got {type(config.model).__name__}. A TransformerConfig "
+            "alone does not say how long sequences are."
+        )
+
+
 def require_sane_values(config: ConfigContainer) -> None:
-    """Refuse numbers that no run can begin with, all of them at once."""
+    """Refuse a container without a section that a run needs, and all numbers at once that no run can begin with."""
+    _require_sections(config)
     faults = value_faults(config)
     if faults:
         raise RunConfigError("\n".join(map(str, faults)))

@@ -18,6 +18,8 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.layers import kept_layers
 from bridge.rehearse.shrink import SmallRun, shrink
+from bridge.rehearse.split import Split
+from bridge.rules.shape.parallel import Parallel
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"
@@ -109,7 +111,9 @@ def test_a_size_that_the_scheme_refuses_is_refused_in_the_rehearsal_too():
     [(1, 1, 8, (0, 1, 99)), (4, 2, 8, (0, 1, 2, 3, 4, 98, 99)), (40, 2, 4, (0, 1, 40, 99)), (0, 0, 8, (0,))],
 )
 def test_first_and_last_layers_are_kept(start, end, limit, expected):
-    kept = kept_layers(("transformer",) * 100, start=start, end=end, limit=limit)
+    kept = kept_layers(
+        ("transformer",) * 100, Split(parallel=Parallel(), num_layers=100, virtual=1), start=start, end=end, limit=limit
+    )
     assert kept.layers == expected
     assert kept.start == sum(layer < start for layer in kept.layers)
     assert kept.end == sum(layer >= 100 - end for layer in kept.layers)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import RunConfigError, SyncCheckError
@@ -15,7 +16,9 @@ from bridge.training.values import require_sane_values
 
 def container(**sections):
     model = GPTConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
-    return ConfigContainer(model=model, optimizer=OptimizerConfig(lr=1e-3), **sections)
+    return ConfigContainer(
+        model=model, optimizer=OptimizerConfig(lr=1e-3), ddp=DistributedDataParallelConfig(), **sections
+    )
 
 
 def test_numbers_that_no_run_can_begin_with_are_refused_all_at_once() -> None:
