@@ -98,7 +98,6 @@ class Build:
             _log.info("The quantisation kernel is ready%s.", f" in {folder}" if folder is not None else "")
 
     def _load(self, target: Path) -> bool:
-        """Load a library; return whether it could be loaded."""
         with suppress(OSError):
             self._library = ctypes.CDLL(str(target))
         return self._library is not None

@@ -108,7 +108,6 @@ class Kernel:
 
 
 def _empty_scales(rule: str, rows: int, columns: int) -> torch.Tensor | None:
-    """Return memory for the scales of tiles; None where the scale is given."""
     if rule == "given":
         return None
     return torch.empty(rows, columns, dtype=torch.float32 if rule == "fp32" else torch.uint8)

@@ -12,7 +12,7 @@ from typing import Any
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.plan.alignment_fields import field_of
 from bridge.plan.memory_activations import Workload
-from bridge.plan.modules import Module, modules_of
+from bridge.plan.modules import Module
 from bridge.plan.precision_plan import PlanLayer, PrecisionPlan, compact
 from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
 
@@ -173,11 +173,9 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     tokens = workload.seq_length * workload.micro_batch_size if workload is not None else 0
     found: dict[tuple[Module, str | None], list[PlanLayer]] = {}
     for layer in plan.layers:
-        planned = {module.name: module for module in layer.modules}
-        for module in modules_of(plan.shape, layer.label, layer.kind):
-            if module.kind not in ("linear", "head"):
-                continue
-            found.setdefault((module, planned[module.name].scheme), []).append(layer)
+        for planned in layer.modules:
+            if planned.kind in ("linear", "head"):
+                found.setdefault((planned.module, planned.scheme), []).append(layer)
     gemms, misfits = [], []
     for (module, own), layers in found.items():
         label = compact([layer.label for layer in layers])

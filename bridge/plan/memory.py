@@ -16,7 +16,6 @@ from bridge.plan.memory_activations import Workload, activation_bytes
 from bridge.plan.memory_buffers import Buffer, lay_out
 from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
-from bridge.plan.modules import modules_of
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 from bridge.rules.section import read_section
@@ -102,7 +101,7 @@ def memory_report(
     places = plan.parallel.places(plan.shape.num_layers)
     load, buckets = workload if workload is not None else Workload(), read_section("ddp", ddp).values
     stages = [[place for place in places if place.stage == stage] for stage in range(plan.parallel.pipeline)]
-    modules = [module for layer in plan.layers for module in modules_of(plan.shape, layer.label, layer.kind)]
+    modules = [planned.module for layer in plan.layers for planned in layer.modules]
     tied = plan.shape.share_embeddings_and_output_weights
     return MemoryReport(
         label=plan.label,
@@ -132,12 +131,9 @@ def _rank(
         count += sum(parameter.numel for parameter in parameters)
         bytes_of["low-precision copies"] += _copies(parameters, capability)
         bytes_of["amax state"] += _amax(plan, parameters)
-        for buffer, storage, ranks, own_rank in _buffers(plan, place, parameters, ddp, data_rank):
+        for buffer, storage, own in _buffers(plan, place, parameters, ddp, data_rank):
             bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
             bytes_of["weights"] += _weights(plan, buffer, storage)
-            own = buffer.shard(own_rank, ranks) if settings.distributed else buffer.held
-            if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
-                own = -(-own // ranks)
             bytes_of["master weights"] += own * master
             bytes_of["optimizer state"] += round(own * moments(buffer))
             step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
@@ -151,15 +147,13 @@ class _ShardedBuffer(NamedTuple):
     buffer: Buffer
     storage: str
     """Format in which the weights are stored."""
-    ranks: int
-    """Ranks that the buffer is sharded over."""
-    own_rank: int
+    own: int
+    """Elements whose masters and states this rank keeps."""
 
 
 def _buffers(
     plan: PrecisionPlan, place: Place, parameters: list[Parameter], ddp: Mapping[str, Any], data_rank: int
 ) -> Iterable[_ShardedBuffer]:
-    """Yield the buffers of a model chunk."""
     parallel, distributed = plan.parallel, plan.settings.distributed
     dense = parallel.data * parallel.context
     instances = ddp["num_distributed_optimizer_instances"]
@@ -182,7 +176,10 @@ def _buffers(
                 bucket_size=bucket_size,
                 high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
             )
-            yield _ShardedBuffer(buffer, storage, ranks, data_rank % ranks)
+            own = buffer.shard(data_rank % ranks, ranks) if distributed else buffer.held
+            if plan.settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
+                own = -(-own // ranks)
+            yield _ShardedBuffer(buffer, storage, own)
 
 
 def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:

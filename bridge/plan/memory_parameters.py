@@ -1,13 +1,12 @@
 """Every parameter that one rank holds, with its size there and how it is stored, in the order of Megatron's modules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bridge.plan.modules import Module, embedding_modules, layer_modules, mtp_modules, output_modules
-from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
+from bridge.plan.precision_plan import LOW, PlanModule, PrecisionPlan
 from bridge.precision.schemes import Scheme
-from bridge.rules.shape.parallel import Parallel, Place
+from bridge.rules.shape.parallel import Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +49,8 @@ class _Chunk:
     """Walks one model chunk as Megatron builds it."""
 
     def __init__(self, plan: PrecisionPlan, place: Place) -> None:
-        self.plan, self.place = plan, place
-        self.parallel: Parallel = plan.parallel
-        self.layers: dict[str, PlanLayer] = {layer.label: layer for layer in plan.layers}
+        self.plan, self.place, self.parallel = plan, place, plan.parallel
+        self.layers = {layer.label: layer.modules for layer in plan.layers}
 
     def parameters(self) -> Iterator[Parameter]:
         shape, place = self.plan.shape, self.place
@@ -61,43 +59,43 @@ class _Chunk:
         over_stages = self.parallel.pipeline > 1 and (tied or shape.mtp_num_layers > 0)
         if place.embedding or mtp:
             shared = over_stages and not (place.embedding and place.output)
-            yield from self._modules("embedding", embedding_modules(shape), shares_embedding=shared)
+            yield from self._modules("embedding", self.layers["embedding"], shares_embedding=shared)
         for index in place.layers:
-            yield from self._modules(str(index + 1), layer_modules(shape, shape.kinds[index]))
-        norm, head = output_modules(shape)
+            yield from self._modules(str(index + 1), self.layers[str(index + 1)])
+        norm, head = self.layers["output"]
         if place.output:
             yield from self._modules("output", (norm,))
         for number in range(1, shape.mtp_layers + 1 if mtp else 1):
-            *first, last = mtp_modules(shape)
-            yield from self._modules(f"mtp {number}", tuple(first))
-            for position, kind in enumerate(shape.mtp_kinds, start=1):
-                yield from self._modules(f"mtp {number}.{position}", layer_modules(shape, kind))
+            *first, last = self.layers[f"mtp {number}"]
+            yield from self._modules(f"mtp {number}", first)
+            for inner in (f"mtp {number}.{position + 1}" for position in range(len(shape.mtp_kinds))):
+                yield from self._modules(inner, self.layers[inner])
             yield from self._modules(f"mtp {number}", (last,))
         if place.output and not (tied and (place.embedding or mtp)):
             yield from self._modules("output", (head,), shares_embedding=tied and over_stages)
 
     def _modules(
-        self, label: str, modules: tuple[Module, ...], *, shares_embedding: bool = False
+        self, label: str, modules: Sequence[PlanModule], *, shares_embedding: bool = False
     ) -> Iterator[Parameter]:
-        ordered = sorted(modules, key=lambda module: module.registered)
-        experts = [module for module in ordered if module.is_expert]
-        for module in ordered:
-            if experts and module is experts[0]:
+        ordered = sorted(modules, key=lambda planned: planned.module.registered)
+        experts = [planned for planned in ordered if planned.module.is_expert]
+        for planned in ordered:
+            if experts and planned is experts[0]:
                 yield from self._experts(label, experts)
-            elif not module.is_expert:
-                yield from self._module(label, module, shares_embedding=shares_embedding)
+            elif not planned.module.is_expert:
+                yield from self._module(label, planned, shares_embedding=shares_embedding)
 
-    def _experts(self, label: str, experts: list[Module]) -> Iterator[Parameter]:
+    def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
         """Yield the experts of this rank, one after the other."""
-        one = [parameter for module in experts for parameter in self._module(label, module)]
-        for _ in range(experts[0].count // self.parallel.expert):
+        one = [parameter for planned in experts for parameter in self._module(label, planned)]
+        for _ in range(experts[0].module.count // self.parallel.expert):
             yield from one
 
-    def _module(self, label: str, module: Module, *, shares_embedding: bool = False) -> Iterator[Parameter]:
-        planned = next(planned for planned in self.layers[label].modules if planned.name == module.name)
+    def _module(self, label: str, planned: PlanModule, *, shares_embedding: bool = False) -> Iterator[Parameter]:
+        module, mode = planned.module, self.plan.settings.mode
         weight = planned.row("weight")
         fprop = planned.row("fprop")
-        storage = weight.storage if weight is not None else self.plan.settings.mode
+        storage = weight.storage if weight is not None else mode
         computes = weight.format if weight is not None and weight.format else storage
         computes = computes if fprop is not None and computes in LOW else storage
         scheme = self.plan.settings.row if storage in LOW else None
@@ -105,7 +103,6 @@ class _Chunk:
             scheme = self.plan.settings.row_of(planned.scheme)
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
-        mode = self.plan.settings.mode
         is_expert = module.is_expert and self.parallel.expert > 1
         made = partial(
             Parameter, layer=label, module=module.name, is_expert=is_expert, rows=1, storage=mode, computes=mode

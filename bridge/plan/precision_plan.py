@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -58,6 +58,8 @@ class PlanModule:
 
     name: str
     kind: str
+    module: Module = field(compare=False, repr=False)
+    """Its sizes; modules of other sizes and equal rows are folded."""
     rows: tuple[PlanRow, ...]
     scheme: str | None = None
     """The scaling scheme of its GEMMs; None: none of them is in FP8 or FP4."""
@@ -357,7 +359,7 @@ def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Ef
     if effect is not None:
         stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
         rows = tuple(replace(row, storage=stored.get(row.item, row.storage)) for row in rows)
-    planned = PlanModule(name=module.name, kind=module.kind, rows=rows)
+    planned = PlanModule(name=module.name, kind=module.kind, module=module, rows=rows)
     return replace(planned, scheme=own.scheme) if _is_low(planned) else planned
 
 

@@ -183,7 +183,6 @@ def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mode: str, *
 
 
 def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) -> dict[str, Any]:
-    """Return the settings about masters and states of the optimizer."""
     pao, offload = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
     master = _stored(optimizer["main_params_dtype"])
     owns = pao and (master != "fp32" or fp8_scheme in (None, "delayed") or offload)

@@ -26,6 +26,7 @@ from bridge.sync.prediction import Prediction
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
+    from bridge.registry.config import MixedPrecisionConfig
     from bridge.sync.schedule import Phase
 
 
@@ -169,9 +170,7 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
     rows = run.get("precision_schedule")
     if rows is None:
         return ()
-    if prediction.precision is None:
-        remedy = "Name the recipe of the first phase with mixed_precision."
-        raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
+    own = first_phase(prediction.precision)
     train_iters = prediction.sections["train"].given("train_iters")
     if train_iters is None:
         rule = "a precision schedule needs the number of steps"
@@ -179,8 +178,15 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
     from bridge.sync.schedule import planned_phases  # few runs have one
 
     owners = [owner for owner in prediction.owners if owner.role in PRECISION_OWNERS]
-    own = get_mixed_precision_config(prediction.precision)
     return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
+
+
+def first_phase(precision: Any) -> MixedPrecisionConfig:
+    """Return the precision of a schedule's first phase; RunConfigError where the run names no recipe."""
+    if precision is None:
+        remedy = "Name the recipe of the first phase with mixed_precision."
+        raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
+    return get_mixed_precision_config(precision)
 
 
 def target_of(given: Target | str | Sequence[str] | None) -> Target:

@@ -134,6 +134,5 @@ def _shared(start: int, end: int, most: int) -> tuple[int, int]:
 
 
 def _spread(layers: range, size: int) -> list[int]:
-    """Return so many layers, evenly spread."""
     size = min(size, len(layers))
     return [layers[place * len(layers) // size] for place in range(size)] if size else []

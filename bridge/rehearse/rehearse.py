@@ -192,7 +192,6 @@ def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[
 
 
 def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
-    """Return what came of a launch."""
     one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
@@ -230,7 +229,6 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
 
 
 def _plan(small: SmallRun, one: Round) -> PrecisionPlan:
-    """Return the precision plan of the shrunk run in this layout."""
     precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
     model = {**small.sections["model"], **one.fields()}
     return precision_plan(

@@ -44,7 +44,6 @@ def _attention(run: Sections) -> int:
 
 
 def _heads(run: Sections) -> tuple[int, int]:
-    """Return the attention heads and the query groups."""
     heads, groups = run.shape.num_attention_heads, run.shape.num_query_groups
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     if run.shape.latent is not None or heads == groups:

@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionTypeError, RunConfigError
-from bridge.preflight.check import resolve_precision, target_of
+from bridge.errors import PrecisionTypeError
+from bridge.preflight.check import first_phase, resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 
 if TYPE_CHECKING:
@@ -230,14 +230,12 @@ def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig | None) -
     rows: Any = getattr(config, "precision_schedule", None)  # Megatron Bridge's container has none
     if rows is None:
         return None
-    if precision is None:
-        remedy = "Name the recipe of the first phase with mixed_precision."
-        raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
+    own = first_phase(precision)
     from bridge.sync.schedule import PrecisionSchedule  # few runs have one
 
     return PrecisionSchedule(
         rows.rows if isinstance(rows, PrecisionSchedule) else rows,
-        precision,
+        own,
         train_iters=config.train.train_iters,
         model=config.model,
         optimizer=config.optimizer,

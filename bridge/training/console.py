@@ -156,7 +156,6 @@ def show_summary(
 
 
 def _result_table(summary: RunSummary) -> RenderableType:
-    """Return the figures of a run as a table for the terminal."""
     is_old = summary.validation_step not in (None, summary.iteration)
     resumed = f" of {summary.iteration:,}" if summary.steps != summary.iteration else ""
     rows = [
@@ -175,7 +174,6 @@ def _result_table(summary: RunSummary) -> RenderableType:
 
 
 def _census_table(rows: tuple[CensusRow, ...]) -> RenderableType:
-    """Return the dtypes and sizes of the tensors as a table for the terminal."""
     columns = ("tensors", "dtype", Column(heading="MiB", number=True), "read from")
     lines = [(row.kind, row.dtype, f"{row.bytes / 2**20:.1f}", row.read_from) for row in rows]
     return table(columns, lines, title="Tensors of the run (first rank)")

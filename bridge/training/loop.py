@@ -296,7 +296,6 @@ def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
 
 
 def _save(run: Run, screen: Display) -> None:
-    """Write a checkpoint, if the run saves any."""
     folder = run.config.checkpoint.save
     if folder is not None:
         checksum = run.config.checkpoint.checksum
@@ -306,7 +305,6 @@ def _save(run: Run, screen: Display) -> None:
 
 
 def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
-    """Sum the run up."""
     timed = run.step_seconds[1:]
     return RunSummary(
         run_dir=run_dir,

@@ -242,7 +242,6 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
 
 
 def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
-    """Return the samples that the run trains on and is validated with."""
     train, model = config.train, config.model
     return build_splits(
         corpus,
@@ -274,7 +273,6 @@ def _resume(
 def _build_trainer(
     config: ConfigContainer, model: Any, process: Process, backend: Backend, phases: Sequence[Any]
 ) -> Trainer:
-    """Build the model from its adapted config, its optimizer and the schedule."""
     train = config.train
     chunks = build_gpt(model, config.ddp, process.device, seed=train.seed, backend=backend.name, phases=phases)
     optimizer = build_optimizer(config.optimizer, chunks)

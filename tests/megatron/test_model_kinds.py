@@ -4,7 +4,6 @@ import pytest
 
 from bridge.audit.compare import compare
 from bridge.audit.record import Record
-from bridge.plan.modules import modules_of
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.training.loop import RunSummary, pretrain
 from tests.training.grid import slow
@@ -51,8 +50,7 @@ def run_of(tmp_path, kind: dict, scheme: str | None, **more) -> tuple[RunSummary
 
 def parameters(plan: PrecisionPlan) -> int:
     """Return the parameters of the modules that a plan names."""
-    modules = [module for layer in plan.layers for module in modules_of(plan.shape, layer.label, layer.kind)]
-    return sum(module.parameters for module in modules)
+    return sum(planned.module.parameters for layer in plan.layers for planned in layer.modules)
 
 
 def mismatches(summary: RunSummary, plan: PrecisionPlan) -> list[str]:
@@ -76,7 +74,7 @@ def test_weights_are_stored_in_the_format_of_the_plan(kind, tmp_path):
         elements = sum(
             module.inputs * module.outputs * module.count
             for layer in plan.layers
-            for module in modules_of(plan.shape, layer.label, layer.kind)
+            for module in (planned.module for planned in layer.modules)
             if module.kind == "linear"
         )
         assert stored >= elements, scheme
