@@ -70,7 +70,7 @@ def tile_pass(spec: QuantSpec, columnwise: bool, scale: float, seed: int | None)
     )
 
 
-def draw_seed(generator: torch.Generator | None) -> int:
+def draw_seed(generator: torch.Generator | None = None) -> int:
     """Return 63 random bits from a generator, torch's default one without."""
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(0, 2**63 - 1, (), generator=generator, device=device).item())
@@ -83,10 +83,9 @@ def quantise(
     row: bool = True,
     col: bool = True,
     scale: torch.Tensor | float | None = None,
-    generator: torch.Generator | None = None,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> Quantised:
-    """Quantise a tensor, row-wise and column-wise.
+    """Quantise a tensor, row-wise and column-wise; stochastic rounding draws its seed from torch's default generator.
 
     Args:
         x: FP32, BF16 or FP16, at least one axis, any device and strides. Ragged edges make smaller tiles.
@@ -94,7 +93,6 @@ def quantise(
         row: make the row-wise copy.
         col: make the column-wise copy.
         scale: the stored factor of delayed scaling, one FP32 number; None computes it from x.
-        generator: where stochastic rounding draws its seed; None is torch's default generator.
         reduce_amax: returns the maximum of an amax over the ranks that hold parts of the tensor; None: x is the whole.
 
     Returns:
@@ -105,7 +103,7 @@ def quantise(
     """
     x_MK = as_matrix(x.detach())
     factor, amax = _factor(x_MK, spec, scale, reduce_amax)
-    found = _codes(x_MK, spec, False, factor, generator) if row or spec.copies_share_values else None
+    found = _codes(x_MK, spec, False, factor) if row or spec.copies_share_values else None
     if amax is None:
         amax = backend.amax(x_MK) if found is None else found.amax
     copies = _stored(found if row else None, spec, False, factor)
@@ -115,7 +113,7 @@ def quantise(
             if spec.hadamard:
                 amax_t = _amax(x_MK, reduce_amax, hadamard=True)
                 factor = tensor_scale(amax_t, spec)
-            found = _codes(x_MK, spec, True, factor, generator)
+            found = _codes(x_MK, spec, True, factor)
         copies_t = _stored(found, spec, True, factor)
         copies |= {f"{name}_t": tensor for name, tensor in copies_t.items()}
         copies["amax_t"] = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
@@ -146,10 +144,8 @@ def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, h
     return own if reduce_amax is None else reduce_amax(own)
 
 
-def _codes(
-    x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float, generator: torch.Generator | None
-) -> TileResult:
-    todo = tile_pass(spec, columnwise, scale, draw_seed(generator) if spec.stochastic else None)
+def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) -> TileResult:
+    todo = tile_pass(spec, columnwise, scale, draw_seed() if spec.stochastic else None)
     return backend.run(x_MK, replace(todo, codes=True))
 
 

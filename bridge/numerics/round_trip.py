@@ -55,14 +55,12 @@ class RoundTrip:
         return replace(self, **sums, largest_error=max(self.largest_error, other.largest_error))
 
 
-def round_trips(weights: Iterable[torch.Tensor], schemes: Iterable[str] = WHAT_IF) -> list[RoundTrip]:
-    """Return the changes of weights under each scheme through each form, all weights together.
+def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
+    """Return the changes of weights under each scheme of `WHAT_IF` through each form, all weights together.
 
-    Args:
-        weights: Matrices (N, K), FP32 or BF16, without NaN and infinity.
-        schemes: Schemes that compute their scales from the weight.
+    Weights are matrices (N, K), FP32 or BF16, without NaN and infinity.
     """
-    specs = {name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight") for name in schemes}
+    specs = {name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight") for name in WHAT_IF}
     sums = {(name, form): RoundTrip(scheme=name, form=form) for name in specs for form in FORMS}
     for weight_NK in weights:
         for name, spec in specs.items():

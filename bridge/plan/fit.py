@@ -202,7 +202,7 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
     except RunConfigError:
         return False
     tensor, groups, experts = parallel.tensor, shape.num_query_groups, shape.experts
-    over_tokens = parallel.context * (2 if parallel.context > 1 else 1) * (tensor if parallel.sequence_parallel else 1)
+    over_tokens = parallel.of_tokens * (2 if parallel.context > 1 else 1)
     crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not run.section("model")["overlap_p2p_comm"]
     return (
         shape.num_attention_heads % tensor == 0

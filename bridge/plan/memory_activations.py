@@ -23,9 +23,9 @@ from bridge.errors import RunConfigError
 from bridge.plan.memory_copies import element_bytes
 from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
 from bridge.rules.section import Section, read_section
-from bridge.rules.shape.model import Latent
+from bridge.rules.shape.model import Experts, Latent, StateSpace
 from bridge.rules.shape.parallel import Place
-from bridge.rules.shape.variants import Indexer
+from bridge.rules.shape.variants import DeltaNet, Indexer
 
 Parts = defaultdict[str, float]
 """Bytes of a layer by the part of it that can be recomputed."""
@@ -181,12 +181,12 @@ class _Counting:
         saved = {name: self._operand(names, name) for name in names}
         if "linear_proj" in names:
             self._attention(parts, saved)
-        if "delta_rule" in names:
-            self._delta_net(parts, saved)
-        elif "in_proj" in names:
-            self._mamba(parts, saved)
-        if "experts.linear_fc1" in names:
-            self._experts(parts, saved)
+        if "delta_rule" in names and self.shape.delta_net is not None:
+            self._delta_net(parts, saved, self.shape.delta_net)
+        elif "in_proj" in names and self.shape.state_space is not None:
+            self._mamba(parts, saved, self.shape.state_space)
+        if "experts.linear_fc1" in names and self.shape.experts is not None:
+            self._experts(parts, saved, self.shape.experts)
         elif "linear_fc1" in names:
             self._mlp(parts, saved)
         if "eh_proj" in names:
@@ -227,8 +227,10 @@ class _Counting:
         shape, tokens = self.shape, self.tokens
         heads = shape.num_attention_heads / self.tensor
         parts["base"] += self._norm() + self._dropout()
-        is_latent = "linear_kv_up_proj" in saved
-        out = self._latent(parts, saved, heads) if is_latent else self._grouped(parts, saved, heads)
+        if "linear_kv_up_proj" in saved and shape.latent is not None:
+            out = self._latent(parts, saved, heads, shape.latent)
+        else:
+            out = self._grouped(parts, saved, heads)
         parts["core_attn"] += tokens * heads * 4  # log of the softmax's sums
         parts["base"] += tokens * out * saved["linear_proj"]
         is_own = saved["linear_proj"] != self.element or (self.local and self.workload.widened_attention)
@@ -254,11 +256,8 @@ class _Counting:
             parts["base"] += self._norm(round(query), tokens) + self._norm(round(key), tokens)
         return query
 
-    def _latent(self, parts: Parts, saved: Mapping[str, float], heads: float) -> float:
+    def _latent(self, parts: Parts, saved: Mapping[str, float], heads: float, latent: Latent) -> float:
         shape, tokens = self.shape, self.tokens
-        latent = shape.latent
-        if latent is None:
-            return 0.0
         first = "linear_q_proj" if latent.q_lora_rank is None else "linear_q_down_proj"
         parts["layernorm"] += self.outside * shape.hidden_size * saved[first]
         compressed = (latent.q_lora_rank or 0) + latent.kv_lora_rank
@@ -303,11 +302,8 @@ class _Counting:
             return 0.0, ffn * self.element
         return (2 if self.shape.gated_linear_unit else 1) * ffn * self.element, ffn * operand
 
-    def _experts(self, parts: Parts, saved: Mapping[str, float]) -> None:
-        shape, experts = self.shape, self.shape.experts
-        if experts is None:
-            return
-        hidden, latent = shape.hidden_size, experts.latent_size
+    def _experts(self, parts: Parts, saved: Mapping[str, float], experts: Experts) -> None:
+        hidden, latent = self.shape.hidden_size, experts.latent_size
         parts["base"] += self._norm() + self._dropout()
         router = element_bytes(self.plan.settings.router or self.plan.settings.mode)
         parts["router"] += self.outside * (hidden * max(router, self.element) + experts.num_experts * 8)
@@ -323,24 +319,18 @@ class _Counting:
             parts["shared_experts"] += self.tokens * (wide + out)
             parts["shared_experts"] += self.outside * hidden * saved["shared_experts.linear_fc1"]
 
-    def _mamba(self, parts: Parts, saved: Mapping[str, float]) -> None:
-        space = self.shape.state_space
-        if space is None:
-            return
+    def _mamba(self, parts: Parts, saved: Mapping[str, float], space: StateSpace) -> None:
         parts["base"] += self._norm() + self._dropout()
         parts["layernorm"] += self.outside * self.shape.hidden_size * saved["in_proj"]
         scan = (space.projected + space.inner) / self.tensor * self.element
         parts["scan"] += self.tokens * (scan + space.inner / self.tensor * saved["out_proj"] + 4)
 
-    def _delta_net(self, parts: Parts, saved: Mapping[str, float]) -> None:
+    def _delta_net(self, parts: Parts, saved: Mapping[str, float], net: DeltaNet) -> None:
         """Count gated delta net: the projection, the convolution's input, and what the chunked kernel keeps.
 
         The kernel keeps queries and keys of every value head, values, a chunk's triangle per token and head, and the
         decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Estimated, not measured.
         """
-        net = self.shape.delta_net
-        if net is None:
-            return
         parts["base"] += self._norm() + self._dropout()
         parts["layernorm"] += self.outside * self.shape.hidden_size * saved["in_proj"]
         heads = net.num_value_heads

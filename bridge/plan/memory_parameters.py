@@ -104,26 +104,15 @@ class _Chunk:
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
         is_expert = module.is_expert and self.parallel.expert > 1
-        made = partial(
-            Parameter, layer=label, module=module.name, is_expert=is_expert, rows=1, storage=mode, computes=mode
-        )
+        made = partial(Parameter, layer=label, module=module.name, is_expert=is_expert)
+        vector = partial(made, rows=1, storage=mode, computes=mode)
         for name, length in module.vectors:
-            yield made(name=name, columns=length // ranks if module.split == "column" else length)
+            yield vector(name=name, columns=length // ranks if module.split == "column" else length)
         if outputs and module.kind == "norm":
-            yield made(name="weight", columns=outputs)
+            yield vector(name="weight", columns=outputs)
         elif outputs and module.kind != "attention":
             shares = shares_embedding and module.name != "position_embeddings"
-            yield Parameter(
-                layer=label,
-                module=module.name,
-                name="weight",
-                rows=outputs,
-                columns=inputs,
-                storage=storage,
-                computes=computes,
-                scheme=scheme,
-                is_expert=is_expert,
-                shares_embedding=shares,
-            )
+            matrix = partial(made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares)
+            yield matrix(storage=storage, computes=computes, scheme=scheme)
         if module.bias:
-            yield made(name="bias", columns=outputs)
+            yield vector(name="bias", columns=outputs)

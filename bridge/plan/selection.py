@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from bridge.errors import close_matches
 from bridge.precision.matchers import recipe_of
 from bridge.precision.module_schemes import row_matchers
+from bridge.rules.shape.parallel import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.precision.matchers import Matcher, Matchers
-    from bridge.rules.shape.parallel import Parallel
 
 UNREAD = ("embedding", "router", "norm", "head")
 OTHER_STAGES = (1, 2, 4, 8)
@@ -205,17 +205,8 @@ def _elsewhere(plan: PrecisionPlan, here: ModuleSelection) -> list[Elsewhere]:
     others = [size for size in OTHER_STAGES if (size > 1) == is_single and plan.shape.num_layers % size == 0]
     if not others:
         return []
-    layout = replace(
-        plan.parallel,
-        pipeline=others[0],
-        virtual=1,
-        layout=None,
-        first_stage_layers=None,
-        last_stage_layers=None,
-        embedding_counts=False,
-        loss_counts=False,
-    )
-    there = _selection(plan.settings.recipes, _modules(plan, layout), plan.shape.num_layers, is_foreign=True)
+    modules = _modules(plan, Parallel(pipeline=others[0]))
+    there = _selection(plan.settings.recipes, modules, plan.shape.num_layers, is_foreign=True)
     return [
         Elsewhere(row=mine, stages=others[0], there=other.numbers)
         for mine, other in zip(here.rows, there.rows, strict=True)

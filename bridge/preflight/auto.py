@@ -129,13 +129,9 @@ def count_parameters(model: Any) -> int | None:
         shape = ModelShape.of(model)
     except RunConfigError:
         return None
-    modules = [module for kind in shape.kinds for module in layer_modules(shape, kind)]
-    modules += embedding_modules(shape)
-    modules += [
-        module
-        for module in output_modules(shape)
-        if not (shape.share_embeddings_and_output_weights and module.kind == "head")
-    ]
+    norm, head = output_modules(shape)
+    modules = [*embedding_modules(shape), norm, *([] if shape.share_embeddings_and_output_weights else [head])]
+    modules += [module for kind in shape.kinds for module in layer_modules(shape, kind)]
     return sum(module.parameters for module in modules)
 
 

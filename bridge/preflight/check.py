@@ -82,8 +82,7 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
     reasons = silenced or {}
     refuse_unknown(reasons)
     found = ask(RULES, setup)
-    if found:
-        found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
+    found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
     return Report(
         findings=tuple(finding for finding in found if finding.id not in reasons),
         silenced=tuple(replace(finding, silenced=reasons[finding.id]) for finding in found if finding.id in reasons),

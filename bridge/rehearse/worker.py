@@ -23,6 +23,7 @@ from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError
 from bridge.front.decode import container
 from bridge.front.loader import run_of
 from bridge.front.problems import GivenRun
+from bridge.plan.fit import SIZES
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
@@ -30,13 +31,6 @@ from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.own_run.refusals import class_defaults, unhonoured
 
-LAYOUT_FIELDS = {
-    "model.tensor_model_parallel_size": "tensor",
-    "model.pipeline_model_parallel_size": "pipeline",
-    "model.context_parallel_size": "context",
-    "model.expert_model_parallel_size": "expert",
-}
-"""Field that a run here may not honour -> the kind of parallelism that is left out then."""
 ANOTHER_MODEL = frozenset(
     f"model.{name}"
     for name in (
@@ -77,7 +71,7 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         if entry["field"] in ANOTHER_MODEL:
             rule = f"a rehearsal without it would be one of another model ({entry['reason']})"
             raise RunConfigError.of(entry["field"], rule, entry["value"], "Use `precision-bridge check` for this run.")
-    gone = [kind for path, kind in LAYOUT_FIELDS.items() if path in {entry["field"] for entry in left_out}]
+    gone = [kind for kind, path in SIZES.items() if path in {entry["field"] for entry in left_out}]
     for name in IN_EVERY_RANK:
         import_module(name)
     launches: list[Plan] = []
