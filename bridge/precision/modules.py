@@ -99,11 +99,9 @@ class ModuleRow:
         return f"decoder.{self.select[self.select.index('layers.') :]}"
 
     def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
-        """Return `select` for a model of some layers of this one; None where the row names none of them.
+        """Return `select` for a model of some layers of this one, from 0; None where the row names none of them.
 
-        Args:
-            layers: The numbers of these layers here, from 0, in their order there.
-            num_layers: Layers of this model, which negative numbers count from.
+        Negative numbers count from the `num_layers` of this model.
         """
         if not self.names_layers:
             return self.select or {"module": self.module}

@@ -8,6 +8,8 @@ from typing import Any
 
 from bridge.rules.shape.parallel import Parallel
 
+KINDS = ("tensor", "pipeline", "data", "expert", "context")
+"""As `Parallel` has them."""
 TWO = 2
 """Ranks of each kind."""
 
@@ -17,7 +19,7 @@ class Round:
     """One launch, or a whole run: the kinds of parallelism that it has, each at size 2."""
 
     kinds: tuple[str, ...] = ()
-    """Of tensor, pipeline, data, expert and context."""
+    """Some of `KINDS`."""
     sequence_parallel: bool = False
     virtual: int = 1
     """Model chunks of a pipeline stage."""
@@ -28,15 +30,8 @@ class Round:
     @classmethod
     def of(cls, parallel: Parallel, *, is_sharded: bool) -> Round:
         """Return all kinds of a run's layout."""
-        sizes = {
-            "tensor": parallel.tensor,
-            "pipeline": parallel.pipeline,
-            "data": max(parallel.data, TWO if is_sharded else 1),
-            "expert": parallel.expert,
-            "context": parallel.context,
-        }
         return cls(
-            kinds=tuple(kind for kind, size in sizes.items() if size > 1),
+            kinds=tuple(kind for kind in KINDS if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded)),
             sequence_parallel=parallel.sequence_parallel,
             virtual=min(parallel.virtual, TWO),
             expert_tensor=min(parallel.expert_tensor, TWO),
@@ -47,14 +42,9 @@ class Round:
         return TWO if kind in self.kinds else 1
 
     @property
-    def data(self) -> int:
-        """Data-parallel replicas."""
-        return self.size("data")
-
-    @property
     def processes(self) -> int:
         """Processes of the launch; experts are spread over ranks that are there already."""
-        return self.size("tensor") * self.size("pipeline") * self.size("context") * self.data
+        return self.size("tensor") * self.size("pipeline") * self.size("context") * self.size("data")
 
     def fields(self) -> dict[str, Any]:
         """Return the model fields of the layout."""

@@ -80,14 +80,7 @@ class Sections:
         self.changes.append(Change(field=path, before=before, after=after, reason=reason))
 
     def fitted(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
-        """Return a width near `wanted` that a rank holds a part of as it does of `size`.
-
-        Args:
-            size: The width in the run.
-            wanted: The width that keeps the ratio.
-            ranks: Ranks of the run that share it.
-            small_ranks: Ranks of the rehearsal that do.
-        """
+        """Return a width near `wanted` that one of `small_ranks` holds a part of as one of `ranks` does of `size`."""
         if size % ranks:
             return small_ranks * self.unit + 1
         common = gcd(size // ranks, self.unit)

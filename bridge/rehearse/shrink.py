@@ -66,14 +66,10 @@ def shrink(
     processes: int = 4,
     max_layers: int = 8,
 ) -> SmallRun:
-    """Return a run made small.
+    """Return a run made small, in launches of at most so many processes.
 
-    Args:
-        sections: model, optimizer, ddp and train with Megatron's field names.
-        precision: The precision that is written into them.
-        gpus: GPUs of the run; None: the least that its parallel sizes need.
-        processes: The most processes of one launch.
-        max_layers: The most layers, where first and last layers and the pipeline do not need more.
+    Without a number of GPUs they are the least that the parallel sizes need. There are more than `max_layers` where
+    first and last layers and the pipeline need more.
 
     Raises:
         RunConfigError: No such model can be built, its layers cannot be planned, or some of them do not run on a CPU.

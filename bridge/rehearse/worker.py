@@ -246,7 +246,7 @@ def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:
     """Return the sections of a launch: its layout, its batch and its checkpoints; a step more than is resumed from."""
     held = plan["sections"]
     sizes = {name: value for name, value in one.fields().items() if value is not None}
-    batch = held["train"]["micro_batch_size"] * one.data * (4 if "pipeline" in one.kinds else 2)
+    batch = held["train"]["micro_batch_size"] * one.size("data") * (4 if "pipeline" in one.kinds else 2)
     return {
         **held,
         "model": {**held["model"], **sizes},
