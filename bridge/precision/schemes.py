@@ -13,7 +13,7 @@ rounding of the same tensor.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 Tile = tuple[int, int]
@@ -127,19 +127,37 @@ class Scheme:
 _DPA = {"fp8_dpa": "fp8_dot_product_attention"}
 _TE = "Transformer Engine 2.20 common/recipe/__init__.py, pytorch/quantization.py, common/gemm/cublaslt_gemm.cu"
 
+_TENSORWISE = Scheme(
+    name="tensorwise",
+    family="fp8",
+    title="per-tensor current scaling",
+    formats=("e4m3", "hybrid"),
+    operands=_operands(WHOLE, WHOLE, WHOLE),
+    scale_format="fp32",
+    split_accumulator=(False, True, True),
+    alignment=(16, 16, 16),
+    min_compute_capability=(8, 9),
+    min_cuda="12.1",
+    min_transformer_engine="2.2",
+    te_class="Float8CurrentScaling",
+    te_keywords=_DPA,
+    source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe; {_TE}",
+)
+_CUSTOM = Scheme(
+    name="custom",
+    family="fp8",
+    title="a quantizer factory of the team's own",
+    formats=("e4m3", "hybrid"),
+    min_transformer_engine="2.9",
+    source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe",
+)
+
 SCHEMES = (
-    Scheme(
+    replace(
+        _TENSORWISE,
         name="delayed",
-        family="fp8",
         title="per-tensor delayed scaling",
-        formats=("e4m3", "hybrid"),
         first_last_layers_bf16=False,
-        operands=_operands(WHOLE, WHOLE, WHOLE),
-        scale_format="fp32",
-        split_accumulator=(False, True, True),
-        alignment=(16, 16, 16),
-        min_compute_capability=(8, 9),
-        min_cuda="12.1",
         min_transformer_engine="1.0",
         te_class="DelayedScaling",
         te_keywords={
@@ -151,22 +169,7 @@ SCHEMES = (
         },
         source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe, transformer_config.__post_init__; {_TE}",
     ),
-    Scheme(
-        name="tensorwise",
-        family="fp8",
-        title="per-tensor current scaling",
-        formats=("e4m3", "hybrid"),
-        operands=_operands(WHOLE, WHOLE, WHOLE),
-        scale_format="fp32",
-        split_accumulator=(False, True, True),
-        alignment=(16, 16, 16),
-        min_compute_capability=(8, 9),
-        min_cuda="12.1",
-        min_transformer_engine="2.2",
-        te_class="Float8CurrentScaling",
-        te_keywords=_DPA,
-        source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe; {_TE}",
-    ),
+    _TENSORWISE,
     Scheme(
         name="blockwise",
         family="fp8",
@@ -201,14 +204,7 @@ SCHEMES = (
         te_keywords=_DPA,
         source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638; " + _TE,
     ),
-    Scheme(
-        name="custom",
-        family="fp8",
-        title="a quantizer factory of the team's own",
-        formats=("e4m3", "hybrid"),
-        min_transformer_engine="2.9",
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe",
-    ),
+    _CUSTOM,
     Scheme(
         name="nvfp4",
         family="fp4",
@@ -230,14 +226,7 @@ SCHEMES = (
         te_keywords=_DPA,
         source=f"megatron-core 0.16.1 fp4_utils.get_fp4_recipe; {_TE}",
     ),
-    Scheme(
-        name="custom",
-        family="fp4",
-        title="a quantizer factory of the team's own",
-        formats=("e2m1",),
-        min_transformer_engine="2.9",
-        source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe",
-    ),
+    replace(_CUSTOM, family="fp4", formats=("e2m1",), source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe"),
 )
 
 FP8_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp8"}
