@@ -173,8 +173,7 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
         if is_measured:
             metrics.add_quantisation(run.telemetry.of_all_stages(run.iteration))
         screen.stepped(run.iteration)
-        _require_finite(run, result, metrics)
-        _require_updates(run, result, metrics)
+        _require_sound(run, result, metrics)
         if result.stop and not run.is_done:
             run.stop_signal = result.stop
         ends = run.is_over or audit.failure is not None
@@ -235,35 +234,27 @@ def _is_measured(run: Run) -> bool:
     return bool(interval) and (step % interval == 0 or step == run.config.train.train_iters)
 
 
-def _require_finite(run: Run, result: StepResult, metrics: Metrics) -> None:
-    """End the run at a loss that is not finite, where the config asks for it."""
-    if not run.config.train.check_for_nan_in_loss or math.isfinite(result.loss):
-        return
-    metrics.add(run.record(result))
-    raise TrainingError(
-        f"train.check_for_nan_in_loss: the loss must be finite, got {result.loss} at step {run.iteration} (loss scale "
-        f"{result.loss_scale:g}, learning rate {result.learning_rate:.2e}). Lower optimizer.lr, or choose a recipe "
-        "with a wider range."
-    )
-
-
-def _require_updates(run: Run, result: StepResult, metrics: Metrics) -> None:
-    """End a run whose weights no longer change, or hold NaN or Inf already."""
-    is_lost = not math.isfinite(result.loss) and not run.trainer.has_finite_state()
-    if not is_lost and run.stuck_in_a_row < MAX_STUCK_STEPS:
-        return
-    metrics.add(run.record(result))
-    facts = f"loss {result.loss:g}, loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
-    if is_lost:
-        raise TrainingError(
-            f"optimizer: the weights must be finite, got NaN or Inf at step {run.iteration} ({facts}). Lower "
-            "optimizer.lr, or choose a recipe with a wider range."
+def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
+    """End a run whose loss or weights are not finite, or whose weights no longer change."""
+    is_finite = math.isfinite(result.loss)
+    facts = f"loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
+    wider = "Lower optimizer.lr, or choose a recipe with a wider range."
+    if run.config.train.check_for_nan_in_loss and not is_finite:
+        rule = f"the loss must be finite, got {result.loss} at step {run.iteration} ({facts})"
+        message = f"train.check_for_nan_in_loss: {rule}. {wider}"
+    elif not is_finite and not run.trainer.has_finite_state():
+        rule = f"the weights must be finite, got NaN or Inf at step {run.iteration} (loss {result.loss:g}, {facts})"
+        message = f"optimizer: {rule}. {wider}"
+    elif run.stuck_in_a_row >= MAX_STUCK_STEPS:
+        message = (
+            f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps in a row, the last one "
+            f"step {run.iteration} (loss {result.loss:g}, {facts}). These steps changed no weight, and no lower loss "
+            "scale is left. Lower optimizer.lr, look at the data of these steps, or choose a recipe with a wider range."
         )
-    raise TrainingError(
-        f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps in a row, the last one "
-        f"step {run.iteration} ({facts}). These steps changed no weight, and no lower loss scale is left. Lower "
-        "optimizer.lr, look at the data of these steps, or choose a recipe with a wider range."
-    )
+    else:
+        return
+    metrics.add(run.record(result))
+    raise TrainingError(message)
 
 
 def _failure(run: Run) -> str | None:
