@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
     from bridge.preflight.check import Report
+    from bridge.rules.rule import RuleFinding
     from bridge.sync.prediction import Prediction
     from bridge.sync.schedule import Phase
 
@@ -137,9 +138,34 @@ def report_of(run: RunValues, prediction: Prediction | None = None, **options: A
     )
 
 
+def decisive_findings(run: RunValues) -> list[RuleFinding]:
+    """Return the findings of the check that every answer about a run has: errors, and those of overrides."""
+    from bridge.precision.statements import COMMAND_LINE
+
+    return [one for one in report_of(run).findings if one.severity == "error" or one.where == COMMAND_LINE]
+
+
 def print_answer(run: RunValues, content: Mapping[str, Any]) -> None:
     """Print an answer about a run as JSON, with what has to be said of its file and its release."""
     print_json({**content, "read": run.reading.to_dict()})
+
+
+def print_planned(run: RunValues, content: Mapping[str, Any]) -> None:
+    """Print an answer that foresees a run as JSON, with the decisive findings of its check too."""
+    from bridge.report.findings import finding_dict
+
+    print_answer(run, {**content, "check": [finding_dict(one) for one in decisive_findings(run)]})
+
+
+def show_planned(run: RunValues, shown: Collection[str] = ()) -> None:
+    """Print the decisive findings of a run's check, and what has to be said of its file, a sentence on each line.
+
+    Findings of the rules `shown` stand in the answer already.
+    """
+    for one in decisive_findings(run):
+        if one.id not in shown:
+            print(f"  {one.severity} {one.id} {one}")
+    show_reading(run)
 
 
 def show_reading(run: RunValues) -> None:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, planned_run, print_answer, read_run, report_of, show_reading
+from bridge.cli.arguments import add_run_command, planned_run, print_planned, read_run, report_of, show_planned
 
 if TYPE_CHECKING:
     import argparse
@@ -38,14 +38,14 @@ def _memory(chosen: argparse.Namespace) -> None:
     if chosen.json:
         content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
         fitting = {"fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else {}
-        print_answer(values, {**content, **fitting})
+        print_planned(values, {**content, **fitting})
         return
     from bridge.report.plan_table import fit_table, memory_table
     from bridge.report.table import show  # rich is heavy
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
-    show_reading(values)
+    show_planned(values)
     if chosen.fit:
         sys.stdout.flush()  # the search takes a while
         show(fit_table(fit(run, is_sound=_soundness(values, run))))

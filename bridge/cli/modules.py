@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, print_answer, read_run, report_of, show_reading, write_file
+from bridge.cli.arguments import add_run_command, plan_of, print_planned, read_run, report_of, show_planned, write_file
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
@@ -77,14 +77,14 @@ def _modules(chosen: argparse.Namespace) -> int:
     if chosen.json:
         from bridge.report.module_table import selection_dict
 
-        print_answer(run, {"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
+        print_planned(run, {"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
     else:
         from bridge.report.module_table import module_table
         from bridge.report.table import show  # rich is heavy
 
         scheme = plan.settings.scheme or plan.settings.mode
         show(module_table(found, findings, layout=_layout(plan), run=scheme, mode=plan.settings.mode))
-        show_reading(run)
+        show_planned(run, shown=IDS)
     return 2 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -115,9 +115,9 @@ def _list(run: RunValues, plan: PrecisionPlan, *, as_json: bool) -> None:
     """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
     names = [module.path for module in plan.selection.left]
     if as_json:
-        print_answer(run, {"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
+        print_planned(run, {"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
         return
     print(f"{plan.label}: nothing is chosen per module. The linear layers, layers counted from 0:")
     for name in names:
         print(f"  {name}")
-    show_reading(run)
+    show_planned(run)

@@ -12,10 +12,10 @@ from bridge.cli.arguments import (
     later_plans,
     plan_of,
     planned_run,
-    print_answer,
     print_json,
+    print_planned,
     read_run,
-    show_reading,
+    show_planned,
     unwritable,
 )
 from bridge.errors import RunConfigError
@@ -57,7 +57,7 @@ def _plan(chosen: argparse.Namespace) -> None:
             {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": other.to_dict()}
             for phase, other in later
         ]
-        print_answer(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
+        print_planned(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
         return
     from bridge.report.plan_table import difference_table, plan_csv, plan_table
     from bridge.report.table import show  # rich is heavy
@@ -68,7 +68,7 @@ def _plan(chosen: argparse.Namespace) -> None:
         show(plan_table(plan))
         for phase, planned in later:
             show(difference_table(plan.label, str(phase), plan.diff(planned)))
-        show_reading(run)
+        show_planned(run)
 
 
 def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> None:
@@ -102,10 +102,10 @@ def _align(chosen: argparse.Namespace) -> None:
     this = planned_run(run)
     report = align_report(this.plan, this.workload)
     if chosen.json:
-        print_answer(run, report.to_dict())
+        print_planned(run, report.to_dict())
         return
     from bridge.report.plan_table import align_table
     from bridge.report.table import show  # rich is heavy
 
     show(align_table(report))
-    show_reading(run)
+    show_planned(run)

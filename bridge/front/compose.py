@@ -40,7 +40,6 @@ from bridge.errors import RunConfigError
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.overrides import as_hydra_reads, parsed_overrides, recipe_sources, warn_of_recipes
 from bridge.front.problems import (
-    COMMAND_LINE,
     KEYS,
     OWNERS,
     PRECISION,
@@ -52,6 +51,7 @@ from bridge.front.problems import (
     Problems,
     leaves,
 )
+from bridge.precision.statements import COMMAND_LINE
 from bridge.precision.strict_yaml import require_bounded
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 

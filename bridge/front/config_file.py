@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.front.files.kinds import MAPPINGS, read_file, started
 from bridge.front.files.reading import FileReading
 from bridge.front.overrides import parsed_overrides, recipe_sources, warn_of_recipes
-from bridge.front.problems import COMMAND_LINE, KEYS, PRECISION, RECIPES, Origins, Problems, leaves
+from bridge.front.problems import KEYS, PRECISION, RECIPES, Origins, Problems, leaves
+from bridge.precision.statements import COMMAND_LINE
 from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 

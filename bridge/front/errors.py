@@ -16,7 +16,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
-from bridge.front.problems import COMMAND_LINE, KEYS, PRECISION
+from bridge.front.problems import KEYS, PRECISION
+from bridge.precision.statements import COMMAND_LINE
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from bridge.front.files.kinds import file_in, refuse_without_sizes
 from bridge.front.files.reading import FileReading
 from bridge.front.problems import (
     MADE_BY,
-    OWNERS,
     PRECISION,
     RUN_KEYS,
     SECTIONS,
@@ -156,7 +155,10 @@ def load_run(
 
 
 def _require_strict(run: RunValues) -> None:
-    """Refuse misspelt fields of Megatron's, a model without sizes, and a precision that can never be right."""
+    """Refuse wrong types, misspelt fields of Megatron's, no sizes, and a precision that can never be right."""
+    for key in ROLES:
+        for wrong in read_section(key, run.section(key)).malformed:
+            run.problems.add(wrong.path, wrong.why, wrong.value, "Correct it")
     _refuse_misspelt(run)
     refuse_without_sizes(run.reading, run.model, run.name)
     run.problems.raise_any()
@@ -349,10 +351,8 @@ def shipped_folder() -> Path:
 
 def _refuse_misspelt(run: RunValues) -> None:
     """Refuse fields that resemble one of Megatron's; a model provider's own fields resemble none."""
-    for key in OWNERS:
+    for key in NAMES:
         section = run.section(key)
-        if key not in NAMES:
-            continue
         for name in read_section(key, section).unknown:
             near = nearest_fields(key, name)
             if near:

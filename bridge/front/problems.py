@@ -30,7 +30,6 @@ OWNERS = ("model", "optimizer", "ddp")
 RUN_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
 """Keys of a run that are no sections."""
 KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
-COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ from bridge.precision.fields import StatedField, default_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+COMMAND_LINE = "command line"
+"""The source of a value that the command line states."""
 _KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
 
 

@@ -46,12 +46,13 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
         "gradients": report.flow,
         "verdict": report.verdict,
         "exit_code": report.exit_code(strict=strict),
-        "findings": [_row(finding) for finding in report.findings],
-        "silenced": [_row(finding) for finding in report.silenced],
+        "findings": [finding_dict(finding) for finding in report.findings],
+        "silenced": [finding_dict(finding) for finding in report.silenced],
     }
 
 
-def _row(finding: RuleFinding) -> dict[str, Any]:
+def finding_dict(finding: RuleFinding) -> dict[str, Any]:
+    """Return a finding as plain data."""
     row = {name: getattr(finding, name) for name in _FIELDS} | {"value": plain(finding.value)}
     row["remedies"] = list(finding.remedies)
     return row | ({"silenced": finding.silenced} if finding.silenced is not None else {})

@@ -15,6 +15,7 @@ from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.interop.megatron_lm.flags import BY_NAME
+from bridge.precision.statements import COMMAND_LINE
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.sync.report import SyncReport, SyncRow
@@ -22,7 +23,6 @@ from bridge.sync.synchroniser import megatron_version
 from bridge.trainers.exported import exported
 
 OPTION = "--mixed-precision-recipe"
-COMMAND_LINE = "command line"
 
 
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -267,3 +267,25 @@ def test_plans_are_made_without_torch_and_megatron():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[] 0\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "memory", "align", "modules"])
+def test_an_answer_names_each_override_that_the_recipe_replaces_and_each_error_of_the_check(command, capsys):
+    words = [command, CURRENT, *CONF, "model.fp8=null", "model.tensor_model_parallel_size=3"]
+    assert main(words) == 0 or command == "modules"
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "  warning PB123 model.fp8: the recipe states 'hybrid' and wins over the owner's own value, got None (command "
+        "line). State mixed_precision.fp8=None to keep it; or drop it to go with the recipe."
+    ) in lines
+    (indivisible,) = (line for line in lines if line.startswith("  error PB408 model.num_attention_heads: "))
+    assert "does not divide by TP 3: each rank has to get the same part" in indivisible
+    main([*words, "--json"])
+    found = {(one["id"], one["path"]) for one in json.loads(capsys.readouterr().out)["check"]}
+    assert {("PB123", "model.fp8"), ("PB408", "model.num_attention_heads")} <= found
+
+
+def test_a_value_of_a_wrong_type_is_refused_whatever_the_recipe_makes_of_it(capsys):
+    assert main(["plan", CURRENT, *CONF, "ddp.grad_reduce_in_fp32=maybe"]) == 2
+    sentence = "ddp.grad_reduce_in_fp32: must be true or false, got 'maybe' (command line). Correct it.\n"
+    assert capsys.readouterr().err == sentence

@@ -5,6 +5,7 @@ import functools
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import NAMES, PAIRS
 from bridge.rules.rule import Rule, Violation, no_effect, violations
@@ -45,18 +46,22 @@ def _disagreeing(run: RuleContext) -> list[Violation]:
 
 
 def _replaced(run: RuleContext) -> list[Violation]:
-    """Return the values of owners that the recipe's win over."""
+    """Return the values of owners that the recipe's win over, and every other one that the command line states."""
     found = []
     for row in run.rows:
-        if row.verdict != "override" or not row.replaces_own:
+        is_asked = row.changes and run.where(f"{row.owner}.{row.attribute}") == COMMAND_LINE
+        if not is_asked and (row.verdict != "override" or not row.replaces_own):
             continue
+        recipe = f"the recipe states {row.new!r}"
+        if row.verdict not in ("override", "set"):
+            recipe = f"the recipe makes it {row.new!r} ({row.why})"
         stated = f"state mixed_precision.{row.field}={row.old} to keep it"
         if row.field == "modules":
             stated = "drop mixed_precision.modules to keep it"
-        elif row.field in MODES:
+        elif row.field in MODES and row.old:
             stated = f"choose a recipe whose mode is {row.field}"
         keep = "call synchronize(on_conflict='keep')" if row.can_be_kept else ""
-        words = {"new": row.new, "stated": stated, "keep": keep}
+        words = {"recipe": recipe, "stated": stated, "keep": keep}
         found.append(Violation(f"{row.owner}.{row.attribute}", value=row.old, words=words))
     return found
 
@@ -166,7 +171,7 @@ RULES = (
         severity="warning",
         needs="owners",
         when=_replaced,
-        message="the recipe states {new!r} and wins over the owner's own value",
+        message="{recipe} and wins over the owner's own value",
         remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
     ),
