@@ -52,7 +52,7 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     if file is None or found is None:
         why = f"the script changes it on line {file.line}" if file is not None and file.text is None else ""
         return _unread(option, why, mode, builder)
-    values, open_ = found[0], {key: run.launch.unknowns.shown(value) for key, value in found[1].items() if is_read(key)}
+    values, open_ = found[0], {key: value for key, value in found[1].items() if is_read(key)}
     switch = next((key for key in open_ if key.endswith("enabled")), "")
     if switch:
         return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)

@@ -43,7 +43,8 @@ def test_json_has_source_semantics_config_payload_and_losses(capsys) -> None:
 
 def test_several_runs_are_all_in_the_json(capsys) -> None:
     told = as_json(capsys, SAMPLES / "several.sh", "--to", "recipe")
-    assert [run["source"]["recipe"] for run in told["runs"]][:2] == ["fp16_mixed", "bf16_mixed"]
+    assert [run["source"]["recipe"] for run in told["runs"]] == ["fp16_mixed", None, None, None]
+    assert told["runs"][1]["decided_by"] == "--$dtype, which only the run knows,"
     assert told["config"] == told["runs"][0]["config"]
 
 

@@ -101,10 +101,15 @@ def test_a_setting_that_only_the_run_decides_is_left_open() -> None:
 
 
 def test_the_file_that_was_written_last_counts() -> None:
-    echoed = 'echo \'{"fp16": {"enabled": true, "loss_scale": 128}}\' > ds.json'
-    assert only(f"{written(BLOCK)}{echoed}\n{RUN} --deepspeed_config ds.json").config.loss_scale == 128
-    appended = f"{echoed}\necho '{{}}' >> ds.json"
-    assert reasons(only(f"{appended}\n{RUN} --deepspeed_config ds.json"), "--deepspeed_config") == ["unsupported"]
+    last = written('"fp16": {"enabled": true, "loss_scale": 128}')
+    assert only(f"{written(BLOCK)}{last}{RUN} --deepspeed_config ds.json").config.loss_scale == 128
+    for change in ("echo '{}' > ds.json", "echo '{}' >> ds.json", "cat >> ds.json <<EOT\n,\nEOT"):
+        (loss,) = [
+            loss
+            for loss in only(f"{written(BLOCK)}{change}\n{RUN} --deepspeed_config ds.json").unmapped
+            if loss.field == "--deepspeed_config"
+        ]
+        assert loss.detail.endswith("the script changes it on line 4")
 
 
 def test_each_way_has_its_own_file() -> None:

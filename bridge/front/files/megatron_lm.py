@@ -27,7 +27,6 @@ from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.systems import is_megatron
-from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_deepspeed import is_engine
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
@@ -161,7 +160,7 @@ def _groups(whole: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
 
 def _of_launch(launch: Launch, text: str) -> _Run:
     (known,) = runs_of(launch)
-    variables = {name: value for name, value in launch.environment.items() if not is_unknown(value)}
+    variables = {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
     files = tuple(note for note in launch.notes if note.startswith("source "))
     return _Run(
         arguments=arguments_of_launch(launch),

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import WrongValueError
-from bridge.interop.launch.variables import is_unknown
+from bridge.interop.launch.word import Word, joined
 from bridge.interop.megatron_lm.flags import BY_NAME, SWITCH, dest
 from bridge.precision.fields import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
@@ -122,11 +122,11 @@ class Arguments:
     def set(self, name: str, value: Any) -> None:
         """Set an argument by the name that Megatron-LM's code has for it."""
         self.unread.pop(name, None)
-        if isinstance(value, str) and (is_unknown(value) or VARIABLE.search(value)):
+        if isinstance(value, str) and ((isinstance(value, Word) and value.is_unknown) or VARIABLE.search(value)):
             self.values.pop(name, None)
-            self.unread[name] = value
+            self.unread[name] = str(value)
         else:
-            self.values[name] = value
+            self.values[name] = str(value) if isinstance(value, Word) else value
 
     def on(self, name: str) -> bool:
         """Return whether a switch is on."""
@@ -139,15 +139,14 @@ def arguments_of_launch(launch: Launch) -> Arguments:
     for place, word in enumerate(words):
         if not word.startswith("--"):
             continue
-        name, equals, value = word.partition("=")
+        name, value = word.option()
         following = list(takewhile(lambda word: not word.startswith("--"), words[place + 1 :]))
-        if equals:
+        if value is not None:
             made.take(dest(name), value)
         elif not following or _is_switch(name):
             made.take(dest(name), value=True)
         else:
-            made.take(dest(name), " ".join(following) if dest(name) in LISTS else following[0])
-    made.unread = {name: launch.unknowns.shown(value) for name, value in made.unread.items()}
+            made.take(dest(name), joined(following) if dest(name) in LISTS else following[0])
     return made
 
 

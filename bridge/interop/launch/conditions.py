@@ -1,54 +1,74 @@
-"""The words of a test: what `[ ... ]` and `[[ ... ]]` say as far as the script decides it."""
+"""`Test`: the answer of a condition with nothing set, and what it depends on."""
 
 from __future__ import annotations
 
 import operator
 import re
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.interop.launch.variables import is_unknown
+from bridge.interop.launch.word import Word
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from collections.abc import Sequence
 
 EQUALITY = frozenset({"=", "==", "!="})
 NUMERIC = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 INTEGER = re.compile(r"\s*-?\d{1,18}\s*")
+JOINTS = ({"||", "-o"}, True), ({"&&", "-a"}, False)
 
 
-def is_arithmetic(node: Node) -> bool:
-    """Return whether a node is `(( ... ))`."""
-    return node.type == "compound_statement" and node.children[0].type == "(("
+class Test(NamedTuple):
+    """The answer of a condition."""
+
+    holds: bool
+    """With nothing set, and with the defaults of the script."""
+    is_open: bool = True
+    """Only the run decides it."""
+    defaults: tuple[str, ...] = ()
+    """Variables that nothing sets, and whose defaults decide here."""
+    equal: tuple[str, str] | None = None
+    """A variable that nothing sets, and the value that it is compared with."""
+
+    @classmethod
+    def of(cls, words: Sequence[Word], answer: bool | None, equal: tuple[str, str] | None = None) -> Test:
+        """Return the answer of a comparison of words; None: it is not one that is known here."""
+        is_open = answer is None or any(word.is_unknown for word in words)
+        return cls(bool(answer), is_open, tuple(name for word in words for name in word.defaults), equal)
+
+    def joined(self, other: Test, *, is_or: bool) -> Test:
+        """Return what two conditions say together."""
+        sides = (self, other)
+        holds = any(side.holds for side in sides) if is_or else all(side.holds for side in sides)
+        is_decided = any(side.holds is is_or and not side.is_open for side in sides)
+        is_open = any(side.is_open for side in sides) and not is_decided
+        return Test(holds, is_open, self.defaults + other.defaults)
 
 
-def is_test(node: Node) -> bool:
-    """Return whether a command is a test, or several of them joined."""
-    if node.type == "list":
-        return is_test(node.children[0]) and is_test(node.children[-1])
-    return node.type in ("test_command", "negated_command") or is_arithmetic(node)
-
-
-def either(strong: bool, *sides: bool | None) -> bool | None:
-    """Return what two sides of `||` (`strong` is True) or `&&` (False) say together."""
-    if strong in sides:
-        return strong
-    return None if None in sides else not strong
-
-
-def decided(words: list[str], *, double: bool) -> bool | None:
-    """Return what the words inside `[ ... ]` or, with `double`, `[[ ... ]]` say; None where only the run decides."""
-    for joint, strong in ((("||", "-o"), True), (("&&", "-a"), False)):
-        for word in joint:
-            if word in words[1:-1]:
-                place = words.index(word, 1)
-                return either(strong, *(decided(side, double=double) for side in (words[:place], words[place + 1 :])))
+def answer(words: list[Word], *, is_double: bool) -> Test:
+    """Return what the words inside `[ ... ]` or, where `is_double`, `[[ ... ]]` say."""
+    for signs, is_or in JOINTS:
+        for place in range(1, len(words) - 1):
+            if words[place] in signs:
+                left, right = (answer(side, is_double=is_double) for side in (words[:place], words[place + 1 :]))
+                return left.joined(right, is_or=is_or)
     words = [word for word in words if word not in ("(", ")")]
     if words[:1] == ["!"]:
-        inner = decided(words[1:], double=double)
-        return None if inner is None else not inner
-    if any(map(is_unknown, words)):
-        return None
+        inner = answer(words[1:], is_double=is_double)
+        return inner._replace(holds=not inner.holds)
+    equal = _equality(words[0], words[2]) if len(words) == 3 and words[1] in EQUALITY else None
+    return Test.of(words, _compared([word.with_nothing_set for word in words], is_double), equal)
+
+
+def matched(subject: Word, patterns: Sequence[Word]) -> Test:
+    """Return whether one of the patterns of a `case` is that of a text."""
+    if "*" in patterns:
+        return Test(holds=True, is_open=False)
+    holds = any(fnmatchcase(subject.with_nothing_set, pattern.with_nothing_set) for pattern in patterns)
+    return Test.of([subject], holds, _equality(subject, next((pattern for pattern in patterns if pattern), Word())))
+
+
+def _compared(words: list[str], is_double: bool) -> bool | None:
     if len(words) == 1:
         return bool(words[0])
     if len(words) == 2 and words[0] in ("-z", "-n"):
@@ -57,10 +77,15 @@ def decided(words: list[str], *, double: bool) -> bool | None:
         return None
     left, sign, right = words
     if sign in EQUALITY:
-        equal = fnmatchcase(left, right) if double else left == right
-        return equal == (sign != "!=")
-    if sign == "=~" and re.fullmatch(r"[\w^$-]+", right):
-        return re.search(right, left) is not None
+        is_equal = fnmatchcase(left, right) if is_double else left == right
+        return is_equal == (sign != "!=")
     if sign in NUMERIC and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
         return bool(NUMERIC[sign](int(left), int(right)))
     return None
+
+
+def _equality(one: Word, other: Word) -> tuple[str, str] | None:
+    """Return variable and value where a variable that nothing sets is compared with a text."""
+    side, text = (one, other) if one.variable else (other, one)
+    value = text.replace("*", "")
+    return (side.variable, value) if side.variable and value and not text.is_unknown else None

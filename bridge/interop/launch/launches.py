@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.interop.launch.variables import MARK, Unknowns, is_unknown
+from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.flags import SWITCH
 
 if TYPE_CHECKING:
@@ -85,13 +85,11 @@ class Launch:
     line: int
     """Where in the script; 0 where the file only sets arguments."""
     program: str
-    arguments: tuple[str, ...]
-    """What the program is given; unknown pieces are marked."""
-    runner: tuple[str, ...] = ()
+    arguments: tuple[Word, ...]
+    """What the program is given."""
+    runner: tuple[Word, ...] = ()
     """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun --nproc_per_node 8`."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    late: frozenset[str] = frozenset()
-    """Those of them whose values only the run decides."""
+    environment: Mapping[str, Word] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
     """Branches that the file does not decide, as they were taken."""
     notes: tuple[str, ...] = ()
@@ -106,7 +104,6 @@ class Launch:
     """Files that the script has written before."""
     place: int = 0
     """Which start it is among those on its line."""
-    unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
 
     @property
     def at(self) -> tuple[int, int]:
@@ -125,16 +122,16 @@ class Launch:
         return frozenset(word.partition("=")[0] for word in self.arguments)
 
     @cached_property
-    def known(self) -> tuple[object, ...]:
+    def known(self) -> tuple[tuple[Word, ...], ...]:
         """All that bears on precision without words that only the run knows.
 
         That is words of the runner and the arguments, variables, and files of the script's own that arguments name.
         """
-        own = [name for name in self.environment if bears(name) or name.startswith("ACCELERATE_")]
-        variables = tuple((name, self.environment[name]) for name in sorted(own))
-        named = {str(PurePosixPath(self.unknowns.shown(word.rpartition("=")[2]))) for word in self.arguments}
-        files = tuple((name, file.precise) for name, file in self.files.items() if name in named)
-        return _known(self.runner), _known(self.arguments), variables, files
+        own = sorted(name for name in self.environment if bears(name) or name.startswith("ACCELERATE_"))
+        named = {str(PurePosixPath(word.rpartition("=")[2])) for word in self.arguments}
+        files = [(Word(name), *file.precise) for name, file in self.files.items() if name in named]
+        variables = [(Word(name), self.environment[name]) for name in own]
+        return _known(self.runner), _known(self.arguments), *variables, *files
 
     @cached_property
     def name(self) -> str:
@@ -148,13 +145,13 @@ def bears(text: str) -> bool:
     return PRECISION_WORDS.search(text) is not None or OTHER_OPTIONS.fullmatch(text) is not None
 
 
-def may_hold_options(word: str) -> bool:
+def may_hold_options(word: Word) -> bool:
     """Return whether a word with unknown pieces may be options once they are known: not a path, not part of a name."""
-    rest = MARK.sub("", word)
-    return not rest.strip() or (is_unknown(word[:1]) and "/" not in rest)
+    rest = "".join(part.text for part in word.parts if part.variable is None)
+    return not rest.strip() or (word.parts[0].variable is not None and "/" not in rest)
 
 
-def _known(words: Sequence[str]) -> tuple[str, ...]:
+def _known(words: Sequence[Word]) -> tuple[Word, ...]:
     """Return the words that bear on precision and are known: such flags with their values."""
     pairs = zip(words, ("", *words), strict=False)
     return tuple(word for word, before in pairs if _counts(word, before) and not _may_hold(word, before))
@@ -172,11 +169,11 @@ def _counts(word: str, before: str) -> bool:
     return bears(word) and (word.startswith("-") or "/" not in word)
 
 
-def _may_hold(word: str, before: str) -> bool:
+def _may_hold(word: Word, before: str) -> bool:
     """Return whether a word that only the run knows may hold options: not the value of one, and no path."""
     if word.startswith("--"):
-        return is_unknown(word.partition("=")[0])
-    return is_unknown(word) and not _is_value(before) and may_hold_options(word)
+        return word.option()[0].is_unknown
+    return word.is_unknown and not _is_value(before) and may_hold_options(word)
 
 
 def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
@@ -201,24 +198,24 @@ def _has_flags(launch: Launch) -> bool:
 def _may_set_precision(launch: Launch) -> bool:
     """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
     pairs = zip(launch.arguments, ("", *launch.arguments), strict=False)
-    late = [launch.unknowns.shown(word) for word, before in pairs if _may_hold(word, before)]
+    late = [word for word, before in pairs if _may_hold(word, before)]
     return any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
 
 
 class TrainingCommand(NamedTuple):
     """The words of a command that starts a training program."""
 
-    runner: list[str]
+    runner: list[Word]
     program: str
-    arguments: list[str]
+    arguments: list[Word]
 
 
-def found_launch(words: list[str]) -> TrainingCommand | None:
+def found_launch(words: list[Word]) -> TrainingCommand | None:
     """Return the parts of a command that starts a training program, None for another command."""
     if not words or (words[0] in QUIET and words[:3] != RAY) or words[0].startswith("-"):
         return None
     if words[:3] == RAY and "--" in words:
-        return found_launch(words[words.index("--") + 1 :])
+        return found_launch(words[[*map(str, words)].index("--") + 1 :])
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
         if word.startswith("-") and word != "-m":
@@ -237,7 +234,7 @@ def found_launch(words: list[str]) -> TrainingCommand | None:
     return None
 
 
-def nested_script(words: list[str]) -> str | None:
+def nested_script(words: list[Word]) -> Word | None:
     """Return the script that a command hands to a shell as one word: `bash -c "..."`, `srun ... "..."`."""
     if not words or words[0] in QUIET:
         return None

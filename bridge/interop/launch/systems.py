@@ -15,7 +15,7 @@ import yaml
 
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES, Launch
-from bridge.interop.launch.variables import is_unknown
+from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
@@ -59,7 +59,7 @@ FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file"
 NOT_READ = "it is not read, and may set the precision too"
 BY_ITSELF = "Convert it by itself."
 BY_HAND = "Check it by hand."
-OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
+OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
 NUMBER = re.compile(r"-\d|-\.\d")
 HOLDS_OPTIONS = re.compile(r"ARG|OPTS|OPTION|FLAG|EXTRA|[$]{?[@*]", re.IGNORECASE)
 """Names of variables that hold options rather than the value of one."""
@@ -83,10 +83,9 @@ class CommandLine:
 
 
 class CommandWords:
-    """The words of a command line with unknown pieces marked; `shown` turns marks back into what was written."""
+    """The words of a command line as options, overrides and others."""
 
-    def __init__(self, words: Iterable[str], shown: Callable[[str], str]) -> None:
-        self.shown = shown
+    def __init__(self, words: Iterable[Word]) -> None:
         self.options: dict[str, str | bool] = {}
         """`--some-name value`, by `some_name`; True without a value. The last one counts."""
         self.overrides: dict[str, str] = {}
@@ -113,40 +112,41 @@ class CommandWords:
         pairs = ((self.written[key], value) for key, value in self.options.items())
         return [name if value is True else f"{name}={value}" for name, value in pairs]
 
-    def _option(self, word: str) -> str:
+    def _option(self, word: Word) -> str:
         """Note an option; return its name where a value may follow."""
-        name, equals, value = word.partition("=")
-        if is_unknown(name):
-            self.loose.append(self.shown(word))
+        name, value = word.option()
+        if name.is_unknown:
+            self.loose.append(str(word))
             return ""
         key = name.lstrip("-").replace("-", "_")
-        self.written[key], self.options[key] = name, True
+        self.written[key], self.options[key] = str(name), True
         self.undecided.pop(key, None)
-        if equals:
+        if value is not None:
             self._value(self.options, key, value)
-        return "" if equals else key
+        return key if value is None else ""
 
-    def _value(self, group: dict[str, Any], key: str, value: str) -> None:
-        if is_unknown(value) and group is self.options and HOLDS_OPTIONS.search(self.shown(value)):
-            self.loose.append(self.shown(value))
-        elif is_unknown(value):
-            self.undecided[key] = self.shown(value)
+    def _value(self, group: dict[str, Any], key: str, value: Word) -> None:
+        if value.is_unknown and group is self.options and HOLDS_OPTIONS.search(value):
+            self.loose.append(str(value))
+        elif value.is_unknown:
+            self.undecided[key] = str(value)
             group.pop(key, None)
         else:
             self.undecided.pop(key, None)
-            group[key] = value
+            group[key] = str(value)
 
-    def _other(self, word: str) -> None:
-        found = OVERRIDE.fullmatch(word)
-        if found is not None and not is_unknown(found[1]):
+    def _other(self, word: Word) -> None:
+        name, value = word.option()
+        found = OVERRIDE.fullmatch(name)
+        if found is not None and value is not None and not name.is_unknown:
             if word.startswith("~"):
                 self.overrides.pop(found[1], None)
             else:
-                self._value(self.overrides, found[1], found[2])
-        elif is_unknown(word):
-            self.loose.append(self.shown(word))
+                self._value(self.overrides, found[1], value)
+        elif word.is_unknown:
+            self.loose.append(str(word))
         else:
-            self.rest.append(word)
+            self.rest.append(str(word))
 
 
 class Line:
@@ -154,11 +154,10 @@ class Line:
 
     def __init__(self, launch: Launch, context: Mapping[str, object]) -> None:
         self.launch, self.context = launch, context
-        shown = launch.unknowns.shown
-        self.words = CommandWords(launch.arguments, shown)
+        self.words = CommandWords(launch.arguments)
         names = [word if word == "accelerate.commands.launch" else PurePosixPath(word).name for word in launch.runner]
         places = [at for at, name in enumerate(names) if name in ("accelerate", "accelerate.commands.launch")]
-        self.accelerate = CommandWords(launch.runner[places[0] + 1 :], shown) if places else None
+        self.accelerate = CommandWords(launch.runner[places[0] + 1 :]) if places else None
 
     def unread(self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
@@ -185,7 +184,7 @@ class Line:
         for name, value in launch.defaulted.items():
             found.append(lost(f"${name}", value, DEFAULT_TAKEN, SAY_IT, "implied default"))
         for name, value in launch.environment.items():
-            if name in launch.late and bears_on_precision(name.lower()):
+            if value.is_unknown and bears_on_precision(name.lower()):
                 found.append(lost(name, value, LATE, SAY_IT))
             elif bears_on_precision(name.lower()):
                 detail = "a variable of the environment, not part of a recipe"
@@ -257,11 +256,10 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     if not launch.line:
         detail = "on this branch nothing is started, and none of the variables holds arguments that are read here"
         return [lost(launch.label, None, detail, SAY_IT)] if launch.decisions else []
-    shown = [(word, launch.unknowns.shown(word)) for word in launch.arguments]
     about = [
-        text
-        for word, text in shown
-        if bears_on_precision(word.partition("=")[0]) or (is_unknown(word) and HOLDS_ARGUMENTS.search(text))
+        word
+        for word in launch.arguments
+        if bears_on_precision(word.partition("=")[0]) or (word.is_unknown and HOLDS_ARGUMENTS.search(word))
     ]
     detail = "no system here knows the program's arguments"
     return [lost(launch.label, " ".join(about), detail, BY_HAND)] if about else []

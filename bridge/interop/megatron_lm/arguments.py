@@ -1,7 +1,7 @@
 """Arguments of Megatron-LM as settings: a list of words, a namespace, or the argument files its users write."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -10,7 +10,7 @@ from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
-from bridge.interop.launch.variables import is_unknown
+from bridge.interop.launch.word import Word, joined
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.inert import SCALER_SCHEDULE
@@ -95,19 +95,19 @@ def runs_of(payload: object) -> list[Arguments]:
     if isinstance(payload, Launch):
         return [_of_launch(payload)]
     if isinstance(payload, str):
-        return [_of_words(payload.split(), lambda text: text)]
+        return [_of_words([Word(word) for word in payload.split()])]
     if isinstance(payload, Mapping):
         return _of_mapping(payload)
     if isinstance(payload, Sequence) and all(isinstance(item, Launch) for item in payload) and payload:
         return [_of_launch(item) for item in trainings(payload, strict=True)]
     if isinstance(payload, Sequence) and all(isinstance(item, str | int | float) for item in payload):
-        return [_of_words([str(item) for item in payload], lambda text: text)]
+        return [_of_words([Word(str(item)) for item in payload])]
     rule = "must be arguments, a mapping of them, or a launch script"
     raise PayloadError(f"megatron-lm: {rule}, got a {type(payload).__name__}. Give the contents of the file.")
 
 
 def _of_launch(launch: Launch) -> Arguments:
-    found = _of_words(list(launch.arguments), launch.unknowns.shown)
+    found = _of_words(launch.arguments)
     found.launch, found.label = launch, launch.label
     found.unmapped += launch.unmapped
     if launch.line:
@@ -143,7 +143,7 @@ def _decider(run: Arguments) -> str:
     return ""
 
 
-def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
+def _of_words(words: Sequence[Word]) -> Arguments:
     found = Arguments()
     option, values = "", 0
     place = 0
@@ -151,63 +151,61 @@ def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
         word = words[place]
         place += 1
         if word.startswith("--") and len(word) > 2:
-            option, values = word.partition("=")[0], _option(found, word, words[place:], shown)
+            option, values = word.option()[0], _option(found, word, words[place:])
             place += values
         elif word.startswith("@") and len(word) > 1:
-            file = shown(word)
-            found.unmapped.append(Unmapped(file, file[1:], "unsupported", ARGUMENT_FILE, "Convert that file too."))
-        elif is_unknown(word):
-            text = shown(word)
+            found.unmapped.append(Unmapped(str(word), word[1:], "unsupported", ARGUMENT_FILE, "Convert that file too."))
+        elif word.is_unknown:
             first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
-            listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(text)
-            named = HOLDS_ARGUMENTS.search(text) or bears_on_precision(text.lower())
+            listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(word)
+            named = HOLDS_ARGUMENTS.search(word) or bears_on_precision(word.lower())
             if may_hold_options(word) and (named or not (first or listed)):
-                found.undecided.append(text)
+                found.undecided.append(str(word))
             values += 1
         else:
             values += 1
     return found
 
 
-def _option(found: Arguments, word: str, rest: list[str], shown: Callable[[str], str]) -> int:
+def _option(found: Arguments, word: Word, rest: Sequence[Word]) -> int:
     """Add an option to the arguments; return how many of the words behind it are its values."""
-    name, equals, value = word.partition("=")
-    if is_unknown(name):
-        found.undecided.append(shown(word))
+    name, value = word.option()
+    if name.is_unknown:
+        found.undecided.append(str(word))
         return 0
     if not _is_known(name) and not bears_on_precision(name):
         return 0
     following = rest[0] if rest and not rest[0].startswith("--") else None
     if _is_switch(name):
-        written = _switched(name, value if equals else None, following, shown)
+        written = _switched(name, value, following)
         found.add(written)
-        return int(not equals and written.refused is not None)
-    if equals:
-        found.add(_written(name, value, shown))
+        return int(value is None and written.refused is not None)
+    if value is not None:
+        found.add(_written(name, value))
         return 0
     if following is None:
         found.add(Written(name, True))
         return 0
     values = [following]
     if _names_files(name):
-        values += takewhile(lambda one: not one.startswith(("--", "@")) and not is_unknown(one), rest[1:])
-    found.add(_written(name, " ".join(values), shown))
+        values += takewhile(lambda one: not one.startswith(("--", "@")) and not one.is_unknown, rest[1:])
+    found.add(_written(name, joined(values)))
     return len(values)
 
 
-def _switched(name: str, value: str | None, following: str | None, shown: Callable[[str], str]) -> Written:
+def _switched(name: str, value: Word | None, following: Word | None) -> Written:
     """Return a switch; a word behind it that says on or off is what was meant, though the parser refuses it."""
     if value is None and following is not None and following.lower() in TRUTH:
         return Written(name, TRUTH[following.lower()], refused=following)
     if value is None:
         return Written(name, True)
-    if is_unknown(value):
-        return Written(name, None, shown(value), refused=shown(value))
-    return Written(name, TRUTH.get(value.lower(), True), refused=value)
+    if value.is_unknown:
+        return Written(name, None, str(value), refused=str(value))
+    return Written(name, TRUTH.get(value.lower(), True), refused=str(value))
 
 
-def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
-    return Written(name, None, shown(value)) if is_unknown(value) else Written(name, value)
+def _written(name: str, value: Word) -> Written:
+    return Written(name, None, str(value)) if value.is_unknown else Written(name, str(value))
 
 
 def _is_known(name: str) -> bool:
@@ -239,7 +237,7 @@ def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, 
 
 def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     given = payload.get("ENV_VARS")
-    environment = {str(key): str(value) for key, value in given.items()} if isinstance(given, Mapping) else {}
+    environment = {str(key): Word(str(value)) for key, value in given.items()} if isinstance(given, Mapping) else {}
     groups = argument_groups(payload)
     if not groups:
         flat: dict[Any, Any] = {}

@@ -144,9 +144,7 @@ class _Reader:
             return _assigned("\n".join(re.findall(r"^\s*export\s.*", document.text, re.MULTILINE)))
         files = [launch.program.rpartition("/")[2] for launch in started]
         self.named.update(name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py" for name in files)
-        return [
-            (name, launch.unknowns.shown(value)) for launch in started for name, value in launch.environment.items()
-        ]
+        return [(name, str(value)) for launch in started for name, value in launch.environment.items()]
 
     def configuration(self, document: Document, name: str) -> None:
         """Read a configuration of a system that is certain enough: a project is full of other YAML."""

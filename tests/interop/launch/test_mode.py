@@ -199,7 +199,7 @@ def test_ms_swifts_megatron_is_read_with_the_switches_of_megatron_lm() -> None:
         ('P=none\nif [ "$P" = bf16 ]; then A=--bf16; fi', [None]),
         ('P=fp16\n[ "$P" = bf16 ] && A=--bf16 || A=--fp16', ["fp16"]),
         ('P=${P:-none}\nif [ "$P" = bf16 ]; then A=--bf16; fi', [None, "bf16"]),
-        ('for P in none bf16; do [ "$P" = bf16 ] && A=--bf16; done', [None]),
+        ('for P in none bf16; do [ "$P" = bf16 ] && A=--bf16; done', [None, "bf16"]),
         ("P=${P:-bf16}\nif [ $P = fp16 ]; then A=--fp16; elif [ $P = bf16 ]; then A=--bf16; fi", ["bf16", "fp16"]),
     ],
 )
