@@ -9,6 +9,7 @@ A version that a target does not state is unknown, and a rule that needs it says
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -33,6 +34,7 @@ EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 MEMORY = "memory"
 UNITS = {"gib": 2**30, "gb": 10**9}
 ONE = {MEMORY: "one memory size"}
+_wrong = partial(RunConfigError.of, "target")
 
 
 def parse_target(text: str) -> Target:
@@ -61,16 +63,14 @@ def parse_target(text: str) -> Target:
         twice = next((name for name in fields if name in given), None)
         if twice is not None:
             one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else ONE.get(twice, "one GPU")
-            raise RunConfigError.of("target", f"must name {one}", f"{given[twice]},{word}", "Drop one of the two.")
+            raise _wrong(f"must name {one}", f"{given[twice]},{word}", "Drop one of the two.")
         given.update(dict.fromkeys(fields, word))
         memory_gib = fields.pop(MEMORY, memory_gib)
         target = replace(target, **fields)
     if memory_gib is None:
         return target
     if target.gpu is None:
-        raise RunConfigError.of(
-            "target", "must name the GPU of this memory", given[MEMORY], f"Write h100x8,{given[MEMORY]}."
-        )
+        raise _wrong("must name the GPU of this memory", given[MEMORY], f"Write h100x8,{given[MEMORY]}.")
     return replace(target, gpu=replace(target.gpu, memory_gib=memory_gib))
 
 
@@ -142,16 +142,14 @@ def _meaning(word: str) -> dict[str, Any]:
         if version not in KNOWN[product[1]]:
             known = VersionRange(product=product[1], versions=KNOWN[product[1]])
             limits = str(known).removeprefix(TITLES[product[1]])
-            raise RunConfigError.of(
-                "target", f"there is no such version of {TITLES[product[1]]}", word, f"Versions are{limits}."
-            )
+            raise _wrong(f"there is no such version of {TITLES[product[1]]}", word, f"Versions are{limits}.")
         found: dict[str, Any] = {product[1]: version}
         return found | {"has_te": True} if product[1] == "te" else found
     memory = re.fullmatch(r"memory=(\d+)(gib|gb)", word)
     if memory is not None and int(memory[1]):
         return {MEMORY: int(memory[1]) * UNITS[memory[2]] // 2**30}
     if word.startswith(MEMORY):
-        raise RunConfigError.of("target", "must give the memory of a GPU in GiB or GB", word, "Write memory=80GiB.")
+        raise _wrong("must give the memory of a GPU in GiB or GB", word, "Write memory=80GiB.")
     capability = re.fullmatch(r"sm_?(\d+)(\d)a?(?:x(\d+))?", word)
     if capability is not None:
         row = gpu_of_capability((int(capability[1]), int(capability[2])))
@@ -167,12 +165,12 @@ def _gpu(word: str) -> dict[str, Any]:
     name, _, number = squeezed.rpartition("x")
     if re.search(r"x[-_]\d+$", word):  # h100x-8
         near = re.sub(r"x[-_](\d+)$", r"x\1", word)
-        raise RunConfigError.of("target", _RULE, word, did_you_mean([near]), [near])
+        raise _wrong(_RULE, word, did_you_mean([near]), [near])
     if name in names and number.isdecimal() and int(number) > 0:
         return {"gpu": names[name], "count": int(number)}
     if word in PRODUCTS:
-        raise RunConfigError.of("target", _RULE, word, f"Give its version too, as in {EXAMPLE}.")
+        raise _wrong(_RULE, word, f"Give its version too, as in {EXAMPLE}.")
     near = re.sub(r"x\d+$", "", squeezed) if number.isdecimal() else squeezed
     matches = close_matches(near, names) or close_matches(re.sub(r"[\d.]+$", "", near), PRODUCTS)
     remedy = did_you_mean(matches) or f"GPUs: {', '.join(GPUS)}; products: {', '.join(PRODUCTS)}."
-    raise RunConfigError.of("target", _RULE, word, remedy, matches)
+    raise _wrong(_RULE, word, remedy, matches)
