@@ -6,7 +6,6 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 (CUDA context, communication buffers, workspaces, fragmentation).
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -123,7 +122,7 @@ def _rank(
     capability: tuple[int, int] | None,
 ) -> RankMemory:
     settings = plan.settings
-    bytes_of: defaultdict[str, int] = defaultdict(int, dict.fromkeys(KINDS, 0))
+    bytes_of = dict.fromkeys(KINDS, 0)
     master, moments = _master_bytes(settings), partial(_state_bytes, settings)
     count = step = 0
     for place in places:
@@ -138,9 +137,7 @@ def _rank(
             bytes_of["optimizer state"] += round(own * moments(buffer))
             step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
     bytes_of["activations"] = activation_bytes(plan, places, workload)
-    return RankMemory(
-        stage=places[0].stage, data_rank=data_rank, parameters=count, bytes_of=dict(bytes_of), step_bytes=step
-    )
+    return RankMemory(stage=places[0].stage, data_rank=data_rank, parameters=count, bytes_of=bytes_of, step_bytes=step)
 
 
 class _ShardedBuffer(NamedTuple):

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.rules.shape.parallel import Parallel
+from bridge.rules.shape.parallel import LAYOUT, Parallel
 
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
-LAYOUT = "pipeline_model_parallel_layout"
 EMBEDDING, LOSS = "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"
 FIELDS = (FIRST, LAST, LAYOUT, EMBEDDING, LOSS)
 """Fields of the model that say how the layers are split."""
