@@ -190,6 +190,7 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
         log = ""
         if run.document.kind == "shell":
             log = ", variables of the run with --context variables=..., the log of a run with the arguments it printed"
+            log += ", the run's configuration"
         remedy = f"Give that{log}, or take {run.imported.default_mode} with --assume-defaults"
         raise PayloadError(f"{where}: {rule}. {remedy}.")
     if to == OURS:

@@ -6,76 +6,42 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
 
 from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.flags import SWITCH
+from bridge.interop.table import FOLDER, LOADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bridge.interop.contract import Unmapped
     from bridge.interop.launch.files import WrittenFile
 
-COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
-"""What a string must hold to be followed as a script of its own."""
-PRECISION_WORDS = re.compile(
-    r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|\bhalf\b|dtype|precision|loss[-_]?scale|amax|mxfp|nvfp"
-    r"|hysteresis|grads[-_]in|grad[-_]reduce[-_]in|quant|transformer[-_]impl|QK_LAYER|query[-_]key[-_]layer|kitchen"
-    r"|--use-(?:megatron|custom|torch)-fsdp|yaml[-_]cfg|deepspeed[-_]config",
-    re.IGNORECASE,
-)
-"""What a piece of a script that bears on precision looks like."""
-OTHER_OPTIONS = re.compile(
-    r"--(?:optim|fsdp\w*|deepspeed|use[-_](?:fsdp|deepspeed|cpu)|no[-_]cuda|load[-_]in[-_][48]bit|bits|torch[-_]compile\w*"
-    r"|finetuning[-_]type|mx\..+)(?:=.*)?|.*(?:\bmodel\.converters|amp_O2|\btrainer\.(?:strategy|plugins))(?:\b.*)?"
-)
-"""Options that systems other than Megatron-LM read with those."""
+ROWS: dict[str, Any] = yaml.load(FOLDER.joinpath("command_lines.yaml").read_text("utf-8"), LOADER)  # noqa: S506
+
+
+def pattern(row: str, flags: int = 0) -> re.Pattern[str]:
+    """Return the pattern of a row, whose lines are one."""
+    return re.compile(ROWS[row].replace(" |", "|"), flags)
+
+
+COMMAND_WORDS, RUNNERS, STATING = pattern("commands"), pattern("runners"), pattern("stating")
+OTHER_OPTIONS, PATH = pattern("other options"), pattern("path", re.IGNORECASE)
+PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
+QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
+STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
-STATING = re.compile(
-    r"(?<![\w-])--(?:bf16|fp16|(?:fp8|fp4)[\w-]*|precision|(?:mixed[-_]|compute[-_]|torch[-_])?(?:precision|dtype))(?![\w-])"
-)
-QUIET = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        echo printf cat rm cp mv mkdir rmdir ls cd ln chmod chown touch tee sed awk grep egrep find
-        tar wget curl git pip pip3 conda apt apt-get yum module ml export set shift exit return test
-        [ true false : sleep wait kill pkill trap ulimit date which type logger rsync scp aws gsutil
-        pytest make cmake ninja docker-compose head tail sort wc diff pushd popd source alias
-        unalias nvidia-smi ray squeue scancel sinfo hostname jq yq bc expr seq basename dirname
-        realpath readlink getopts getopt let local declare typeset readonly unset
-        envsubst tr cut uniq paste nl base64 gzip patch dd install less more column fold
-        """,
-    )
-)
-"""Programs that start no training, whatever their arguments look like."""
-SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
+SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 RAY = ["ray", "job", "submit"]
 """The command behind its `--` is started."""
-RUNNERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|bpython|pypy\d?|nsys|ncu|mpirun|mpiexec|srun)$")
-UNREADABLE = "cannot be read here"
-"""What the note of a line that the grammar does not know says of it."""
-PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
-STARTERS = ("torch.distributed", "accelerate.commands", "pip", "deepspeed.launcher")
-HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
-"""Names of variables that hold arguments: `$EXTRA_ARGS`, `$@`."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
-PATH = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d|^[^-]*/", re.IGNORECASE)
-SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
-MEGATRON_ARGUMENTS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        --num-layers --hidden-size --num-attention-heads --micro-batch-size --global-batch-size --seq-length
-        --tensor-model-parallel-size --pipeline-model-parallel-size --train-iters --train-samples
-        --fp8-format --fp4-format --transformer-impl
-        """,
-    )
-)
-"""Arguments by which a command line of Megatron-LM is known."""
 MODES = frozenset({"--bf16", "--fp16"})
 """Switches in Megatron-LM, and followed by a value elsewhere."""
+UNREADABLE = "cannot be read here"
+"""What the note of a line that the grammar does not know says of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +62,6 @@ class Launch:
     """What was not read: a sourced file, a heredoc that is a configuration."""
     unread: str = ""
     """Where text that was not executed states a precision, as a noun."""
-    unmapped: tuple[Unmapped, ...] = ()
-    """What the shell itself drops: flags behind a broken continuation."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
     """Variables that the environment may set, and whose default in the script decides about the precision."""
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
@@ -191,8 +155,7 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
 
 
 def _has_flags(launch: Launch) -> bool:
-    lost = {word for loss in launch.unmapped for word in str(loss.value).split()}
-    return bool((MEGATRON_ARGUMENTS | MODES) & (launch.flags | lost))
+    return bool((MEGATRON_ARGUMENTS | MODES) & launch.flags)
 
 
 def _may_set_precision(launch: Launch) -> bool:

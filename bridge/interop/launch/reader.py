@@ -91,9 +91,10 @@ class Reader:
         """Read commands in their order on several paths."""
         for node in nodes:
             self.steps += len(worlds)
-            for world in worlds if self.steps > MAX_STEPS else ():
-                world.notes[f"what follows after {MAX_STEPS} commands"] = None
-                world.ended = True
+            if self.steps > MAX_STEPS:
+                for world in worlds:
+                    world.notes[f"what follows after {MAX_STEPS} commands"] = None
+                break
             if all(world.ended for world in worlds):
                 break
             worlds = list(chain.from_iterable([one] if one.ended else self.one(node, one) for one in worlds))
@@ -103,8 +104,8 @@ class Reader:
     def join(self, worlds: list[World]) -> None:
         """Take the paths out that are like the first one again."""
         first = worlds[0]
-        for world in worlds[1:] if first.is_first else ():
-            if world.is_like(first):
+        for world in worlds[1:]:
+            if first.is_first and world.is_like(first):
                 world.rest = (len(first.launches), len(first.executed))
                 self.forks = {point: one for point, one in self.forks.items() if one is not world}
                 self.joined.append(world)
@@ -200,8 +201,8 @@ class Reader:
     def branch(self, arms: Sequence[Arm], world: World) -> list[World]:
         """Read the commands of the first condition that holds; of each other one on a path of its own."""
         worlds = [world]
-        for arm in arms if world.is_first else ():
-            worlds += self.fork(arm, arms, world)
+        if world.is_first:
+            worlds += [other for arm in arms for other in self.fork(arm, arms, world)]
         return [one for before in worlds for one in self.run(self.chosen(arms, before), [before])]
 
     def chosen(self, arms: Sequence[Arm], world: World) -> Sequence[Node]:
@@ -394,7 +395,7 @@ class Reader:
         self.depth -= 1
         self.script, self.line = before
         for one in worlds:
-            one.ended = self.steps > MAX_STEPS
+            one.ended = False
         return worlds
 
     def source(self, words: list[Word], line: int, world: World) -> list[World]:
@@ -457,8 +458,9 @@ class Reader:
             world.start(self.line or line, started, prefix)
         for redirect in redirects:
             self.write(redirect, line, text if words == ["cat"] else None, world)
-        for word in words[1:] if name in EDITORS else ():
-            world.write(word, None, line)
+        if name in EDITORS:
+            for word in words[1:]:
+                world.write(word, None, line)
         return worlds
 
     def input(self, redirects: list[Node], world: World) -> Word | None:
@@ -477,7 +479,9 @@ class Reader:
         """Note the file that a command writes."""
         sign = next((child.type for child in redirect.children if not child.is_named), "")
         is_error = redirect.children[0].type == "file_descriptor" and self.script.text(redirect.children[0]) != "1"
-        for target in targets(redirect)[:1] if sign in (">", ">>", ">|", "&>") and not is_error else ():
+        if sign not in (">", ">>", ">|", "&>") or is_error:
+            return
+        for target in targets(redirect)[:1]:
             path = world.text(self.script, target)
             if text is not None and path.endswith(CONFIGURATIONS) and PRECISION_WORDS.search(text):
                 world.notes[f"heredoc on line {line}"] = None

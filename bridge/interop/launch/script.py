@@ -114,9 +114,11 @@ class Script:
 
     def known(self, text: str) -> Word:
         """Return a text of this script as a word, with the parts that stand-ins are there for."""
+        if not self.parts:
+            return Word(text)
         found: list[Part] = []
         at = 0
-        for match in STAND_IN.finditer(text) if self.parts else ():
+        for match in STAND_IN.finditer(text):
             if int(match[1]) < len(self.parts):
                 found += [Part(text[at : match.start()]), self.parts[int(match[1])]]
                 at = match.end()

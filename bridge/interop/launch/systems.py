@@ -14,55 +14,27 @@ from typing import Any
 import yaml
 
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES, Launch
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES, ROWS, Launch, pattern
 from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
 from bridge.interop.megatron_lm.importer import ARGUMENTS
 
-NEMO = (
-    *(f"model.{name}" for name in ("megatron_", "data.", "fp8", "peft.", "optim.", "transformer_engine")),
-    *(f"model.{name}" for name in ("tensor_model_parallel_size", "micro_batch_size", "encoder_seq_length")),
-    "exp_manager.",
-)
+NEMO, TORCHTITAN, FAIRSEQ = pattern("nemo1"), pattern("torchtitan"), pattern("fairseq")
+HOLDS_OPTIONS = pattern("holds options", re.IGNORECASE)
+OF_TRAINING = frozenset(ROWS["of training"].split())
+TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
+FILES = tuple(ROWS["files"].split())
+BATCH = "per_device_train_batch_size"
 OWNERS = ("model", "optimizer", "ddp")
-COMPUTE_DTYPES = {"fp8_cs": "fp8_current", "fp8_ds": "fp8_delayed"}
-"""`--compute_dtype` of Megatron Bridge's performance scripts -> the recipe whose mode and scheme it means.
-
-Its other values are names of the recipes that they mean.
-
-Source: Megatron Bridge scripts/performance/utils/precision.py.
-"""
 SCHEME = ("bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
-TORCHTITAN = re.compile(
-    r"training\.(?:mixed_precision_(?:param|reduce)|dtype)|model\.converters|(?:quantize|float8|mx)\..+"
-)
-FAIRSEQ = re.compile(r"(?:^|/)(?:fairseq[-_]\w[\w-]*)(?:$|[./])")
-BATCH = "per_device_train_batch_size"
-OF_TRAINING = {BATCH, "num_train_epochs", "gradient_accumulation_steps", "do_train", "lr_scheduler_type"}
-OF_TRAINING |= {"gradient_checkpointing", "warmup_ratio"}
-"""Options of scripts that parse transformers' `TrainingArguments` which only a program that trains has."""
-TRAINER = OF_TRAINING | {"per_device_eval_batch_size", "model_name_or_path", "output_dir", "save_strategy"}
-TRAINERS = {"swift": "ms-swift, which chooses by torch_dtype,", "trl": "TRL, which turns bf16 on,"}
-"""Programs whose own default is known -> what decides where no switch is written."""
-SWIFT_SWITCHES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
-"""`--torch_dtype` of ms-swift -> the switch that it turns on where none is written.
-
-Source: ms-swift swift/arguments/base_args/model_args.py:130 (2026-08-22).
-"""
-TRAINING = OF_TRAINING | {"max_steps", "learning_rate", "bf16", "fp16"}
-"""Options without which a program that takes two of the others need not train: one that converts a model, say."""
-FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
-"""Options that name a file which can set the precision."""
 NOT_READ = "it is not read, and may set the precision too"
 BY_ITSELF = "Convert it by itself."
 BY_HAND = "Check it by hand."
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
 NUMBER = re.compile(r"-\d|-\.\d")
-HOLDS_OPTIONS = re.compile(r"ARG|OPTS|OPTION|FLAG|EXTRA|[$]{?[@*]", re.IGNORECASE)
-"""Names of variables that hold options rather than the value of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +152,7 @@ class Line:
             for text in dict.fromkeys(words.loose):
                 found.append(lost(text, None, f"it may hold further options; {LATE}", SAY_IT))
         found += [lost(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
-        found += [*launch.unmapped, *(lost(note, None, NOT_READ, BY_ITSELF) for note in launch.notes)]
+        found += [lost(note, None, NOT_READ, BY_ITSELF) for note in launch.notes]
         for name, value in launch.defaulted.items():
             found.append(lost(f"${name}", value, DEFAULT_TAKEN, SAY_IT, "implied default"))
         for name, value in launch.environment.items():
@@ -289,7 +261,7 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     elif name is None:
         context["base"] = f"the recipe {recipe}" if named else f"the recipe that {line.launch.name} loads"
         compute = str(options.get("compute_dtype"))
-        compute = COMPUTE_DTYPES.get(compute, compute)
+        compute = ROWS["compute dtypes"].get(compute, compute)
         scheme = REGISTRY.get(compute).to_dict() if compute in REGISTRY else {}
         fields = {key: value for key, value in scheme.items() if key in SCHEME} | fields
     payload = ({"mixed_precision": fields or name} if fields or name else {}) | nested(others)
@@ -299,7 +271,7 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
 
 def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     overrides = line.words.overrides
-    own = [key for key in overrides if key.startswith(NEMO)]
+    own = [key for key in overrides if NEMO.match(key)]
     if not own and not forced:
         return None
     evidence = _evidence(own, "an override of NeMo's")
@@ -329,7 +301,7 @@ def _lightning(line: Line, forced: bool) -> CommandLine | None:
 
 def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
     options = line.words.options
-    own = {key: value for key, value in options.items() if TORCHTITAN.fullmatch(key)}
+    own = {key: value for key, value in options.items() if TORCHTITAN.match(key)}
     if not (own or "torchtitan" in line.launch.program.lower() or forced):
         return None
     if not own:
@@ -366,7 +338,7 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
         file = launcher.options.get("config_file")
         if isinstance(file, str):
             return CommandLine(system="accelerate", evidence="starts with `accelerate launch`", elsewhere=file)
-    program = TRAINERS.get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
+    program = ROWS["trainers"].get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
     context = {"program": program if line.launch.line else None, "accelerate_mixed_precision": environment}
     sharding = () if launcher is None else ("use_fsdp", "use_deepspeed")
     launched = {name: True for name in sharding if launcher and launcher.options.get(name) is True}
@@ -399,7 +371,8 @@ def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
     is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
     if not is_swift or {"bf16", "fp16"} & (line.words.options.keys() | line.words.undecided.keys()):
         return None
-    return SWIFT_SWITCHES.get(str(payload.get("torch_dtype")))
+    switches: dict[str, str] = ROWS["swift"]
+    return switches.get(str(payload.get("torch_dtype")))
 
 
 def _accelerate(line: Line, forced: bool) -> CommandLine | None:

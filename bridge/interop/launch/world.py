@@ -31,7 +31,7 @@ Piece = tuple[list[Word], bool]
 """The words of a piece of a word, several of an array, and whether they are split at blanks."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class World:
     """Variables, functions and files at one point of a script, and what was started before it."""
 
@@ -212,8 +212,9 @@ class World:
             return [default]
         if operator in (":+", "+"):
             return [] if is_unset or not text else [argument.because(*text.defaults)]
-        is_plain = operator in ("", ":?", "?")
-        return held if held is not None and is_plain else [Word([Part(own, name if is_plain else "")])]
+        if operator not in ("", ":?", "?"):
+            return [Word([Part(own, "")])]
+        return held if held is not None else [Word([Part(own, name)])]
 
     def _default(self, name: str, value: Word) -> Word:
         """Return the default of a variable that nothing sets, and note that it was taken."""

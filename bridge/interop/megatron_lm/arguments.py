@@ -109,7 +109,6 @@ def runs_of(payload: object) -> list[Arguments]:
 def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(launch.arguments)
     found.launch, found.label = launch, launch.label
-    found.unmapped += launch.unmapped
     if launch.line:
         found.decided_by = _decider(found)
     else:

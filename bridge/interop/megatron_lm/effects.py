@@ -19,7 +19,7 @@ INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 LATE = "only the run decides it"
 DEFAULT_TAKEN = "the environment or the command line may set it; the script's own default was taken"
 BRANCH = "the file alone does not decide this branch; the precision read here is that of the branch named"
-SAY_IT = "Give the value as it will be: --context variables='NAME=value', or edit the file."
+SAY_IT = "Give it with --context variables='NAME=value', or give the log of the run or its configuration."
 
 
 def shown(written: Written) -> object:
