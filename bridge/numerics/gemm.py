@@ -21,13 +21,10 @@ from functools import cache
 import torch
 
 from bridge.numerics.operand import GemmOperand
-from bridge.numerics.scaling import fp32
-from bridge.precision.formats import FORMATS
+from bridge.numerics.scaling import NVFP4_MAX, fp32
 from bridge.precision.schemes import GEMMS
 
-_LARGEST = FORMATS["e2m1"].max * FORMATS["e4m3"].max
-"""Largest code of NVFP4 times its largest block scale."""
-_NVFP4 = fp32(1.0 / _LARGEST**2)
+_NVFP4 = fp32(1.0 / NVFP4_MAX**2)
 
 
 def output_factor(left: GemmOperand, right: GemmOperand) -> float:
@@ -38,7 +35,7 @@ def output_factor(left: GemmOperand, right: GemmOperand) -> float:
 
 def operand_factor(operand: GemmOperand) -> float:
     """Return the factor that makes an operand's values the dequantised tensor."""
-    return fp32(operand.factor / _LARGEST) if operand.spec.scheme == "nvfp4" else operand.factor
+    return fp32(operand.factor / NVFP4_MAX) if operand.spec.scheme == "nvfp4" else operand.factor
 
 
 def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -21,7 +21,7 @@ import torch
 
 from bridge.errors import PrecisionTypeError
 from bridge.numerics.grid import decode
-from bridge.numerics.scaling import e8m0_value
+from bridge.numerics.scaling import NVFP4_MAX, e8m0_value
 from bridge.numerics.spec import QuantSpec
 from bridge.precision.formats import FORMATS
 
@@ -106,8 +106,7 @@ class Quantised:
         scale_MK = self.spread(self.tile_scales(columnwise), columnwise)
         if self.spec.scheme == "nvfp4":
             amax = self.amax_t if columnwise and self.amax_t is not None else self.amax
-            both = FORMATS["e4m3"].max * FORMATS["e2m1"].max
-            scale_MK = scale_MK * amax * torch.tensor(1.0 / both, dtype=torch.float32)
+            scale_MK = scale_MK * amax * torch.tensor(1.0 / NVFP4_MAX, dtype=torch.float32)
         result = (self.values(columnwise) * scale_MK).to(self.dtype if dtype is None else dtype)
         return result.reshape(self.shape) if result.numel() == self.shape.numel() else result
 

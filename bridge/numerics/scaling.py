@@ -36,9 +36,11 @@ import math
 import torch
 
 from bridge.numerics.grid import round_to_grid
-from bridge.precision.formats import FORMATS, Format
+from bridge.precision.formats import FORMATS
 
 FP32_MAX = FORMATS["fp32"].max
+NVFP4_MAX = FORMATS["e2m1"].max * FORMATS["e4m3"].max
+"""Largest code of NVFP4 times its largest block scale."""
 
 
 def divide(numerator: float, denominator: torch.Tensor) -> torch.Tensor:
@@ -98,7 +100,7 @@ def whole_nvfp4_scale(amax: float) -> float:
     """Return S_enc, the FP32 factor of a whole NVFP4 tensor; 1 where its amax is 0 or infinite."""
     if amax == 0 or math.isinf(amax):
         return 1.0
-    return min(fp32(FORMATS["e4m3"].max * FORMATS["e2m1"].max / amax), FP32_MAX)
+    return min(fp32(NVFP4_MAX / amax), FP32_MAX)
 
 
 def reciprocal(scale: float) -> float:
@@ -117,10 +119,9 @@ def nvfp4_block_scale(amax: torch.Tensor, whole: float) -> tuple[torch.Tensor, t
     A tile of zeros has S_dec 0 and the factor FP32's maximum, which leaves its zeros zeros. So has a tile that is tiny
     relative to the tensor's largest value; its elements saturate at 6 and come back as 6 * 0.
     """
-    e4m3: Format = FORMATS["e4m3"]
     tensor_scale = torch.full((1,), whole, dtype=torch.float32, device=amax.device)
     sixth = torch.tensor(1.0 / FORMATS["e2m1"].max, dtype=torch.float32)
     decode = (amax * (tensor_scale * sixth)).clamp_(max=FP32_MAX)
-    decode = round_to_grid(decode, e4m3)
+    decode = round_to_grid(decode, FORMATS["e4m3"])
     encode = divide(1.0, decode * divide(1.0, tensor_scale)).clamp_(max=FP32_MAX)
     return decode, encode

@@ -30,10 +30,8 @@ from bridge.numerics.scaling import (
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import WHOLE, Tile
 
-CHUNK_BYTES = {"cpu": 1 << 20}
-"""FP32 bytes worked on at a time, per device type."""
-
-CHUNK_BYTES_ELSEWHERE = 1 << 26
+CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE = 1 << 20, 1 << 26
+"""FP32 bytes worked on at a time, on a CPU and elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,7 +85,7 @@ def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
 
 def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
     """Yield row ranges that start at multiples of `multiple` and fit the chunk size; none of an empty matrix."""
-    budget = CHUNK_BYTES.get(x_MK.device.type, CHUNK_BYTES_ELSEWHERE)
+    budget = CHUNK_BYTES if x_MK.device.type == "cpu" else CHUNK_BYTES_ELSEWHERE
     step = max(1, budget // max(1, 4 * x_MK.shape[1] * multiple)) * multiple
     for start in range(0, x_MK.shape[0] if x_MK.numel() else 0, step):
         yield start, min(start + step, x_MK.shape[0])
