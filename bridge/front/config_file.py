@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from bridge.front.files.kinds import MAPPINGS, read_file, started
-from bridge.front.files.reading import FileReading
+from bridge.front.files.reading import PRECISION_BRIDGE, FileReading
 from bridge.front.overrides import parsed_overrides, recipe_sources, warn_of_recipes
-from bridge.front.problems import KEYS, PRECISION, RECIPES, Origins, Problems, leaves
+from bridge.front.problems import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS, Origins, Problems, leaves
 from bridge.precision.statements import COMMAND_LINE
 from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
+from bridge.rules.fields import FIELDS
+from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +35,8 @@ def read_config_file(
     parsed = parsed_overrides(overrides)
     reading = read_file(path) if sections is None else FileReading(sections=sections)
     file = ConfigFile(reading, path.name, trust=trust)
-    problems = Problems(Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
+    keys = [reading.own_name(override.key_or_group) for override in parsed]
+    problems = Problems(Origins(by_key=dict.fromkeys(keys, COMMAND_LINE)))
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         file.write(override, problems)
     problems.raise_any()
@@ -81,6 +84,12 @@ class ConfigFile:
         if not field and section in MAPPINGS and not isinstance(value, dict | None):
             problems.add(key, "a file has no options to choose from", value, f"Write {key}.FIELD=VALUE.")
             return
+        known = self._known(section)
+        if field and field.partition(".")[0] not in known:
+            near = near_names(field, known)
+            if near or (self.reading.framework == PRECISION_BRIDGE and section in SECTIONS):
+                problems.unknown(key, text, "no such field", near or known)
+                return
         self._set(key, value, delete=override.is_delete())
         if section == RECIPES:
             load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
@@ -102,7 +111,15 @@ class ConfigFile:
                 word for word in (str(target or ""), f"mcore{self.reading.release}") if word
             )
         elif place.mcore is not None:
-            self.reading = replace(self.reading, release=None)
+            self.reading = dataclasses.replace(self.reading, release=None)
+
+    def _known(self, section: str) -> set[str]:
+        """Return the fields that a section is known to have; none of those that are judged with the file's."""
+        held = self.whole.get(section) or {}
+        if section in (PRECISION, *OWNERS, *RUN_KEYS) or not isinstance(held, dict):
+            return set()
+        own = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
+        return {*map(str, held), *FIELDS.get(section, ()), *(field.name for field in own)}
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
         *parents, last = key.split(".")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bridge
-from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean
+from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
 from bridge.front.decode import container, decoded_sections
-from bridge.front.files.kinds import file_in, refuse_without_sizes
+from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import FileReading
 from bridge.front.problems import (
     MADE_BY,
@@ -333,7 +333,13 @@ def _file(given: Path | str) -> Path:
     """Return the path of a config file: here, or else in the repository."""
     path, shipped = Path(given), shipped_folder().parent / given
     path = shipped if not _is_there(path) and _is_there(shipped) else path
-    return file_in(path) if _is_there(path) and path.is_dir() else path
+    if not (_is_there(path) and path.is_dir()):
+        return path
+    found = file_in(path)
+    if found == path:
+        rule, remedy = f"holds no {listed(FILES)}", "Give the folder of a run, or a file."
+        raise RunConfigError.of("--config", rule, str(path), remedy)
+    return found
 
 
 def _is_there(path: Path) -> bool:

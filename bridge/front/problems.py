@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import MAX_LINES, RunConfigError, close_matches, did_you_mean
+from bridge.rules.fields import NAMES
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Problems:
         """Add one fault, with the remedy "Give one." where there is none, and the id of its rule of the check."""
         remedy = remedy or "Give one."
         end = "" if remedy.endswith((".", "?")) else "."
-        sentence = f"{path}: {rule}, got {value!r} ({self.origins.of(path)}). {remedy}{end}"
+        given = "null" if value is None else repr(value)
+        sentence = f"{path}: {rule}, got {given} ({self.origins.of(path)}). {remedy}{end}"
         self._sentences.append(f"{rule_id} {sentence}".lstrip())
         self._matches.extend(matches)
 
@@ -144,6 +146,9 @@ class Problems:
         known = list(known)
         is_shown = len(self._sentences) < MAX_LINES  # of a file of 40,000 fields, say
         matches = close_matches(word or path.rpartition(".")[2], known) if is_shown else []
+        section = next((role for role in NAMES if path in NAMES[role]), None)  # num_layers for model.num_layers
+        if section is not None:
+            matches = [f"{section}.{path}"]
         hint = did_you_mean(matches) or (f"There are {', '.join(known)}." if len(known) < 15 else "Remove it.")
         self.add(path, rule, value, hint, matches)
 

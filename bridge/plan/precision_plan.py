@@ -38,7 +38,7 @@ from bridge.precision.effect import Effect
 from bridge.precision.matchers import Matchers, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
-from bridge.registry.nearest import nearest_label
+from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel, Place
 from bridge.rules.target import Target
@@ -290,7 +290,7 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
         settings = settings.of_hybrid(run.target.mcore)
     paths, precision = ModulePaths.of(run.values["model"]), run.precision
     return PrecisionPlan(
-        label=nearest_label(precision) if precision is not None else f"{settings.mode}, as the configs say",
+        label=nearest_label(precision) if precision is not None else label_of_owners(run.values["model"]),
         settings=settings,
         shape=shape,
         parallel=layout,

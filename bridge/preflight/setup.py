@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.nearest import nearest_label
+from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.rule import Violation
@@ -171,7 +171,7 @@ class Setup(RuleContext):
     def label(self) -> str:
         """The precision in a few words; one without a recipe's name is named by the nearest."""
         if self.precision is None:
-            return f"{self.mode}, without a recipe"
+            return label_of_owners(self.prediction.values["model"])
         return self.precision.label if self.precision.recipe is not None else nearest_label(self.precision)
 
     @property

@@ -33,6 +33,10 @@ KNOWN = {
 EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 MEMORY = "memory"
 UNITS = {"gib": 2**30, "gb": 10**9}
+LONGEST = 60
+"""Characters of a word."""
+MOST_GPUS = 10**7
+"""More than any run has: a slip of the finger."""
 ONE = {MEMORY: "one memory size"}
 _wrong = partial(RunConfigError.of, "target")
 
@@ -59,7 +63,11 @@ def parse_target(text: str) -> Target:
     given: dict[str, str] = {}
     memory_gib: int | None = None
     for word in words:
+        if len(word) > LONGEST:
+            raise RunConfigError.of("target", _RULE, word, f"Write {EXAMPLE}, say.")
         fields = _meaning(word)
+        if fields.get("count", 0) > MOST_GPUS:
+            raise RunConfigError.of("target", f"must have at most {MOST_GPUS:,} GPUs", word, "Use fewer.")
         twice = next((name for name in fields if name in given), None)
         if twice is not None:
             one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else ONE.get(twice, "one GPU")

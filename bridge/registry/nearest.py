@@ -6,6 +6,8 @@ A config that another program saved states every field and names no recipe. A re
 """
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 from bridge.errors import BridgeWarning
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
@@ -29,6 +31,14 @@ def nearest_label(config: PrecisionConfig) -> str:
         return config.label
     found = differing_fields(config, _made(name))
     return f"{name}, but {config.in_words(found)}" if found else name
+
+
+def label_of_owners(model: Mapping[str, Any]) -> str:
+    """Return the label of a run without a recipe: mode and scheme as the model's config holds them."""
+    mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
+    low = [name for name in ("fp8", "fp4") if model[name]]
+    scheme = f" with {low[0]} {model[f'{low[0]}_recipe']}" if low else ""
+    return f"{mode}{scheme}, without a recipe"
 
 
 def nearest_recipe(config: PrecisionConfig) -> str | None:

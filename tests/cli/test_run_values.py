@@ -56,9 +56,43 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
             f"model.num_moe_experts: must be at most 10000, got {2**70} (command line). Use fewer.\n",
         ),
         (
-            ["plan", "fp8_current", f"model.pipeline_model_parallel_size={2**70}"],
-            f"model.pipeline_model_parallel_size: stages x chunks of a stage must be at most 4000, got {2**70}. "
+            ["plan", "fp8_current", f"model.pipeline_model_parallel_size={10**6}"],
+            f"model.pipeline_model_parallel_size: stages x chunks of a stage must be at most 4000, got {10**6}. "
             "Use fewer.\n",
+        ),
+        (
+            ["memory", "fp8_current", f"model.hidden_size={10**12}"],
+            f"model.hidden_size: must be at most {10**8}, got {10**12} (command line). Use a smaller number.\n",
+        ),
+        (
+            ["memory", "fp8_current", "--target", "h100x99999999999"],
+            "target: must have at most 10,000,000 GPUs, got 'h100x99999999999'. Use fewer.\n",
+        ),
+        (
+            ["check", "fp8_current", "--target", f"h100x{'1' * 5000}"],
+            f"target: must be a GPU such as h100x8 or a version such as te2.8, got 'h100x{'1' * 74}. "
+            "Write h100x8,te2.8,cuda12.9,mcore0.16, say.\n",
+        ),
+        (
+            ["plan", "fp8_current", "model.num_layers=null"],
+            "model.num_layers: must be at least 1, got null (command line). Use 1 or more.\n",
+        ),
+        (
+            ["plan", "fp8_current", "num_layers=8"],
+            "num_layers: no such section or group, got 8 (command line). Did you mean 'model.num_layers'?\n",
+        ),
+        (
+            ["plan", "--config", "docs/showcase/llama3_70b.yaml", "num_layers=8"],
+            "num_layers: no such section, got '8' (command line). Did you mean 'model.num_layers'?\n",
+        ),
+        (
+            ["plan", "--config", "docs/showcase/llama3_70b.yaml", "train.train_itres=4"],
+            "train.train_itres: no such field, got '4' (command line). Did you mean 'train_iters'?\n",
+        ),
+        (
+            ["plan", "--config", "docs/images"],
+            "--config: holds no 'config.yaml', 'run_config.yaml' or 'common.pt', got 'docs/images'. Give the folder of "
+            "a run, or a file.\n",
         ),
         (
             ["plan", "fp8_current", "--picture", "/nowhere/at/all.png"],
@@ -94,3 +128,20 @@ def test_a_choice_keeps_the_recipes_name_and_what_was_stated_beside_it() -> None
     assert config.mixed_precision.label == "bf16_with_fp8_current_scaling_mixed, fp8_param_gather=False"
     assert config.precision_choice["request"] == "auto:fp8"
     assert config.precision_choice["recipe"] == "bf16_with_fp8_current_scaling_mixed"
+
+
+def test_an_empty_file_is_one_sentence(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.touch()
+    sentence = f"{empty}: is empty, and describes no run. Give a file with sections such as model.\n"
+    assert told("check", "--config", str(empty)) == (2, "", sentence)
+
+
+def test_every_command_names_a_run_without_a_recipe_by_its_scheme(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, bf16: true, "
+        "fp8: e4m3, fp8_recipe: blockwise}\n"
+    )
+    for command in ("check", "plan", "memory"):
+        _, out, _ = told(command, "--config", str(tmp_path / "run.yaml"))
+        assert out.startswith("bf16 with fp8 blockwise, without a recipe")

@@ -177,6 +177,19 @@ def test_a_field_of_the_provider_is_its_own_and_a_misspelt_one_is_refused(tmp_pa
         read(tmp_path, container({"num_layerss": 4}))
 
 
+def test_an_override_is_misspelt_where_it_resembles_a_field_of_its_section(tmp_path: Path) -> None:
+    data = {"_target_": "megatron.bridge.training.config.GPTDatasetConfig", "seq_length": 512}
+    content = container(comm_overlap=OVERLAP, dataset=data)
+    for word, sentence in (
+        ("train.micro_batch_siz=4", "train.micro_batch_siz: no such field.*Did you mean 'micro_batch_size'"),
+        ("dataset.seq_lenght=4", r"data.seq_lenght: no such field.*\(command line\). Did you mean 'seq_length'"),
+        ("comm_overlap.tp_comm_overlp=true", "comm_overlap.tp_comm_overlp: no such.*Did you mean 'tp_comm_overlap'"),
+    ):
+        with pytest.raises(RunConfigError, match=sentence):
+            read(tmp_path, content, word)
+    assert read(tmp_path, content, "train.eval_interval=4").section("train")["eval_interval"] == 4
+
+
 def test_a_saved_run_may_have_fields_that_no_known_release_has(tmp_path: Path) -> None:
     newest = known_releases()[-1]
     saved = saved_model(newest)

@@ -21,7 +21,7 @@ from bridge.rules.fields import FIELDS
 from bridge.rules.section import Section, read_section
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
-from bridge.rules.shape.unplanned import UNPLANNED
+from bridge.rules.shape.unplanned import REMEDY, UNPLANNED
 from bridge.rules.versions import Version
 from bridge.sync.prediction import predict
 from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES
@@ -127,7 +127,7 @@ def test_a_field_that_the_plan_does_not_know_is_refused(name):
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, {**DENSE, name: value})
     why = UNPLANNED[name].format(kind="DeepSeek-V4's hybrid attention")
-    assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. Plan a model without it."
+    assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. {REMEDY}"
     for default in (FIELDS["model"][name].default, None):
         assert precision_plan(None, {**DENSE, name: default}).linears()[1] == 17
 
@@ -142,8 +142,7 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, changed)
     assert str(raised.value) == (
-        "model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. "
-        "Plan a model without it."
+        f"model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. {REMEDY}"
     )
 
 

@@ -35,6 +35,7 @@ from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
+from bridge.rules.shape.unplanned import REMEDY
 from bridge.rules.versions import Version
 
 NEMOTRON_3_SUPER = {
@@ -319,7 +320,7 @@ def test_a_hybrid_ignores_fp4_before_megatron_core_0_17():
     [
         (
             {"hybrid_layer_pattern": "MGM*"},
-            "model.hybrid_layer_pattern: cannot plan: layers of gated delta net, got 'G'. Plan a model without it.",
+            f"model.hybrid_layer_pattern: cannot plan: layers of gated delta net, got 'G'. {REMEDY}",
         ),
         (
             {"hybrid_layer_pattern": "M?*"},

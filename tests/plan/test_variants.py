@@ -15,6 +15,7 @@ from bridge.plan.memory import memory_report
 from bridge.plan.modules import layer_modules, mtp_modules
 from bridge.plan.precision_plan import precision_plan
 from bridge.rules.shape.model import ModelShape
+from bridge.rules.shape.unplanned import REMEDY
 
 PLAIN = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False, "vocab_size": 128}
 DELTA = {
@@ -186,7 +187,7 @@ def test_gemms_that_do_not_fit_the_scheme_name_the_fields_of_the_variant():
             DELTA,
             {"experimental_attention_variant": "gdn2"},
             "model.experimental_attention_variant: cannot plan: layers of the second gated delta net, got 'gdn2'. "
-            "Plan a model without it.",
+            + REMEDY,
         ),
     ],
 )

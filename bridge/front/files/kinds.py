@@ -70,6 +70,8 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
     if len(documents) > 1:
         raise RunConfigError(f"{path}: must hold one document, got {len(documents)}. Remove the others.")
     whole = documents[0] if documents else None
+    if whole is None:
+        raise RunConfigError(f"{path}: is empty, and describes no run. Give a file with sections such as model.")
     if not isinstance(whole, dict):
         rule = "must hold sections such as model and mixed_precision"
         raise RunConfigError(f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections.")

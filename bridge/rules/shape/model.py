@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding, RunConfigError
@@ -35,6 +35,8 @@ PARALLEL_SIZES = (
 )
 MOST = 10_000
 """Layers, or experts of a layer: more is a slip of the finger, and would take minutes to be listed."""
+MOST_SIZE = 10**8
+"""Of any other size, for the same reason: no model has a dimension, a vocabulary or a sequence near it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,10 +179,11 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     """
     reader = _Reader(read_section("model", model))
     reader.shape()
+    names = {fault: fault.path.removeprefix("model.") for fault in reader.faults}
     return [
-        fault
-        for fault in reader.faults
-        if fault.path.removeprefix("model.") in model and whole_number(fault.value) is not None
+        replace(fault, value=model[name]) if model[name] is None else fault
+        for fault, name in names.items()
+        if name in model and whole_number(fault.value) is not None
     ]
 
 
@@ -247,11 +250,9 @@ class _Reader:
         return self.flag("multi_latent_attention") or "latent_attention" in self._kinds_of_pattern
 
     def _layers(self) -> int:
-        layers = self.whole("num_layers") if self.pattern is None else max(1, len(self.pattern.layers))
-        if layers <= MOST:
-            return layers
-        self._refuse("num_layers", f"must be at most {MOST}", layers, "Use fewer")
-        return 1
+        if self.pattern is None:
+            return self.whole("num_layers", most=MOST)
+        return self._at_most("num_layers", max(1, len(self.pattern.layers)), MOST)
 
     def _sizes(self) -> _Sizes:
         is_hybrid = self.pattern is not None
@@ -292,7 +293,7 @@ class _Reader:
         is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
         return is_rotary and self.section.values["rotary_percent"] == 1.0
 
-    def whole(self, name: str, derived: int = 0, *, least: int = 1) -> int:
+    def whole(self, name: str, derived: int = 0, *, least: int = 1, most: int = MOST_SIZE) -> int:
         """Return a size; `derived` where it is None, which Megatron derives."""
         held: int | None = self.section.values[name]
         number = derived if held is None else held
@@ -303,7 +304,13 @@ class _Reader:
         if number < least:
             self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")
             return least
-        return number
+        return self._at_most(name, number, most)
+
+    def _at_most(self, name: str, number: int, most: int) -> int:
+        if number <= most:
+            return number
+        self._refuse(name, f"must be at most {most}", number, "Use fewer" if most == MOST else "Use a smaller number")
+        return 1
 
     def flag(self, name: str) -> bool:
         return bool(self.section.values[name])
@@ -357,9 +364,7 @@ class _Reader:
     def _experts(self, ffn: int) -> Experts | None:
         if not self.section.given("num_moe_experts"):
             return None
-        experts = self.whole("num_moe_experts")
-        if experts > MOST:
-            self._refuse("num_moe_experts", f"must be at most {MOST}", experts, "Use fewer")
+        experts = self.whole("num_moe_experts", most=MOST)
         return Experts(
             num_experts=experts,
             ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),

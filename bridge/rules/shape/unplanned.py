@@ -52,6 +52,11 @@ def _is_known(model: Section, name: str) -> bool:
     return name in SHARDS and model.given(name) == (ranks or [1])[0]
 
 
+REMEDY = (
+    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the rest of the run."
+)
+
+
 def unplanned(model: Section) -> list[Finding]:
     """Return a finding for each field that gives a model modules that the plan does not know.
 
@@ -70,7 +75,7 @@ def unplanned(model: Section) -> list[Finding]:
     if pattern is not None and letters:
         rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
     return [
-        Finding(path=f"model.{name}", rule=f"cannot plan: {why}", value=value, remedy="Plan a model without it.")
+        Finding(path=f"model.{name}", rule=f"cannot plan: {why}", value=value, remedy=REMEDY)
         for name, why, value in rows
     ]
 
