@@ -108,6 +108,7 @@ class Setup(RuleContext):
         self.is_emulated = self.backend in ("emulated", "te_cpu") or (
             self.backend is None and target.gpu is not None and not target.gpu.is_gpu
         )
+        self.calls_te = self.backend == "te_cpu" or not self.is_emulated
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
 
     @cached_property

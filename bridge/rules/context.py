@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from bridge.sync.report import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
+FAMILIES = ("fp8", "fp4")
 NAMES_OF = {
     f"{family}_{name}": (f"{family}_param_gather", f"{family}_param")
-    for family in ("fp8", "fp4")
+    for family in FAMILIES
     for name in ("param", "param_gather")
 }
 """Field with two names -> both, the one that is read where they differ first."""
@@ -99,6 +100,8 @@ class RuleContext:
     has_gpu: bool
     is_emulated: bool
     """FP8 and FP4 GEMMs are emulated."""
+    calls_te: bool
+    """Transformer Engine's Python runs, on a GPU or a CPU."""
     needs_gpu_formats: bool
     """The GPU itself has to run FP8 or FP4."""
     backend: str | None
@@ -239,6 +242,10 @@ class RuleContext:
         if section == "target":
             return self.target.stated(name)
         return getattr(self.views[section], name, None) if section in self.views else None
+
+    def held(self, name: str) -> Any:
+        """Return what a setting of the precision holds: as stated, or else in its owner."""
+        return self.value(self.path(name))
 
     def where(self, path: str) -> str | None:
         """Return the source that set a path, or None where that is not known."""

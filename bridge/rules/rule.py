@@ -116,7 +116,14 @@ def all_of(*conditions: str | Condition) -> Predicate:
     before it of one that is false, or a function of the run.
     """
     held = [_condition(one) if isinstance(one, str) else one for one in conditions]
-    return violated_if(lambda run: all(holds(run) for holds in held))
+
+    def predicate(run: RuleContext) -> list[Violation]:
+        for holds in held:
+            if not holds(run):
+                return []
+        return [Violation()]
+
+    return predicate
 
 
 def _condition(words: str) -> Condition:
@@ -124,9 +131,14 @@ def _condition(words: str) -> Condition:
     return (lambda run: not value(run)) if words.startswith("not ") else value
 
 
-def violations(*rows: tuple[str, object]) -> list[Violation]:
-    """Return a violation for each (path, condition) whose condition holds."""
-    return [Violation(path) for path, holds in rows if holds]
+def stands_out(name: str) -> Condition:
+    """Return whether a field is stated away from its default."""
+    return lambda run: run.stands_out(name)
+
+
+def violations(broken: Mapping[str, object]) -> list[Violation]:
+    """Return a violation of each path whose condition holds."""
+    return [Violation(path) for path, holds in broken.items() if holds]
 
 
 def without_effect(run: RuleContext, fields: Iterable[str]) -> list[Violation]:

@@ -55,6 +55,7 @@ class Section:
     """Fields that the class of an object has, away from their defaults, and no release that is known here."""
     stated: frozenset[str] = frozenset()
     """Fields that a mapping gives; all of an object's, which does not say what was given."""
+    is_mapping: bool = False
 
     def given(self, name: str, default: Any = None) -> Any:
         """Return what was given for a field; the default where nothing or None was."""
@@ -118,6 +119,7 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     known = NAMES.get(role) if is_mapping else None
     return Section(
         values=values,
+        is_mapping=is_mapping,
         malformed=tuple(malformed),
         unknown={} if known is None else {str(name): unknown[name] for name in unknown if name not in known},
         newer={} if is_mapping else _newer(role, owner),

@@ -17,7 +17,7 @@ from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, Violation, ask, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from tests.rules.cases import CASES
-from tests.rules.cases.runs import CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
+from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
 from tests.rules.situations import setup_of
 
 check_module = sys.modules["bridge.preflight.check"]
@@ -155,6 +155,20 @@ def test_what_the_frameworks_own_recipes_hold_is_no_error_and_no_warning() -> No
     muon = {"optimizer": "dist_muon", "use_distributed_optimizer": False}
     stored = {"precision": CURRENT, "model": DENSE, "optimizer": muon, "ddp": {"use_distributed_optimizer": False}}
     assert severities({**stored, "target": H100}, "PB301") == ["warning"]
+
+
+def test_low_gradients_are_a_default_only_where_nobody_stated_them() -> None:
+    run = {"model": BF16_MODEL, "optimizer": {"bf16": True}, "target": H100}
+    found = {
+        name: [one.rule for one in check(setup_of({**run, "ddp": ddp})).findings if one.id == "PB361"]
+        for name, ddp in {"default": {}, "stated": {"grad_reduce_in_fp32": False}}.items()
+    }
+    ends = ": gradients are accumulated over micro-batches and ranks in BF16"
+    parser = "while Megatron-LM's argument parser turns it on for BF16"
+    assert found == {
+        "default": [f"is Megatron's class default, {parser}{ends}"],
+        "stated": [f"is stated as False{ends}"],
+    }
 
 
 def test_a_field_that_looks_like_a_stated_one_is_a_providers_own() -> None:

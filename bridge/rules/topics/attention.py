@@ -1,7 +1,7 @@
 """The attention core in FP8, and settings of it that are overruled."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, mcore, no_effect, violated_if
+from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, mcore, no_effect, stands_out, violated_if
 from bridge.rules.versions import at_least, dotted
 
 
@@ -81,12 +81,10 @@ RULES = (
         title="norm of an indexer that is not there",
         setting="dsa_indexer_k_norm_fp32",
         versions=(mcore(since="0.19"),),
-        when=violated_if(
-            lambda run: (
-                run.stands_out("dsa_indexer_k_norm_fp32")
-                and run.has_model
-                and run.model.experimental_attention_variant != "dsa"
-            )
+        when=all_of(
+            "has_model",
+            stands_out("dsa_indexer_k_norm_fp32"),
+            lambda run: run.model.experimental_attention_variant != "dsa",
         ),
         message="has no effect: the model has no sparse attention of DeepSeek",
         remedies=("drop it", "set model.experimental_attention_variant=dsa"),

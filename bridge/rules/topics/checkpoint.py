@@ -1,7 +1,7 @@
 """Resuming in another precision, and adapters on low-precision weights."""
 
-from bridge.rules.context import RuleContext
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, te
+from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, te, violations
 
 FINGERPRINT = (
     *("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_param", "fp4", "fp4_recipe", "fp4_param", "bf16", "fp16"),
@@ -18,7 +18,7 @@ def _changed(run: RuleContext) -> list[Violation]:
     for owner, names in ((run.model, FINGERPRINT), (run.optimizer, _STATES)):
         role = "model" if owner is run.model else "optimizer"
         for name in names:
-            inert = name.partition("_")[0] in ("fp8", "fp4") and "_" in name and not getattr(run, name[:3])
+            inert = name.partition("_")[0] in FAMILIES and "_" in name and not getattr(run, name[:3])
             if name in before and before[name] != getattr(owner, name) and not inert:
                 found.append(Violation(f"{role}.{name}", words={"before": before[name]}))
     major = str(before.get("te") or "").partition(".")[0]
@@ -57,9 +57,7 @@ RULES = (
         severity="warning",
         versions=(te(since="2.20"),),
         when=all_of(
-            "is_resumed",
-            "is_delayed",
-            "has_environment",
+            *("is_resumed", "is_delayed", "has_environment"),
             lambda run: run.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1",
         ),
         message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
@@ -93,11 +91,9 @@ RULES = (
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
         severity="warning",
-        when=lambda run: [
-            Violation(f"{family}_param_gather", value=True)
-            for family in ("fp8", "fp4")
-            if run.has_peft and getattr(run, f"gathers_{family}")
-        ],
+        when=lambda run: violations(
+            {f"{family}_param_gather": run.has_peft and getattr(run, f"gathers_{family}") for family in FAMILIES}
+        ),
         message="frozen base weights have no master weights to be cast from, and crashes were reported",
         remedies=("set it to False",),
         source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",

@@ -92,9 +92,7 @@ RULES = (
         setting="model.deterministic_mode",
         severity="error",
         when=all_of(
-            "has_environment",
-            "model.deterministic_mode",
-            "not is_emulated",
+            *("has_environment", "model.deterministic_mode", "not is_emulated"),
             lambda run: run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0",
         ),
         message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",

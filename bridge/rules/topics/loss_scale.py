@@ -34,10 +34,8 @@ def _starts_below_floor(run: RuleContext) -> bool:
 
 def _fatal_checks(run: RuleContext) -> list[Violation]:
     stops_at_loss = run.sections["train"].is_given and run.train.check_for_nan_in_loss
-    return violations(
-        ("ddp.check_for_nan_in_grad", run.has_dynamic_scale and run.ddp.check_for_nan_in_grad),
-        ("train.check_for_nan_in_loss", run.has_dynamic_scale and stops_at_loss),
-    )
+    checks = {"ddp.check_for_nan_in_grad": run.ddp.check_for_nan_in_grad, "train.check_for_nan_in_loss": stops_at_loss}
+    return violations(checks) if run.has_dynamic_scale else []
 
 
 def _window(run: RuleContext) -> bool:
@@ -94,11 +92,8 @@ RULES = (
         title="loss scale without effect",
         setting="loss_scale",
         when=all_of(
-            "is_fp32",
-            "has_optimizer",
-            "optimizer.loss_scale",
+            *("is_fp32", "has_optimizer", "optimizer.loss_scale", "not is_sharded"),
             lambda run: run.optimizer.use_distributed_optimizer is False,
-            "not is_sharded",
         ),
         message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),

@@ -9,6 +9,7 @@ from bridge.rules.rule import (
     all_of,
     mcore,
     no_effect,
+    stands_out,
     violated_if,
     without_effect,
 )
@@ -22,13 +23,11 @@ def _several_modes(run: RuleContext) -> list[Violation]:
     on = [mode for mode in MODES if run.stated.get(mode)]
     if len(on) > 1:
         return [Violation(on[-1], value=on)]
-    owners = {"model": run.model, "optimizer": run.optimizer}
-    both = [role for role, owner in owners.items() if owner.fp16 and owner.bf16]
+    both = [role for role in ("model", "optimizer") if run.views[role].fp16 and run.views[role].bf16]
     return [Violation(f"{role}.bf16", value=["fp16", "bf16"]) for role in both[:1]]
 
 
 def _mode_turned_off(run: RuleContext) -> list[Violation]:
-    """Return the mode that is stated to be off although a dtype of it is stated, and no other mode is on."""
     dtypes = {name: run.stated[name] for name in ("params_dtype", "pipeline_dtype") if name in run.stated}
     off = [(name, dtype) for name, dtype in dtypes.items() if dtype != "fp32" and run.stated.get(dtype) is False]
     if not run.is_fp32 or run.stated.get("fp32"):
@@ -61,7 +60,6 @@ def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
 
 
 def _without_mode(run: RuleContext) -> list[Violation]:
-    """Return the format of an FP8 or FP4 run in FP32 that does not state fp32."""
     if run.precision is None or not run.is_low or not run.is_fp32 or run.stated.get("fp32"):
         return []
     return [Violation("fp8" if run.fp8 else "fp4", value=run.fp8 or run.fp4)]
@@ -235,7 +233,7 @@ RULES = (
         id="PB114",
         title="BF16 sums outside BF16",
         setting="disable_bf16_reduced_precision_matmul",
-        when=violated_if(lambda run: run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16),
+        when=all_of(stands_out("disable_bf16_reduced_precision_matmul"), "not is_bf16"),
         message="has no effect: Megatron sets the switch in bf16 runs only, and this one is {run.mode}",
         remedies=("drop it", "choose a bf16 recipe"),
         source="megatron-core 0.16.1 transformer/transformer_config.py:921",
@@ -246,7 +244,7 @@ RULES = (
         setting="mamba_training_ssm_states_dtype",
         severity="warning",
         versions=(mcore(since="0.19"),),
-        when=all_of(lambda run: run.stands_out("mamba_training_ssm_states_dtype"), "has_model", "not shape.is_hybrid"),
+        when=all_of(stands_out("mamba_training_ssm_states_dtype"), "has_model", "not shape.is_hybrid"),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),
         source="megatron-core 0.19.2 ssm/mamba_mixer.py:227",

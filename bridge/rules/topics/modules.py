@@ -9,7 +9,7 @@ from bridge.precision.matchers import matchers_in, quant_recipes
 from bridge.precision.module_schemes import row_matchers, stage_recipes
 from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
-from bridge.rules.context import RuleContext
+from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.factories import why_not_found
 from bridge.rules.rule import Rule, Violation, mcore, no_effect, violated_if
 from bridge.rules.versions import dotted
@@ -104,7 +104,7 @@ def _missing_factories(run: RuleContext) -> list[Violation]:
     factories = [row.get("custom_recipe_factory") for _, row in _payloads(run)]
     setting = selected_modules.about(run, None).path
     paths = [(setting, factory) for factory in factories if factory]
-    for family in ("fp8", "fp4"):
+    for family in FAMILIES:
         name = f"{family}_quantizer_factory"
         if run.is_custom and getattr(run, family) and getattr(run.model, name):
             paths.append((name, getattr(run.model, name)))

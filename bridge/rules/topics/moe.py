@@ -1,8 +1,10 @@
 """Mixture of experts: token counts per expert, the router's dtype, schedules and dispatchers that know less."""
 
+from functools import partial
+
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, no_effect, te, violated_if
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, no_effect, te
 
 
 def _pads(run: RuleContext) -> bool:
@@ -31,6 +33,7 @@ def _ncclep_limits(run: RuleContext) -> bool:
     )
 
 
+of_experts = partial(all_of, "shape.is_moe")
 _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 
 
@@ -46,12 +49,8 @@ RULES = (
         title="expert batches of any size",
         setting="model.moe_router_padding_for_quantization",
         severity="info",
-        when=all_of(
-            "shape.is_moe",
-            "is_low",
-            lambda run: not _pads(run),
-            "not model.moe_pad_expert_input_to_capacity",
-            "not is_emulated",
+        when=of_experts(
+            "is_low", "not is_emulated", "not model.moe_pad_expert_input_to_capacity", lambda run: not _pads(run)
         ),
         message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so every layer runs kernels "
         "that pad them",
@@ -64,9 +63,7 @@ RULES = (
         title="router padding under this dispatcher",
         setting="model.moe_token_dispatcher_type",
         severity="error",
-        when=all_of(
-            "shape.is_moe", _pads, lambda run: run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
-        ),
+        when=of_experts(_pads, lambda run: run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
         source=MODEL_CHECK,
@@ -76,7 +73,7 @@ RULES = (
         title="router padding without FP8 or FP4",
         setting="model.moe_router_padding_for_quantization",
         severity="error",
-        when=all_of("shape.is_moe", _pads, "not is_low"),
+        when=of_experts(_pads, "not is_low"),
         message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
         source=MODEL_CHECK,
@@ -86,7 +83,7 @@ RULES = (
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
         severity="info",
-        when=all_of("shape.is_moe", "model.moe_router_padding_for_fp8"),
+        when=of_experts("model.moe_router_padding_for_fp8"),
         message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
@@ -97,7 +94,7 @@ RULES = (
         setting="model.moe_grouped_gemm",
         severity="error",
         versions=(te(until="1.11"),),
-        when=all_of("shape.is_moe", "model.moe_grouped_gemm", "fp8", "not is_emulated", lambda run: run.te is not None),
+        when=of_experts("model.moe_grouped_gemm", "fp8", "not is_emulated", "te"),
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
         source=MODEL_CHECK,
@@ -107,7 +104,7 @@ RULES = (
         title="router below FP32",
         setting="model.moe_router_dtype",
         severity="info",
-        when=all_of("shape.is_moe", "is_half", lambda run: run.model.moe_router_dtype not in ("fp32", "fp64")),
+        when=of_experts("is_half", lambda run: run.model.moe_router_dtype not in ("fp32", "fp64")),
         message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
@@ -118,7 +115,7 @@ RULES = (
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
         severity="error",
-        when=all_of("shape.is_moe", "model.overlap_moe_expert_parallel_comm", "is_fp32"),
+        when=of_experts("model.overlap_moe_expert_parallel_comm", "is_fp32"),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source=f"{MODEL_CHECK}: an assertion",
@@ -129,7 +126,7 @@ RULES = (
         setting="fp4",
         severity="warning",
         versions=(mcore(until="0.19.2"),),
-        when=all_of("shape.is_moe", "fp4", "model.overlap_moe_expert_parallel_comm"),
+        when=of_experts("fp4", "model.overlap_moe_expert_parallel_comm"),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, so GEMMs run in "
         "{run.mode}",
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
@@ -142,11 +139,8 @@ RULES = (
         setting="model.use_transformer_engine_op_fuser",
         severity="warning",
         versions=(mcore(since="0.18"),),
-        when=all_of(
-            "shape.is_moe",
-            "model.use_transformer_engine_op_fuser",
-            "is_low",
-            "not is_mxfp8",
+        when=of_experts(
+            *("model.use_transformer_engine_op_fuser", "is_low", "not is_mxfp8"),
             lambda run: not (run.fp4 and run.environment.get("FP4_RECIPE") == "nvfp4"),
         ),
         message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with FP4_RECIPE=nvfp4 set; this "
@@ -160,12 +154,7 @@ RULES = (
         setting="model.moe_single_grouped_weight",
         severity="error",
         versions=(mcore(since="0.18"),),
-        when=all_of(
-            "shape.is_moe",
-            "model.moe_single_grouped_weight",
-            "is_low",
-            lambda run: run.scheme not in ("mxfp8", "nvfp4"),
-        ),
+        when=of_experts("model.moe_single_grouped_weight", "is_low", lambda run: run.scheme not in ("mxfp8", "nvfp4")),
         message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this run is {run.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
@@ -187,7 +176,7 @@ RULES = (
         setting="model.batch_invariant_mode",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=all_of("shape.is_moe", "model.batch_invariant_mode", "is_low"),
+        when=of_experts("model.batch_invariant_mode", "is_low"),
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
@@ -197,7 +186,7 @@ RULES = (
         title="grouped GEMM before Ampere",
         setting="model.moe_grouped_gemm",
         severity="error",
-        when=violated_if(lambda run: run.shape.is_moe and run.model.moe_grouped_gemm and run.target.is_before(8)),
+        when=of_experts("model.moe_grouped_gemm", lambda run: run.target.is_before(8)),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{run.capability[0]}.{run.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
@@ -209,7 +198,7 @@ RULES = (
         setting="model.moe_expert_capacity_factor",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=all_of("shape.is_moe", _ncclep_limits),
+        when=of_experts(_ncclep_limits),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),
@@ -230,17 +219,7 @@ RULES = (
         setting="model.moe_grouped_gemm",
         severity="error",
         versions=(mcore(until="0.19"), te(since="2.18")),
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe
-                and run.model.moe_grouped_gemm
-                and run.is_low
-                and run.scheme != "delayed"
-                and not run.is_emulated
-                and run.te is not None
-                and run.mcore is not None
-            )
-        ),
+        when=of_experts("model.moe_grouped_gemm", "is_low", "not is_delayed", "not is_emulated", "te", "mcore"),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the extra state of "
         "{run.scheme} scaling is empty, and this Megatron Core splits it by expert without looking",
         remedies=("use megatron-core 0.19", "use Transformer Engine 2.17", "set moe_grouped_gemm=False"),

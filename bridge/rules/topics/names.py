@@ -7,9 +7,10 @@ from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import COMMAND_LINE
-from bridge.rules.context import RuleContext
+from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.fields import NAMES, PAIRS
 from bridge.rules.rule import Rule, Violation, no_effect, violations
+from bridge.rules.shape.model import PARALLEL_SIZES
 from bridge.rules.topics.mode import MODES
 
 NAME_TOKENS = {
@@ -21,15 +22,15 @@ NAME_TOKENS = {
     "nvfp4": "nvfp4",
 }
 """Part of a recipe's name -> the scheme that it promises."""
-
-
+LEAST = {"fp8_margin": 0, "fp8_amax_history_len": 1, **dict.fromkeys(LAYER_COUNTS, 0), "hysteresis": 1}
+"""Count -> its least value."""
 DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 
 def _default_dropouts(run: RuleContext) -> list[Violation]:
     given = run.sections["model"].stated
     is_open = run.has_model and run.model.num_layers > 0
-    return violations(*((f"model.{name}", is_open and name not in given) for name in DROPOUTS))
+    return violations({f"model.{name}": is_open and name not in given for name in DROPOUTS})
 
 
 def _disagreeing(run: RuleContext) -> list[Violation]:
@@ -81,17 +82,7 @@ def _unrouted(run: RuleContext) -> list[Violation]:
 
 
 def _below_least(run: RuleContext) -> list[Violation]:
-    return [
-        Violation(name, value=run.stated.get(name, getattr(owner, name)), words={"least": least})
-        for owner, name, least in (
-            (run.model, "fp8_margin", 0),
-            (run.model, "fp8_amax_history_len", 1),
-            (run.model, LAYER_COUNTS[0], 0),
-            (run.model, LAYER_COUNTS[1], 0),
-            (run.optimizer, "hysteresis", 1),
-        )
-        if run.stated.get(name, getattr(owner, name)) < least
-    ]
+    return [Violation(name, words={"least": least}) for name, least in LEAST.items() if run.held(name) < least]
 
 
 def _misspelt(run: RuleContext) -> list[Violation]:
@@ -212,11 +203,7 @@ RULES = (
         setting="model.fp8",
         severity="warning",
         needs="owners",
-        when=lambda run: [
-            Violation(f"model.{name}", value=getattr(run.model, name))
-            for name in ("fp8", "fp4")
-            if getattr(run.model, name) is not None and not getattr(run.model, name)
-        ],
+        when=lambda run: violations({f"model.{name}": getattr(run.model, name) in ("", False) for name in FAMILIES}),
         message="must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
@@ -227,16 +214,7 @@ RULES = (
         setting="model.tensor_model_parallel_size",
         severity="error",
         needs="owners",
-        when=lambda run: [
-            Violation(f"model.{name}", value=getattr(run.model, name))
-            for name in (
-                "tensor_model_parallel_size",
-                "pipeline_model_parallel_size",
-                "context_parallel_size",
-                "expert_model_parallel_size",
-            )
-            if (getattr(run.model, name) or 0) < 1
-        ],
+        when=lambda run: violations({f"model.{name}": (getattr(run.model, name) or 0) < 1 for name in PARALLEL_SIZES}),
         message="must be at least 1",
         remedies=("use 1 for no parallelism of that kind",),
         source="megatron-core 0.16.1 parallel_state.py",

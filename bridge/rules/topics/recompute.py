@@ -16,6 +16,10 @@ def _captures(run: RuleContext) -> bool:
     return bool(run.model.cuda_graph_impl not in ("none", None) or run.model.enable_cuda_graph)
 
 
+def _checks_for_nan(run: RuleContext) -> object:
+    return run.train.check_for_nan_in_loss if run.sections["train"].is_given else run.ddp.check_for_nan_in_grad
+
+
 RULES = (
     Rule(
         id="PB461",
@@ -44,8 +48,7 @@ RULES = (
         setting="train.torch_compile",
         severity="error",
         when=lambda run: violations(
-            ("train.torch_compile", run.is_delayed and run.train.torch_compile),
-            ("model.torch_compile", run.is_delayed and run.model.torch_compile),
+            {f"{one}.torch_compile": run.is_delayed and run.views[one].torch_compile for one in ("train", "model")}
         ),
         message="Transformer Engine refuses delayed scaling inside a compiled graph",
         remedies=("use fp8_recipe='tensorwise'", "do not compile"),
@@ -69,13 +72,7 @@ RULES = (
         title="NaN check inside a captured step",
         setting="train.check_for_nan_in_loss",
         severity="error",
-        when=all_of(
-            "has_model",
-            _captures_whole_step,
-            lambda run: (
-                run.train.check_for_nan_in_loss if run.sections["train"].is_given else run.ddp.check_for_nan_in_grad
-            ),
-        ),
+        when=all_of("has_model", _captures_whole_step, _checks_for_nan),
         message="a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
@@ -87,12 +84,10 @@ RULES = (
         setting="model.inference_cuda_graph_scope",
         severity="error",
         versions=(mcore(since="0.18"),),
-        when=violated_if(
-            lambda run: (
-                run.fp8
-                and str(run.model.inference_cuda_graph_scope).rpartition(".")[2] == "block"
-                and not (run.model.transformer_impl == "inference_optimized" and run.is_mxfp8)
-            )
+        when=all_of(
+            "fp8",
+            lambda run: str(run.model.inference_cuda_graph_scope).rpartition(".")[2] == "block",
+            lambda run: not (run.model.transformer_impl == "inference_optimized" and run.is_mxfp8),
         ),
         message="FP8 blocks are captured for inference with transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
@@ -114,13 +109,10 @@ RULES = (
         setting="model.recompute_modules",
         severity="error",
         versions=(mcore(since="0.19"),),
-        when=violated_if(
-            lambda run: (
-                run.is_low
-                and "shared_experts" in run.recomputed
-                and run.model.cuda_graph_impl == "local"
-                and (run.model.gtp_weight_remat_size or 1) > 1
-            )
+        when=all_of(
+            "is_low",
+            lambda run: "shared_experts" in run.recomputed and run.model.cuda_graph_impl == "local",
+            lambda run: (run.model.gtp_weight_remat_size or 1) > 1,
         ),
         message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with sharded weights",
         remedies=("take it out", "set cuda_graph_impl=none"),

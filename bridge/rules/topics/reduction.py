@@ -1,7 +1,22 @@
 """In which dtype gradients are accumulated, reduced and applied."""
 
+from dataclasses import replace
+
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect, violated_if
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect
+
+_accumulates_low = all_of(
+    *("is_bf16", "has_ddp", "not precision", "not ddp.grad_reduce_in_fp32", "not has_megatron_fsdp"),
+    lambda run: run.optimizer.main_grads_dtype == "fp32",
+)
+
+
+def _low_gradients(run: RuleContext) -> list[Violation]:
+    ddp = run.sections["ddp"]
+    held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
+    if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
+        held = "is stated as False"
+    return [replace(one, words={"held": held}) for one in _accumulates_low(run)]
 
 
 def _unread_accumulation(run: RuleContext) -> list[Violation]:
@@ -21,22 +36,11 @@ def _unread_accumulation(run: RuleContext) -> list[Violation]:
 RULES = (
     Rule(
         id="PB361",
-        title="BF16 gradients by default",
+        title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
         severity="warning",
-        needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.is_bf16
-                and run.has_ddp
-                and run.precision is None
-                and not run.ddp.grad_reduce_in_fp32
-                and not run.has_megatron_fsdp
-                and run.optimizer.main_grads_dtype == "fp32"
-            )
-        ),
-        message="is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16: gradients are "
-        "accumulated over micro-batches and ranks in BF16",
+        when=_low_gradients,
+        message="{held}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
     ),
@@ -59,9 +63,8 @@ RULES = (
         severity="warning",
         needs="owners",
         when=all_of(
-            "has_precision_aware",
+            *("has_precision_aware", "ddp.grad_reduce_in_fp32"),
             lambda run: run.optimizer.main_grads_dtype not in ("fp32", None),
-            "ddp.grad_reduce_in_fp32",
         ),
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),

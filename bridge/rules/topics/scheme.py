@@ -3,9 +3,19 @@
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.rules.context import RuleContext
+from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, mcore, no_effect, violated_if, without_effect
+from bridge.rules.rule import (
+    MODEL_CHECK,
+    Rule,
+    Violation,
+    all_of,
+    mcore,
+    no_effect,
+    violated_if,
+    violations,
+    without_effect,
+)
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
 
@@ -21,43 +31,37 @@ def _hint(value: object, known: tuple[str, ...]) -> str:
 
 def _unknown_format(run: RuleContext) -> list[Violation]:
     found = []
-    for family, value in (("fp8", run.fp8), ("fp4", run.fp4)):
-        if value and value not in _FORMATS[family]:
-            hint = _hint(value, _FORMATS[family])
-            if value in _SCHEMES["fp8"] or value in _SCHEMES["fp4"]:
-                hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(_FORMATS[family])} here"
-            elif value == "e5m2":
-                hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
-            found.append(Violation(family, words={"known": listed(_FORMATS[family]), "hint": hint}))
+    for family, known in _FORMATS.items():
+        value = getattr(run, family)
+        if not value or value in known:
+            continue
+        hint = _hint(value, known)
+        if value in _SCHEMES["fp8"] or value in _SCHEMES["fp4"]:
+            hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
+        elif value == "e5m2":
+            hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
+        found.append(Violation(family, words={"known": listed(known), "hint": hint}))
     return found
 
 
 def _unknown_scheme(run: RuleContext) -> list[Violation]:
-    return [
-        Violation(
-            f"{family}_recipe", words={"known": listed(_SCHEMES[family]), "hint": _hint(scheme, _SCHEMES[family])}
-        )
-        for family, scheme, on in (
-            ("fp8", run.stated.get("fp8_recipe", run.model.fp8_recipe), run.fp8 or "fp8_recipe" in run.stated),
-            ("fp4", run.stated.get("fp4_recipe", run.model.fp4_recipe), run.fp4 or "fp4_recipe" in run.stated),
-        )
-        if on and scheme not in _SCHEMES[family] and (scheme is not None or getattr(run, family))
-    ]
+    found = []
+    for family, known in _SCHEMES.items():
+        scheme = run.held(f"{family}_recipe")
+        is_read = getattr(run, family) or (f"{family}_recipe" in run.stated and scheme is not None)
+        if is_read and scheme not in known:
+            found.append(Violation(f"{family}_recipe", words={"known": listed(known), "hint": _hint(scheme, known)}))
+    return found
 
 
 def _unknown_algorithm(run: RuleContext) -> list[Violation]:
-    algorithm = run.stated.get("fp8_amax_compute_algo", run.model.fp8_amax_compute_algo)
-    words = {"hint": _hint(algorithm, _ALGORITHMS)} if algorithm not in _ALGORITHMS else {}
-    return [Violation(value=algorithm, words=words)] if words else []
+    algorithm = run.held("fp8_amax_compute_algo")
+    return [Violation(words={"hint": _hint(algorithm, _ALGORITHMS)})] if algorithm not in _ALGORITHMS else []
 
 
 def _without_factory(run: RuleContext) -> list[Violation]:
-    factories = {"fp8": run.model.fp8_quantizer_factory, "fp4": run.model.fp4_quantizer_factory}
-    return [
-        Violation(f"model.{family}_quantizer_factory", value=factory)
-        for family, factory in factories.items()
-        if run.is_custom and getattr(run, family) and "." not in (factory or "")
-    ]
+    names = [f"{family}_quantizer_factory" for family in FAMILIES if run.is_custom and getattr(run, family)]
+    return violations({f"model.{name}": "." not in (getattr(run.model, name) or "") for name in names})
 
 
 def _scheme_without_format(run: RuleContext) -> list[Violation]:
@@ -83,7 +87,7 @@ def _without_effect(run: RuleContext) -> list[Violation]:
         settings.append("fp8_wgrad")
     # A scheme, stored weights or the buffer without their format are an error (PB205, PB305, PB244) unless the format
     # is stated to be off, or the run is in the other one.
-    off = [family for family in ("fp8", "fp4") if not getattr(run, family) and (family in run.stated or run.is_low)]
+    off = [family for family in FAMILIES if not getattr(run, family) and (family in run.stated or run.is_low)]
     for family in off:
         stored = [name for name in (f"{family}_param_gather", f"{family}_param") if name in run.stated][:1]
         settings += [name for name in (f"{family}_recipe", *stored) if run.stated.get(name)]

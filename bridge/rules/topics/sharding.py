@@ -4,7 +4,7 @@ from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect, te, violated_if
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect, te
 
 CACHE = "keep_fp8_transpose_cache"
 
@@ -130,7 +130,7 @@ RULES = (
         title="Megatron-FSDP does not read the reduction dtype",
         setting="grad_reduce_in_fp32",
         versions=(mcore(since="0.19"),),
-        when=violated_if(lambda run: run.has_megatron_fsdp and "grad_reduce_in_fp32" in run.stated),
+        when=all_of("has_megatron_fsdp", lambda run: "grad_reduce_in_fp32" in run.stated),
         message="has no effect under Megatron-FSDP of megatron-core 0.19 and later",
         remedies=("set ddp.megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype instead",),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
@@ -142,7 +142,7 @@ RULES = (
         severity="warning",
         needs="owners",
         versions=(mcore(since="0.19"),),
-        when=all_of("has_megatron_fsdp", "is_half", lambda run: run.ddp.megatron_fsdp_main_grads_dtype is None),
+        when=all_of("has_megatron_fsdp", "is_half", "not ddp.megatron_fsdp_main_grads_dtype"),
         message="None means the weights' dtype, so main gradients are {run.mode}",
         remedies=("set it to fp32", "accept {run.mode} gradients"),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
+from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore
 
 
 def storing(run: RuleContext, family: str) -> Violation:
@@ -28,7 +28,7 @@ def _unsharded(run: RuleContext, family: str) -> list[Violation]:
 
 def _two_answers(run: RuleContext) -> list[Violation]:
     found = []
-    for family in ("fp8", "fp4"):
+    for family in FAMILIES:
         mine, theirs = f"{family}_param", f"{family}_param_gather"
         if mine in run.stated and theirs in run.stated and run.stated[mine] != run.stated[theirs]:
             found.append(Violation(mine, value=run.stated[mine], words={"other": theirs, "theirs": run.stated[theirs]}))
@@ -155,9 +155,7 @@ RULES = (
         title="stored weights with masters of nothing",
         setting="model.use_cpu_initialization",
         severity="error",
-        when=all_of(
-            "gathers_fp8", "model.use_cpu_initialization", lambda run: run.backend == "te_cpu" or not run.is_emulated
-        ),
+        when=all_of("gathers_fp8", "model.use_cpu_initialization", "calls_te"),
         message="must be off where weights are stored in FP8, whose masters would be memory that nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py:836-853, optimizer/distrib_optimizer.py:385; "
@@ -170,15 +168,9 @@ RULES = (
         title="stored weights without masters",
         setting="fp8_param_gather",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.gathers_fp8
-                and run.mode == "fp32"
-                and not run.is_delayed
-                and run.optimizer.optimizer == "adam"
-                and not run.has_fsdp
-                and (run.backend == "te_cpu" or not run.is_emulated)
-            )
+        when=all_of(
+            *("gathers_fp8", "is_fp32", "not is_delayed", "not has_fsdp", "calls_te"),
+            lambda run: run.optimizer.optimizer == "adam",
         ),
         message="an FP32 run has no master weights, and Transformer Engine's Adam refuses to update {run.scheme} "
         "weights without them in the first step",

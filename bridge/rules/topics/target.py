@@ -59,12 +59,15 @@ def _missing_for_te(run: RuleContext) -> list[Violation]:
 
 
 def _not_emulated(run: RuleContext) -> list[Violation]:
-    is_emulated = run.is_low and run.is_emulated
+    if not (run.is_low and run.is_emulated):
+        return []
     return violations(
-        ("fp8_dot_product_attention", is_emulated and run.model.fp8_dot_product_attention),
-        ("fp8_multi_head_attention", is_emulated and run.model.fp8_multi_head_attention),
-        ("model.tp_comm_overlap", is_emulated and run.model.tp_comm_overlap),
-        ("model.recompute_modules", is_emulated and {"moe_act", "layernorm"} & set(run.recomputed)),
+        {
+            "fp8_dot_product_attention": run.model.fp8_dot_product_attention,
+            "fp8_multi_head_attention": run.model.fp8_multi_head_attention,
+            "model.tp_comm_overlap": run.model.tp_comm_overlap,
+            "model.recompute_modules": {"moe_act", "layernorm"} & {*run.recomputed},
+        }
     )
 
 
@@ -215,7 +218,7 @@ RULES = (
         title="no native BF16",
         setting="target.gpu",
         severity="warning",
-        when=all_of("is_bf16", "has_gpu", lambda run: run.target.gpu is not None, "not target.gpu.has_native_bf16"),
+        when=all_of("is_bf16", "has_gpu", "not target.gpu.has_native_bf16"),
         message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),
         source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate issue "
