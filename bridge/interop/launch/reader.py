@@ -76,7 +76,7 @@ class Reader:
         """The script, and the strings and files in it that are scripts, by their texts."""
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
-        self.steps = self.depth = self.count = 0
+        self.steps = self.depth = 0
         self.forks: dict[object, World] = {}
         """What is otherwise on a path -> that path."""
         self.taken: dict[str, str] = {}
@@ -131,18 +131,14 @@ class Reader:
                 world.set(variable, [Word([Part(f"${variable}", variable)])])
             worlds = self.run(node.children_by_field_name("body"), worlds)
         elif kind == "function_definition":
-            self.define(node, world)
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if name is not None and body is not None:
+                world.functions[self.script.text(name)] = (self.script, body)
         elif kind in CONTAINERS:
             worlds = self.run(statements(node), worlds)
         for one in worlds:
             one.status = None
         return worlds
-
-    def define(self, node: Node, world: World) -> None:
-        """Note a function."""
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
-            world.functions[self.script.text(name)] = (self.script, body)
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -239,8 +235,7 @@ class Reader:
             other = world.fork(arm.labels[holds] if test.is_open else "")
             other.forced[arm.key] = holds
         self.forks[point] = other
-        self.count += 1
-        other.number = self.count
+        other.number = self.steps
         other.because = () if test.is_open else test.defaults
         other.taken = self.taken.setdefault(f"${test.equal[0]}" if test.equal else arm.key, taken)
         return [other]
@@ -468,10 +463,10 @@ class Reader:
         for redirect in redirects:
             if redirect.type == "herestring_redirect":
                 return joined(world.text(self.script, one) for one in targets(redirect)[:1])
-            for start, body in zip(
-                *(children(redirect, kind) for kind in ("heredoc_start", "heredoc_body")), strict=False
-            ):
-                is_literal = self.script.text(start)[:1] in ("'", '"', "\\")
+            parts = {child.type: child for child in redirect.named_children}
+            if "heredoc_body" in parts:
+                body, mark = parts["heredoc_body"], self.script.text(parts["heredoc_start"])
+                is_literal = mark[:1] in ("'", '"', "\\")
                 return self.script.known(self.script.text(body)) if is_literal else world.text(self.script, body)
         return None
 
@@ -500,8 +495,3 @@ def is_test(node: Node) -> bool:
 def targets(redirect: Node) -> list[Node]:
     """Return the words of a redirection: its file first."""
     return [child for child in redirect.named_children if child.type in WORDS]
-
-
-def children(node: Node, kind: str) -> list[Node]:
-    """Return the children of a kind."""
-    return [child for child in node.named_children if child.type == kind]

@@ -28,8 +28,6 @@ PLACEHOLDER = re.compile(
 )
 LISTED = re.compile(r"(?<=\w)(=)\$([A-Za-z_]\w*)(?=,\w)")
 """`n=$X,m=$Y` between two strings, which the grammar takes for two words."""
-SUBSTRING = re.compile(r"\$\{(\w+):[ \t]*\$[^{}\n]*\}")
-"""`${X:$N+1}`, which the grammar does not know and only a run decides."""
 STAND_IN = re.compile(r"__part_(\d{1,6})__")
 LATE = frozenset({"command_substitution", "process_substitution", "arithmetic_expansion"})
 WORDS = LATE.union(
@@ -57,8 +55,7 @@ def statements(node: Node) -> list[Node]:
 
 def parse(text: str, path: str, parts: Sequence[Part] = ()) -> Script:
     """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
-    text = LISTED.sub(r"\1${\2}", SUBSTRING.sub(r"${\1:0}", text))
-    text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text)
+    text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), LISTED.sub(r"\1${\2}", text))
     for sign, closing, most in LIMITS:
         if text.count(sign) - text.count(closing) > most:
             rule = f"a launch script must not have more than {most} open {sign!r}"

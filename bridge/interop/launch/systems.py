@@ -62,7 +62,6 @@ class CommandWords:
         """`--some-name value`, by `some_name`; True without a value. The last one counts."""
         self.overrides: dict[str, str] = {}
         """`key.inner=value`, without Hydra's `+`."""
-        self.rest: list[str] = []
         self.undecided: dict[str, str] = {}
         """Option or override whose value only the run decides -> the value as it was written."""
         self.loose: list[str] = []
@@ -117,8 +116,6 @@ class CommandWords:
                 self._value(self.overrides, found[1], value)
         elif word.is_unknown:
             self.loose.append(str(word))
-        else:
-            self.rest.append(str(word))
 
 
 class Line:

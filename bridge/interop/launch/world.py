@@ -54,6 +54,7 @@ class World:
     """Whether the last command succeeded; None: only the run decides it."""
     ended: bool = False
     number: int = 0
+    """How many commands were read before it began."""
     label: str = ""
     """The branch that it takes otherwise than the first path; empty for that, and where it is not to be listed."""
     taken: str = ""

@@ -270,13 +270,13 @@ def test_the_nemo_version_fills_what_overrides_leave_out() -> None:
     assert "trainer.precision" in lost(run)
 
 
-def test_words_are_options_overrides_and_the_rest() -> None:
+def test_words_are_options_and_overrides() -> None:
     words = CommandWords(
         map(Word, ("fit", "--bf16", "--lr", "-1e-3", "--a-b=c", "++x.y=1", "~z=2", "x@k=v", "--last", "--lr", "2"))
     )
     assert words.options == {"bf16": True, "lr": "2", "a_b": "c", "last": True}
     assert words.overrides == {"x.y": "1", "x@k": "v"}
-    assert words.rest == ["fit"]
+    assert words.loose == []
     assert nested({"a.b": 1, "a": {"b": 2}, "c.d.e": 3, "c.d.f": 4}) == {"a": {"b": 2}, "c": {"d": {"e": 3, "f": 4}}}
 
 
