@@ -108,6 +108,7 @@ class Reader:
             if first.is_first and world.is_like(first):
                 world.rest = (len(first.launches), len(first.executed))
                 self.forks = {point: one for point, one in self.forks.items() if one is not world}
+                self.taken = {key: label for key, label in self.taken.items() if label != world.taken}
                 self.joined.append(world)
                 worlds.remove(world)
 
@@ -177,7 +178,8 @@ class Reader:
     def case(self, node: Node, world: World) -> list[World]:
         """Read a `case`."""
         (subject,) = node.children_by_field_name("value")
-        shown, arms = world.text(self.script, subject), list[Arm]()
+        text, arms = world.text(self.script, subject), list[Arm]()
+        shown = f"${text.variable}" if text.variable else text
         items = [
             (item, item.children_by_field_name("value")) for item in node.named_children if item.type == "case_item"
         ]
@@ -230,7 +232,7 @@ class Reader:
         )
         other = world.fork(arm.labels[holds])
         if test.equal is not None:
-            other.assume(test.equal[0], Part(test.equal[1]))
+            other.assume(*test.equal)
         if arm.test(other).holds is not holds:
             other = world.fork(arm.labels[holds] if test.is_open else "")
             other.forced[arm.key] = holds

@@ -80,13 +80,13 @@ class World:
         made.label = label
         return made
 
-    def assume(self, name: str, part: Part) -> None:
-        """Put a part in the place of a variable that nothing sets, and of its default."""
+    def assume(self, name: str, value: str) -> None:
+        """Set a variable that nothing sets, also where its name or its default was taken before."""
+        part = Part(value)
         self.values = {key: [word.replaced(name, part) for word in words] for key, words in self.values.items()}
         self.exported = {key: word.replaced(name, part) for key, word in self.exported.items()}
         self.files = {key: file.replaced(name, part) for key, file in self.files.items()}
-        if part.variable is None:
-            self.values.setdefault(name, [Word([part])])
+        self.values.setdefault(name, [Word(value)])
 
     def is_like(self, other: World) -> bool:
         """Return whether what follows is the same on two paths."""
