@@ -141,19 +141,19 @@ def _wrong_values(model: Values) -> Iterator[Finding]:
         value = model.get(name)
         if value is not None and not least <= value <= most:
             limits = f"must be at least {least}" if most == math.inf else f"must be from {least} to {most}"
-            yield _fault(WRONG_VALUE, f"model.{name}", limits, value, "Correct it.")
-    experts = model["num_moe_experts"]
+            yield _wrong(WRONG_VALUE, model, name, limits, "Correct it.")
+    experts, ranks = model["num_moe_experts"], model["expert_model_parallel_size"]
     if not experts:
         return
     if not 1 <= model["moe_router_topk"] <= experts:
-        rule = f"must be from 1 to the {experts} experts"
-        yield _fault(WRONG_VALUE, "model.moe_router_topk", rule, model["moe_router_topk"], "Correct it.")
-    if experts % model["expert_model_parallel_size"]:
-        rule = f"must be a multiple of expert_model_parallel_size {model['expert_model_parallel_size']}"
-        yield _fault(WRONG_VALUE, "model.num_moe_experts", rule, experts, "Change one of them.")
+        yield _wrong(WRONG_VALUE, model, "moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it.")
+    if experts % ranks:
+        rule = f"must be a multiple of expert_model_parallel_size {ranks}"
+        yield _wrong(WRONG_VALUE, model, "num_moe_experts", rule, "Change one of them.")
     if model["moe_shared_expert_intermediate_size"] and model["add_bias_linear"]:
-        rule, remedy = "shared experts have no biases", "Set model.add_bias_linear=false."
-        yield _fault(WRONG_VALUE, "model.add_bias_linear", rule, True, remedy)
+        yield _wrong(
+            WRONG_VALUE, model, "add_bias_linear", "shared experts have no biases", "Set model.add_bias_linear=false."
+        )
 
 
 def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
@@ -167,7 +167,7 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
             "must be off under autocast without Transformer Engine's layers: the backward pass of Megatron Core's own "
             "would reduce gradients in half precision into an FP32 tensor, which is an error"
         )
-        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, True, "Set model.sequence_parallel=false.")
+        yield _wrong(WRONG_LAYOUT, model, "sequence_parallel", rule, "Set model.sequence_parallel=false.")
     parts = model["expert_tensor_parallel_size"] or model["tensor_model_parallel_size"]
     dispatcher = model["moe_token_dispatcher_type"]
     sends_unevenly = model["expert_model_parallel_size"] > 1 and dispatcher == "alltoall"
@@ -179,16 +179,17 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
 
 def _wrong_context(model: Values) -> Iterator[Finding]:
     """Yield the sizes that context parallelism cannot cut."""
-    ranks, tensor, length = model["context_parallel_size"], model["tensor_model_parallel_size"], model["seq_length"]
-    if ranks > 1 and length % (2 * ranks):
+    ranks, tensor = model["context_parallel_size"], model["tensor_model_parallel_size"]
+    if ranks == 1:
+        return
+    if model["seq_length"] % (2 * ranks):
         rule = f"must be a multiple of 2 x context_parallel_size = {2 * ranks}"
-        yield _fault(WRONG_LAYOUT, "model.seq_length", rule, length, "Change one of them.")
+        yield _wrong(WRONG_LAYOUT, model, "seq_length", rule, "Change one of them.")
     for name in ("num_attention_heads", "num_query_groups"):
-        heads = model[name]
-        if ranks > 1 and "a2a" in str(model["cp_comm_type"]) and heads and heads % (tensor * ranks):
+        if "a2a" in str(model["cp_comm_type"]) and model[name] and model[name] % (tensor * ranks):
             rule = f"must be a multiple of tensor x context ranks = {tensor * ranks} with cp_comm_type=a2a"
             remedy = "Use cp_comm_type=all_gather, or change one of them."
-            yield _fault(WRONG_LAYOUT, f"model.{name}", rule, heads, remedy)
+            yield _wrong(WRONG_LAYOUT, model, name, rule, remedy)
 
 
 def _wrong_pipeline(model: Values, backend: str | None) -> Iterator[Finding]:
@@ -196,16 +197,13 @@ def _wrong_pipeline(model: Values, backend: str | None) -> Iterator[Finding]:
     chunks, stages = model["virtual_pipeline_model_parallel_size"], model["pipeline_model_parallel_size"]
     if chunks is not None and stages < 2:
         rule = f"interleaves the stages of a pipeline, and there is {stages} (pipeline_model_parallel_size)"
-        path = "model.virtual_pipeline_model_parallel_size"
-        yield _fault(WRONG_LAYOUT, path, rule, chunks, "Leave it at None.")
+        yield _wrong(WRONG_LAYOUT, model, "virtual_pipeline_model_parallel_size", rule, "Leave it at None.")
     if chunks is not None and stages == 2 and not model["overlap_p2p_comm"]:
-        rule, remedy = TWO_STAGES.message, remedy_of(TWO_STAGES.remedies)
-        yield _fault(TWO_STAGES.id, "model.overlap_p2p_comm", rule, model["overlap_p2p_comm"], remedy)
+        yield _wrong(TWO_STAGES.id, model, "overlap_p2p_comm", TWO_STAGES.message, remedy_of(TWO_STAGES.remedies))
     received = model["pipeline_dtype"]
     if model["enable_autocast"] and stages > 1 and received is not None:
-        sent = sent_between_stages(
-            read_section("model", model).values, installed("mcore"), is_local=backend not in WITH_TE
-        )
+        values = read_section("model", model).values
+        sent = sent_between_stages(values, installed("mcore"), is_local=backend not in WITH_TE)
         if dtype_token(received) != sent:
             rule, remedy = (text.format(sent=sent) for text in (RECEIVED.message, remedy_of(RECEIVED.remedies)))
             yield _fault(RECEIVED.id, "model.pipeline_dtype", rule, dtype_token(received), remedy)
@@ -215,14 +213,14 @@ def _wrong_without_sequence_parallelism(model: Values) -> Iterator[Finding]:
     """Yield what Megatron trains wrong under tensor parallelism alone."""
     if model["num_moe_experts"]:
         rule = "must be on for experts under tensor parallelism, without which Megatron Core does not train them"
-        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, False, "Set model.sequence_parallel=true.")
+        yield _wrong(WRONG_LAYOUT, model, "sequence_parallel", rule, "Set model.sequence_parallel=true.")
     if model["multi_latent_attention"]:
         rule = "must be on for latent attention under tensor parallelism"
         remedy = (
             "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
             "model. Set model.sequence_parallel=true."
         )
-        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, False, remedy)
+        yield _wrong(WRONG_LAYOUT, model, "sequence_parallel", rule, remedy)
 
 
 def _expert_biases(model: Values) -> Iterator[Finding]:
@@ -230,7 +228,11 @@ def _expert_biases(model: Values) -> Iterator[Finding]:
     has_shared = bool(model["moe_shared_expert_intermediate_size"])
     if model["num_moe_experts"] and model["add_bias_linear"] and not has_shared:
         rule = "experts have no biases without Transformer Engine's layers"
-        yield _fault(WRONG_VALUE, "model.add_bias_linear", rule, True, "Set model.add_bias_linear=false.")
+        yield _wrong(WRONG_VALUE, model, "add_bias_linear", rule, "Set model.add_bias_linear=false.")
+
+
+def _wrong(rule: str, model: Values, name: str, clause: str, remedy: str) -> Finding:
+    return _fault(rule, f"model.{name}", clause, model[name], remedy)
 
 
 def _fault(rule: str, path: str, clause: str, value: object, remedy: str) -> Finding:

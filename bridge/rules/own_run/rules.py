@@ -1,5 +1,7 @@
 """Refusals of a run of this project, `scripts/train.py`; other trainers run what it refuses."""
 
+from functools import partial
+
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS, FIELDS
 from bridge.rules.own_run.fields import BUILT
@@ -32,38 +34,29 @@ def _refused(rule: str) -> Predicate:
     return predicate
 
 
+_row = partial(Rule, setting="model", severity="error", message="{clause}", remedies=("{remedy}",))
+"""A row whose findings have the words of the refusals."""
+
 RULES = (
-    Rule(
+    _row(
         id=NOT_HONOURED,
         title="field that the run does not honour",
-        setting="model",
-        severity="error",
         when=_refused(NOT_HONOURED),
-        message="{clause}",
-        remedies=("{remedy}",),
         source=SOURCE,
         explanation="The build of scripts/train.py would leave the field out and train another model. Which fields it "
         "honours depends on the layers: Transformer Engine's, its Python on a CPU, or the emulated ones.",
     ),
-    Rule(
+    _row(
         id=WRONG_VALUE,
         title="value that the run cannot have",
-        setting="model",
-        severity="error",
         when=_refused(WRONG_VALUE),
-        message="{clause}",
-        remedies=("{remedy}",),
         source=SOURCE,
         explanation="The build of scripts/train.py has no such value, or Megatron would end in a traceback for it.",
     ),
-    Rule(
+    _row(
         id=WRONG_LAYOUT,
         title="layout that trains another model",
-        setting="model",
-        severity="error",
         when=_refused(WRONG_LAYOUT),
-        message="{clause}",
-        remedies=("{remedy}",),
         source="Runs of megatron-core 0.16.1 over gloo, compared with one process",
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,23 +88,20 @@ class Parallel:
 
     def places(self, num_layers: int) -> tuple[Place, ...]:
         """Return the layers of each chunk of each stage, in order of execution; RunConfigError without such a split."""
-        if self.layout is not None:
-            held = [
-                (parts.count("decoder"), "embedding" in parts, "mtp" in parts, "loss" in parts) for parts in self.layout
-            ]
-            placed = sum(count for count, *_ in held)
-            if placed != num_layers:
-                raise RunConfigError(
-                    f"model.pipeline_model_parallel_layout: must place all {num_layers} layers, got {placed}. "
-                    "Correct it."
-                )
-            return self._placed(held)
-        last_chunk = self.virtual * self.pipeline - 1
-        held = [
-            (count, index == 0, index == last_chunk, index == last_chunk)
-            for index, count in enumerate(self._counts(num_layers))
-        ]
-        return self._placed(held)
+        chunks = self.layout if self.layout is not None else _content(self._counts(num_layers))
+        placed = sum(parts.count("decoder") for parts in chunks)
+        if placed != num_layers:
+            rule = f"must place all {num_layers} layers, got {placed}"
+            raise RunConfigError(f"model.{LAYOUT}: {rule}. Correct it.")
+        places: list[Place] = []
+        first = 0
+        for index, parts in enumerate(chunks):
+            chunk, stage = divmod(index, self.pipeline)
+            layers = tuple(range(first, first + parts.count("decoder")))
+            has = {"embedding": "embedding" in parts, "mtp": "mtp" in parts, "output": "loss" in parts}
+            places.append(Place(stage=stage, chunk=chunk, layers=layers, **has))
+            first += len(layers)
+        return tuple(places)
 
     def _counts(self, num_layers: int) -> list[int]:
         """Return how many layers each chunk has, in order of execution (Megatron's get_num_layers_to_build)."""
@@ -114,18 +111,15 @@ class Parallel:
         if stages * chunks > MOST_CHUNKS:
             rule = f"stages x chunks of a stage must be at most {MOST_CHUNKS}, got {stages * chunks}"
             raise RunConfigError(f"model.pipeline_model_parallel_size: {rule}. Use fewer.")
-        first, last = self.first_stage_layers, self.last_stage_layers
-        if first is not None or last is not None:
-            middle = [stage for stage in range(stages) if not (stage == 0 and first is not None)]
-            middle = [stage for stage in middle if not (stage == stages - 1 and last is not None)]
-            left = num_layers - (first or 0) - (last or 0)
-            each = left // len(middle) if middle else 0
-            if left < 0 or each * len(middle) != left:
-                rule = f"must leave a multiple of the {len(middle)} other stages, and leaves {left}"
+        ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
+        uneven = {stage: count for stage, count in ends.items() if count is not None}
+        if uneven:
+            left, middle = num_layers - sum(uneven.values()), stages - len(uneven)
+            each = left // middle if middle else 0
+            if left < 0 or each * middle != left:
+                rule = f"must leave a multiple of the {middle} other stages, and leaves {left}"
                 raise _unsplittable(rule, num_layers)
-            per_stage = [each] * stages
-            per_stage[0] = first if first is not None else per_stage[0]
-            per_stage[-1] = last if last is not None else per_stage[-1]
+            per_stage = [uneven.get(stage, each) for stage in range(stages)]
         else:
             counted = num_layers + self.embedding_counts + self.loss_counts
             if counted % stages:
@@ -139,17 +133,6 @@ class Parallel:
         counts[0] -= self.embedding_counts
         counts[-1] -= self.loss_counts
         return counts
-
-    def _placed(self, held: list[tuple[int, bool, bool, bool]]) -> tuple[Place, ...]:
-        """Return the places of chunks in order of execution: number of layers, embedding, MTP and output of each."""
-        places: list[Place] = []
-        first = 0
-        for index, (count, embedding, mtp, output) in enumerate(held):
-            chunk, stage = divmod(index, self.pipeline)
-            layers = tuple(range(first, first + count))
-            places.append(Place(stage=stage, chunk=chunk, layers=layers, embedding=embedding, mtp=mtp, output=output))
-            first += count
-        return tuple(places)
 
 
 def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Parallel, tuple[Finding, ...]]:
@@ -218,10 +201,7 @@ def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Find
     try:
         if pattern is not None and pattern.chunks:
             name = "hybrid_layer_pattern"
-            chunks: list[tuple[str, ...]] = [("decoder",) * count for count in pattern.chunks]
-            chunks[0] = ("embedding", *chunks[0])
-            chunks[-1] = (*chunks[-1], "mtp", "loss")
-            layout = tuple(chunks)
+            layout = _content(pattern.chunks)
         elif section.given(LAYOUT):
             layout = _layout(section.given(LAYOUT))
         else:
@@ -241,6 +221,14 @@ def _fault(name: str, rule: str, value: object) -> Finding:
 def _unsplittable(rule: str, num_layers: int) -> RunConfigError:
     remedy = "Change the number of layers or of stages, or say how many the first and the last stage have."
     return RunConfigError.of("model.num_layers", rule, num_layers, remedy)
+
+
+def _content(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """Return the content of chunks with so many layers: the ends of the model are in the first and in the last."""
+    chunks: list[tuple[str, ...]] = [("decoder",) * count for count in counts]
+    chunks[0] = ("embedding", *chunks[0])
+    chunks[-1] = (*chunks[-1], "mtp", "loss")
+    return tuple(chunks)
 
 
 LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}

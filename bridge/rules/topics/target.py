@@ -13,18 +13,12 @@ def is_blockwise_on_blackwell(run: RuleContext) -> bool:
     return run.is_blockwise and run.target.is_from(10)
 
 
-def _too_old(run: RuleContext) -> list[Violation]:
-    floor = run.row.min_compute_capability if run.row is not None else None
-    if not run.needs_gpu_formats or floor is None or run.capability is None or run.capability >= floor:
+def _beyond(run: RuleContext, limit: tuple[int, int] | None, *, is_too_new: bool) -> list[Violation]:
+    """Return the violation of a GPU on the wrong side of a scheme's first, or of the first later, capability."""
+    if not run.needs_gpu_formats or limit is None or run.capability is None:
         return []
-    return [Violation(words={"least": dotted(floor), "has": dotted(run.capability)})]
-
-
-def _too_new(run: RuleContext) -> list[Violation]:
-    ceiling = run.row.below_compute_capability if run.row is not None else None
-    if not run.needs_gpu_formats or ceiling is None or run.capability is None or run.capability < ceiling:
-        return []
-    return [Violation(words={"limit": dotted(ceiling), "has": dotted(run.capability)})]
+    words = {"limit": dotted(limit), "has": dotted(run.capability)}
+    return [Violation(words=words)] if (run.capability >= limit) is is_too_new else []
 
 
 def _nvfp4_on_rtx(run: RuleContext) -> bool:
@@ -94,8 +88,8 @@ RULES = (
         title="GPU too old for the scheme",
         setting="target.gpu",
         severity="error",
-        when=_too_old,
-        message="{run.scheme} needs compute capability {least}, and the target has {has}",
+        when=lambda run: _beyond(run, getattr(run.row, "min_compute_capability", None), is_too_new=False),
+        message="{run.scheme} needs compute capability {limit}, and the target has {has}",
         remedies=("use newer GPUs", "choose a recipe that they run (`precision-bridge support-matrix`)"),
         source="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no branch for NVFP4, so "
         "that one fails later",
@@ -105,7 +99,7 @@ RULES = (
         title="GPU too new for the scheme",
         setting="target.gpu",
         severity="error",
-        when=_too_new,
+        when=lambda run: _beyond(run, getattr(run.row, "below_compute_capability", None), is_too_new=True),
         message="Transformer Engine runs {run.scheme} below compute capability {limit}, and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
         source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
