@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib
 import os
+import signal
 import sys
 import warnings
 from importlib.metadata import version
@@ -86,8 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
     if more:  # overrides may stand behind an option too
         chosen.overrides = [*chosen.overrides, *more]
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    code: int = 128 + signal.SIGPIPE  # of an answer that no reader waits for
     try:
-        code: int | None = chosen.run(chosen)
+        code = chosen.run(chosen) or 0
         sys.stdout.flush()
         if arguments is None:
             gc.freeze()  # the process ends here: collecting what it holds would take a tenth of a command's time
@@ -96,14 +98,14 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return code
     except OSError as error:
         if error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"standard output: cannot be written: {error.strerror}. Give it another place.", file=sys.stderr)
         return 2
-    return code or 0
+    return code
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     master = "itself" if settings.master is None else settings.master
     if settings.remainders:
         master = "fp32 as 16-bit remainder"
-    sent = f"{settings.grad_reduce}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_reduce
+    sent = f"{settings.grad_sent}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_sent
     kept = mode if settings.master is None else f"{mode} + {settings.master} master"
     return PlanRow(
         item=item,

@@ -12,7 +12,7 @@ from bridge.precision.effect import Effect
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Matchers, quant_recipes
 from bridge.precision.schemes import FP8_SCHEMES, OPERAND_FORMATS, Scheme, scheme_row
-from bridge.rules.shape.parallel import sent_between_stages
+from bridge.rules.shape.parallel import gradient_dtypes, sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
 
@@ -55,6 +55,9 @@ class Settings:
     unused_weight_buffer: bool = False
     """The other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
     grad_reduce: str = "fp32"
+    """Dtype that gradients are accumulated in."""
+    grad_sent: str = "fp32"
+    """Dtype that they are reduced in."""
     reduce_in_fp32: bool = False
     """Gradients are sent in their dtype and summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
     fp32_residual: bool = False
@@ -118,6 +121,7 @@ class Settings:
         reads = _read_by(scheme_row(scheme, family), mcore)
         keeps = family is not None and model["first_last_layers_bf16"]
         start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
+        accumulated, reduced = gradient_dtypes(ddp, mode, mcore)
         return cls(
             mode=mode,
             autocast=(model["autocast_dtype"] or mode) if model["enable_autocast"] else None,
@@ -136,9 +140,9 @@ class Settings:
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(_no_path(model["quant_recipe"])),
             notes=(*_absent_notes(run), *_notes(_asked(run), scheme, reads, start + end)),
-            **_sharding(
-                optimizer, ddp, mode, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False
-            ),
+            grad_reduce=accumulated,
+            grad_sent=reduced,
+            **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
             **_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None),
         )
 
@@ -171,13 +175,12 @@ def _asked(run: Prediction) -> dict[str, Any]:
     return asked
 
 
-def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mode: str, *, is_mapped: bool) -> dict[str, Any]:
-    """Return the settings about gradients and what is sharded; `is_mapped`: every weight lies in Megatron's buffer."""
+def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool) -> dict[str, Any]:
+    """Return the settings about what is sharded and reduced; `is_mapped`: every weight lies in Megatron's buffer."""
     fsdp = bool(ddp["use_megatron_fsdp"])
     return {
         "distributed": fsdp or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]),
         "unused_weight_buffer": not is_mapped and not fsdp and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
-        "grad_reduce": "fp32" if ddp["grad_reduce_in_fp32"] else mode,
         "reduce_in_fp32": bool(ddp["reduce_scatter_with_fp32_accumulation"]),
     }
 

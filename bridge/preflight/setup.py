@@ -21,9 +21,9 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.rule import Violation
 from bridge.rules.section import Malformed
+from bridge.rules.shape.parallel import gradient_dtypes
 from bridge.rules.shape.unplanned import unplanned
 from bridge.rules.target import Target
-from bridge.rules.versions import at_least
 from bridge.sync.prediction import Origins, Prediction, predict
 
 if TYPE_CHECKING:
@@ -179,11 +179,7 @@ class Setup(RuleContext):
     def flow(self) -> str:
         """The dtypes of a gradient, from the weight gradient to the master weight."""
         weights = self.mode
-        if self.has_megatron_fsdp and at_least(self.mcore, "0.19"):
-            main = self.ddp.megatron_fsdp_main_grads_dtype or weights
-            sent = self.ddp.megatron_fsdp_grad_comm_dtype or main
-        else:
-            main = sent = "fp32" if self.ddp.grad_reduce_in_fp32 else weights
+        main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
         master = self.optimizer.main_params_dtype if self.has_precision_aware else "fp32"
         wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"

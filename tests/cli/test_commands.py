@@ -164,6 +164,15 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
+def test_a_reader_that_stops_early_leaves_the_answers_exit_code_or_that_of_a_broken_pipe() -> None:
+    wrong = f"{COMMAND} check bf16_mixed model.tensor_model_parallel_size=3 --json"
+    for command, codes in ((wrong, {2, 141}), (f"{COMMAND} explain rules", {0, 141})):
+        words = f"{command} | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True)
+        assert int(done.stdout) in codes
+        assert done.stderr == ""
+
+
 def test_a_teams_recipes_are_listed_and_a_broken_source_is_named_on_stderr(tmp_path: Path) -> None:
     path = tmp_path / "team.py"
     path.write_text(

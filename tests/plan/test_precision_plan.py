@@ -401,3 +401,15 @@ def test_settings_are_what_the_sync_writes_into_megatrons_configs(case):
     planned = Settings.of(predict(precision, {"model": {**shape, **model}, "optimizer": optimizer, "ddp": ddp}))
     written = Settings.of(predict(None, owners))
     assert dataclasses.replace(planned, notes=()) == dataclasses.replace(written, notes=())
+
+
+def test_megatron_fsdp_keeps_gradients_in_its_own_dtypes_from_0_19_on():
+    ddp = {"use_megatron_fsdp": True, "grad_reduce_in_fp32": True}
+    dtypes = {"megatron_fsdp_main_grads_dtype": "fp32", "megatron_fsdp_grad_comm_dtype": "bf16"}
+    for given, version, expected in (
+        (ddp, "0.18", ("fp32", "fp32")),
+        (ddp, "0.19", ("bf16", "bf16")),
+        (ddp | dtypes, "0.19", ("fp32", "bf16")),
+    ):
+        settings = precision_plan(None, DENSE | {"bf16": True}, ddp=given, mcore=Version(version)).settings
+        assert (settings.grad_reduce, settings.grad_sent) == expected

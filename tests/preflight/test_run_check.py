@@ -25,6 +25,7 @@ def ids(report: Any) -> set[str]:
 def test_a_container_of_megatrons_own_configs_is_checked(megatron_owners: Any) -> None:
     made = megatron_owners(sharded=False)
     container = ConfigContainer(**made, mixed_precision="bf16_with_fp8_current_scaling_mixed")
+    container.train.micro_batch_size = 1
     report = check_run(container, target=H100)
     assert ids(report) == {"PB301", "PB506"}
     assert report.exit_code() == 2

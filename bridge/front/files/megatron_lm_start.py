@@ -34,6 +34,16 @@ def _is_fsdp(start: Start) -> bool:
     return bool(start.value("ddp.use_megatron_fsdp") and (start.value("ddp.megatron_fsdp_version") or 1) == 1)
 
 
+def _turns_reduction_on(start: Start) -> bool:
+    """Return whether the parser turns FP32 reduction on."""
+    return bool(
+        start.value("model.bf16")
+        and not start.value("ddp.use_torch_fsdp2")
+        and not start.states("ddp.grad_reduce_in_fp32")
+        and start.value("optimizer.main_grads_dtype") == "fp32"
+    )
+
+
 def _is_local(start: Start) -> bool:
     """Return whether Megatron's own attention runs, which alone reads some settings."""
     return str(start.value("model.transformer_impl")) == "local"
@@ -189,13 +199,14 @@ ROWS: tuple[Row, ...] = (
     _set(
         "ddp.grad_reduce_in_fp32",
         value=True,
-        when=lambda start: (
-            start.value("model.bf16")
-            and not start.value("ddp.use_torch_fsdp2")
-            and not start.states("ddp.grad_reduce_in_fp32")
-            and start.value("optimizer.main_grads_dtype") == "fp32"
-        ),
+        when=lambda start: _turns_reduction_on(start) and not _is_fsdp(start),
         because="bf16",
+    ),
+    _set(
+        "ddp.grad_reduce_in_fp32",
+        value=True,
+        when=lambda start: _turns_reduction_on(start) and _is_fsdp(start),
+        because="bf16; Megatron-FSDP reads it before megatron-core 0.19 alone",
     ),
     _set(
         "ddp.reduce_scatter_with_fp32_accumulation",

@@ -13,7 +13,7 @@ def tokens(run: RuleContext) -> int | None:
 
     Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own (PB408).
     """
-    seq = run.data.seq_length or run.model.seq_length
+    seq = run.model.seq_length or run.data.seq_length
     batch = run.train.micro_batch_size
     if not seq or not batch or run.data.packing or run.is_emulated:
         return None

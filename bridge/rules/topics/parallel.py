@@ -1,5 +1,6 @@
 """Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
 
+from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
 from bridge.rules.topics.alignment import tokens, widths
@@ -31,6 +32,28 @@ def _broken_replicas(run: RuleContext) -> list[Violation]:
     return [Violation(words={"what": what})] if is_broken else []
 
 
+def _broken_batch(run: RuleContext) -> list[Violation]:
+    """Return the global batch that is no whole number of micro-batches on every replica.
+
+    A run of scripts/train.py is judged by its launch, which knows the ranks.
+    """
+    whole, micro, ranks = run.train.global_batch_size, run.train.micro_batch_size, run.parallel
+    replica = ranks.tensor * ranks.pipeline * ranks.context
+    if run.is_own or not (run.has_model and whole and micro and run.target.count) or run.target.count % replica:
+        return []
+    data = run.target.count // replica
+    words = {"micro": micro, "data": data, "step": micro * data}
+    return [Violation(words=words)] if micro > 0 and whole % (micro * data) else []
+
+
+def _two_lengths(run: RuleContext) -> list[Violation]:
+    data, length = run.data.seq_length, run.model.seq_length
+    if not data or not length or data == length:
+        return []
+    where = COMMAND_LINE if COMMAND_LINE in map(run.where, ("data.seq_length", "model.seq_length")) else None
+    return [Violation(where=where, words={"length": length})]
+
+
 def _odd_for_user_buffers(run: RuleContext) -> bool:
     sizes = [size for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size]
     is_overlapped = run.is_mxfp8 and run.model.tp_comm_overlap and not run.is_emulated
@@ -53,13 +76,13 @@ def _indivisible(run: RuleContext) -> list[Violation]:
     groups = model.num_query_groups or 0
     shared = 0 if groups and not ranks.tensor % groups else groups
     widest = model.moe_ffn_hidden_size if run.shape.is_moe else None
-    sequence = "data.seq_length" if run.data.seq_length else "model.seq_length"
+    sequence = "model.seq_length" if model.seq_length else "data.seq_length"
     sizes = (
         ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),
         ("model.num_query_groups", shared, tensor, ranks.tensor),
         ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor),
         ("model.moe_ffn_hidden_size", widest, experts, ranks.expert_tensor),
-        (sequence, run.data.seq_length or model.seq_length, context, ranks.of_tokens),
+        (sequence, model.seq_length or run.data.seq_length, context, ranks.of_tokens),
     )
     cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
     return [Violation(path, value=size, words={"by": by}) for path, size, by, _ in cut]
@@ -162,5 +185,26 @@ RULES = (
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
         source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
+    ),
+    Rule(
+        id="PB409",
+        title="batch that does not divide over the replicas",
+        setting="train.global_batch_size",
+        severity="error",
+        when=_broken_batch,
+        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel ranks = {step}",
+        remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
+        source="megatron-core 0.16.1 num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
+    ),
+    Rule(
+        id="PB410",
+        title="two sequence lengths",
+        setting="data.seq_length",
+        severity="warning",
+        when=_two_lengths,
+        message="is not model.seq_length, which is {length} and counts here; Megatron Bridge refuses the difference "
+        "for its own datasets",
+        remedies=("give both the same value",),
+        source="Megatron Bridge training/config.py ConfigContainer.validate, 2026-08-22",
     ),
 )
