@@ -37,7 +37,7 @@ def _whole(world: World, reader: Reader, error: int) -> list[Launch]:
     first = reader.worlds[0]
     launches, commands = world.rest or (len(first.launches), len(first.executed))
     executed = {*world.executed, *(() if world is first else first.executed[commands:])}
-    notes = {**world.notes, **(first.notes if world.rest else {})}
+    notes = {**world.notes, **(first.notes if world.rest else {}), **reader.notes}
     if error:
         notes[f"line {error}, which {UNREADABLE}"] = None
     found = [*world.launches, *(() if world is first else first.launches[launches:])]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 12_000
 """Commands of all paths together."""
-MAX_PATHS = 32
+MAX_PATHS = 48
 MAX_DEPTH = 12
 """Of functions, strings and sourced files within each other."""
 DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
@@ -84,6 +84,8 @@ class Reader:
         self.joined: list[World] = []
         """Paths that came together with the first one."""
         self.parts: list[Part] = []
+        self.notes: dict[str, None] = {}
+        """What was not read on any path."""
         worlds = self.run(statements(script.root), [start]) + self.joined
         self.worlds = sorted(worlds, key=lambda world: (bool(world.because), world.number))
 
@@ -223,9 +225,10 @@ class Reader:
         holds = not test.holds
         point = test.equal or (arm.key, holds)
         is_decided = not test.is_open and not test.defaults
-        if is_decided or point in self.forks or len(self.forks) >= MAX_PATHS:
+        if is_decided or point in self.forks or self.ends(arm.body, world) or self.ends(arm.otherwise, world):
             return []
-        if self.ends(arm.body, world) or self.ends(arm.otherwise, world):
+        if len(self.forks) >= MAX_PATHS:
+            self.notes[f"the branches behind the first {MAX_PATHS}"] = None
             return []
         taken = next(
             (one.labels[1] for one in arms if one.test(world).holds and not self.ends(one.body, world)), arm.labels[0]
