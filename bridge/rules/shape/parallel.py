@@ -63,9 +63,19 @@ class Parallel:
     """A custom split: the content of each chunk, in order of execution."""
 
     @property
+    def replica(self) -> int:
+        """Ranks that hold the dense parts once."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def expert_replica(self) -> int:
+        """Ranks that hold the experts once."""
+        return self.expert_tensor * self.expert * self.pipeline
+
+    @property
     def world_size(self) -> int:
         """Ranks of the layout."""
-        return self.tensor * self.pipeline * self.context * self.data
+        return self.replica * self.data
 
     @property
     def of_tokens(self) -> int:
@@ -75,7 +85,7 @@ class Parallel:
     @property
     def expert_data(self) -> int:
         """Replicas of each expert."""
-        return max(1, self.world_size // (self.expert_tensor * self.expert * self.pipeline))
+        return max(1, self.world_size // self.expert_replica)
 
     @classmethod
     def of(cls, model: Any, *, world_size: int | None = None) -> Parallel:
@@ -179,8 +189,7 @@ def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Paralle
 
 def _on_ranks(parallel: Parallel, world_size: int | None) -> tuple[Parallel, list[Finding]]:
     """Return the layout with its data-parallel replicas, and the reasons why it does not fit these ranks."""
-    replica = parallel.tensor * parallel.pipeline * parallel.context
-    experts = parallel.expert_tensor * parallel.expert * parallel.pipeline
+    replica, experts = parallel.replica, parallel.expert_replica
     ranks = world_size or -(-experts // replica) * replica
     needs = (("tensor x pipeline x context", replica), ("expert tensor x expert x pipeline", experts))
     faults = [

@@ -4,10 +4,8 @@ from bridge.rules.context import RuleContext
 from bridge.rules.rule import Rule, Violation, all_of, mcore, te, violated_if
 from bridge.rules.topics.stored import storing
 
-
-def _gathers_through_buffer(run: RuleContext) -> bool:
-    gathers = run.is_mxfp8 and run.gathers_fp8 and run.reuses_buffer
-    return gathers and not run.has_megatron_fsdp and not run.is_emulated
+_THROUGH_BUFFER = ("is_mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
+"""Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
 
 
 def _overlaps(run: RuleContext) -> bool:
@@ -27,7 +25,7 @@ RULES = (
         setting="ddp.overlap_param_gather",
         severity="error",
         versions=(mcore(until="0.18"),),
-        when=violated_if(lambda run: run.has_ddp and _gathers_through_buffer(run) and not _overlaps(run)),
+        when=all_of("has_ddp", *_THROUGH_BUFFER, lambda run: not _overlaps(run)),
         message="MXFP8 weights gathered through the gradient buffer became NaN without overlapped gathering",
         remedies=(
             "set overlap_param_gather=True in optimizer and ddp",
@@ -45,7 +43,7 @@ RULES = (
         setting="ddp.overlap_param_gather",
         severity="warning",
         versions=(mcore(until="0.19"),),
-        when=violated_if(lambda run: _gathers_through_buffer(run) and _overlaps(run)),
+        when=all_of(*_THROUGH_BUFFER, _overlaps),
         message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when gathering is "
         "overlapped",
         remedies=("use megatron-core 0.19", "set fp8_param_gather=False", "evaluate in a run of its own"),

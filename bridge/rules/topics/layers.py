@@ -112,13 +112,9 @@ RULES = (
         severity="error",
         needs="owners",
         sync="reported",
-        when=violated_if(
-            lambda run: (
-                run.is_low
-                and run.model.first_last_layers_bf16
-                and max(getattr(run.model, name) for name in LAYER_COUNTS) <= run.model.num_layers <= _kept(run)
-                and run.model.num_layers > 0
-            )
+        when=all_of(
+            *("is_low", "model.first_last_layers_bf16", lambda run: run.model.num_layers > 0),
+            lambda run: max(getattr(run.model, name) for name in LAYER_COUNTS) <= run.model.num_layers <= _kept(run),
         ),
         message="all {run.model.num_layers} layers are kept in BF16, so nothing of this run is in {run.scheme}",
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),

@@ -20,17 +20,9 @@ def _low_precision_transport(run: RuleContext) -> list[Violation]:
     return [Violation(f"model.{name}") for name in names if getattr(model, name) not in ("bf16", None)]
 
 
-def _ncclep_limits(run: RuleContext) -> bool:
-    model = run.model
-    return (
-        run.is_low
-        and run.has_ncclep
-        and model.moe_expert_capacity_factor is not None
-        and (
-            run.target.is_before(10)
-            or (run.has_environment and run.environment.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP") != "1")
-        )
-    )
+def _lacks_the_fused_mlp(run: RuleContext) -> bool:
+    is_off = run.has_environment and run.environment.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP") != "1"
+    return run.target.is_before(10) or is_off
 
 
 of_experts = partial(all_of, "shape.is_moe")
@@ -198,7 +190,10 @@ RULES = (
         setting="model.moe_expert_capacity_factor",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=of_experts(_ncclep_limits),
+        when=of_experts(
+            *("is_low", "has_ncclep", _lacks_the_fused_mlp),
+            lambda run: run.model.moe_expert_capacity_factor is not None,
+        ),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),

@@ -2,15 +2,27 @@
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, Violation, all_of, no_effect, te, violated_if
+from bridge.rules.rule import (
+    OPTIMIZER_CHECK,
+    PARSER,
+    Rule,
+    Violation,
+    all_of,
+    no_effect,
+    stands_out,
+    te,
+    violated_if,
+    violations,
+)
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
 def _states_in_fp32(run: RuleContext) -> list[Violation]:
-    stored = {name: getattr(run.optimizer, name) for name in _STATES}
     is_plain = run.has_optimizer and not run.has_precision_aware
-    return [Violation(f"optimizer.{name}") for name in _STATES if is_plain and stored[name] not in ("fp32", None)]
+    return violations(
+        {f"optimizer.{name}": is_plain and getattr(run.optimizer, name) not in ("fp32", None) for name in _STATES}
+    )
 
 
 def _impossible_states(run: RuleContext) -> list[Violation]:
@@ -50,11 +62,6 @@ def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
     if is_possible and optimizer.overlap_param_gather:
         return []
     return [Violation(severity="warning" if is_possible else None)]
-
-
-def _unread_matmuls(run: RuleContext) -> bool:
-    is_muon = "muon" in str(run.optimizer.optimizer)
-    return run.stands_out("muon_fp32_matmul_prec") and run.has_optimizer and not is_muon
 
 
 RULES = (
@@ -209,7 +216,9 @@ RULES = (
         id="PB354",
         title="precision of Muon without Muon",
         setting="muon_fp32_matmul_prec",
-        when=violated_if(_unread_matmuls),
+        when=all_of(
+            stands_out("muon_fp32_matmul_prec"), "has_optimizer", lambda run: "muon" not in str(run.optimizer.optimizer)
+        ),
         message="has no effect: the optimizer is {run.optimizer.optimizer}",
         remedies=("drop it", "use muon"),
         source="megatron-core 0.16.1 optimizer/muon.py:265",

@@ -20,8 +20,7 @@ def _shards_weights(run: RuleContext) -> bool:
 
 def _broken_replicas(run: RuleContext) -> list[Violation]:
     count, ranks = run.target.count, run.parallel
-    dense = ranks.tensor * ranks.pipeline * ranks.context
-    experts = ranks.expert_tensor * ranks.expert * ranks.pipeline
+    dense, experts = ranks.replica, ranks.expert_replica
     if not run.has_model or count is None or count < 1:
         return []
     if count % dense:

@@ -12,6 +12,7 @@ from bridge.rules.rule import (
     all_of,
     mcore,
     no_effect,
+    stands_out,
     violated_if,
     violations,
     without_effect,
@@ -102,11 +103,6 @@ def _refused_values(run: RuleContext) -> list[Violation]:
         for name, legal in CHOICES.items()
         if run.stated.get(name) not in (None, *legal)
     ]
-
-
-def _unfused_activation(run: RuleContext) -> bool:
-    is_fused = run.model.bias_activation_fusion or run.model.use_te_activation_func
-    return run.stands_out("activation_func_fp8_input_store") and run.has_model and not is_fused
 
 
 RULES = (
@@ -313,7 +309,10 @@ RULES = (
         id="PB219",
         title="FP8 activation input without the fused activation",
         setting="activation_func_fp8_input_store",
-        when=violated_if(_unfused_activation),
+        when=all_of(
+            *(stands_out("activation_func_fp8_input_store"), "has_model"),
+            *("not model.bias_activation_fusion", "not model.use_te_activation_func"),
+        ),
         message="has no effect: only a fused activation stores its input in FP8",
         remedies=("drop it", "set model.bias_activation_fusion=True"),
         source="megatron-core 0.16.1 transformer/mlp.py:179",
@@ -342,10 +341,9 @@ DELAYED_RULES = (
         setting="fp8_amax_history_len",
         severity="info",
         needs="precision",
-        when=violated_if(
-            lambda run: (
-                run.is_delayed and run.model.fp8_amax_history_len == 1 and run.model.fp8_amax_compute_algo == "max"
-            )
+        when=all_of(
+            "is_delayed",
+            lambda run: run.model.fp8_amax_history_len == 1 and run.model.fp8_amax_compute_algo == "max",
         ),
         message="the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
