@@ -18,6 +18,8 @@ MAX_LINE = 600
 """Characters of a message's line."""
 MAX_LINES = 50
 LONG_WORD = re.compile(r"\S{300,}")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters with which a name from a file could steer a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +242,8 @@ def bounded(message: str) -> str:
 
     A value comes from a file and may be of any length; the path before it and the remedy behind it are kept.
     """
-    shorter = LONG_WORD.sub(lambda word: _without_middle(word[0], 200), message)
+    shown = CONTROL.sub(lambda letter: repr(letter[0])[1:-1], message)
+    shorter = LONG_WORD.sub(lambda word: _without_middle(word[0], 200), shown)
     lines = [_without_middle(line) for line in shorter.split("\n")]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1} more"]
@@ -258,7 +261,7 @@ def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     known = list(known)
     folded = {name.lower().replace("-", "_"): name for name in reversed(known)}
     near = get_close_matches(word.lower().replace("-", "_"), folded, n=limit, cutoff=0.6)
-    return [folded[name] for name in near]
+    return [folded[name] for name in near if folded[name] != word]
 
 
 def did_you_mean(matches: Sequence[str]) -> str:

@@ -154,6 +154,9 @@ def _missing(
     chosen_here = any(word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides)
     where = "command line" if chosen_here else f"{parent.group(1)}.yaml"
     options = list(error.options or (repository.get_group_options(group) if repository is not None else ()))
+    if name.startswith(f"{PRECISION}/") and name.endswith((".yaml", ".yml")):
+        rule, remedy = "must be a recipe's name, not a file", "check, plan and memory read a run's file with --config."
+        return RunConfigError.of(PRECISION, rule, name.removeprefix(f"{PRECISION}/"), remedy)
     if group == PRECISION:
         return _missing_recipe(option, options, where)
     if not options and repository is not None:  # the group itself does not exist

@@ -331,6 +331,9 @@ def config_folder(given: Path | str | None = None) -> Path:
 
 def _file(given: Path | str) -> Path:
     """Return the path of a config file: here, or else in the repository."""
+    if not str(given).isprintable():
+        rule, remedy = "must be a path of printable characters", "Rename the file."
+        raise RunConfigError.of("--config", rule, str(given), remedy)
     path, shipped = Path(given), shipped_folder().parent / given
     path = shipped if not _is_there(path) and _is_there(shipped) else path
     if not (_is_there(path) and path.is_dir()):

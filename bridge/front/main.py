@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra._internal.hydra import Hydra
@@ -29,7 +29,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from bridge.errors import BridgeError, RunConfigError, TrainingError
+from bridge.errors import BridgeError, RunConfigError, TrainingError, close_matches
 from bridge.front.compose import (
     JOB,
     VERSION_BASE,
@@ -44,7 +44,7 @@ from bridge.front.decode import container, decoded_sections
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, run_of
 from bridge.front.overrides import as_hydra_reads
-from bridge.front.problems import SECTIONS
+from bridge.front.problems import KEYS, SECTIONS
 
 if TYPE_CHECKING:
     import argparse
@@ -89,9 +89,9 @@ def main(
         words: The command line; None: that of the process.
         after_sweep: Called at the end of a sweep, also when a run of it failed.
     """
-    arguments = get_args_parser().parse_intermixed_args(words)
-    arguments.overrides = as_hydra_reads(arguments.overrides)
     try:
+        arguments = _parsed(words)
+        arguments.overrides = as_hydra_reads(arguments.overrides)
         own_folder = _config_path(arguments.config_path) or str(config_path)
         search = Search(own_folder, arguments.config_name or config_name, arguments.config_dir)
         with _translated(arguments.overrides):
@@ -101,6 +101,20 @@ def main(
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
+
+
+def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags and overrides of a command line; RunConfigError with the nearest key for an unknown flag."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        flag = next((word for word in message.split() if word.startswith("--")), "")
+        near = close_matches(flag.lstrip("-"), KEYS) or [key for key in KEYS if key == flag.lstrip("-")]
+        hint = f"Write {near[0]}=VALUE." if near else "`--help` lists the flags; a setting is KEY=VALUE."
+        raise RunConfigError(f"{message}. {hint}", near)
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser.parse_intermixed_args(words)
 
 
 @contextmanager

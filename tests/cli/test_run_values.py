@@ -95,6 +95,17 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
             "a run, or a file.\n",
         ),
         (
+            ["plan", "docs/showcase/llama3_70b.yaml"],
+            "mixed_precision: must be a recipe's name, not a file, got 'docs/showcase/llama3_70b.yaml'. check, plan "
+            "and memory read a run's file with --config.\n",
+        ),
+        (
+            ["plan", "--config", "a\x1b[31m\nb.yaml"],
+            "--config: must be a path of printable characters, got 'a\\x1b[31m\\nb.yaml'. Rename the file.\n",
+        ),
+        (["train", "--taget", "h100x8"], "unrecognized arguments: --taget. Write target=VALUE.\n"),
+        (["train", "--target", "h100x8"], "unrecognized arguments: --target. Write target=VALUE.\n"),
+        (
             ["plan", "fp8_current", "--picture", "/nowhere/at/all.png"],
             "--picture: cannot be written (no such file or directory), got '/nowhere/at/all.png'. Give another file.\n",
         ),
@@ -145,3 +156,23 @@ def test_every_command_names_a_run_without_a_recipe_by_its_scheme(tmp_path: Path
     for command in ("check", "plan", "memory"):
         _, out, _ = told(command, "--config", str(tmp_path / "run.yaml"))
         assert out.startswith("bf16 with fp8 blockwise, without a recipe")
+
+
+def test_a_class_in_the_place_of_a_run_is_refused_and_not_called(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"_target_: os.system\n_args_: ['touch {tmp_path}/made']\n")
+    rule = "_target_: configurations are data, and nothing in them is instantiated, got 'os.system' (run.yaml)."
+    remedy = "Register a recipe with recipes_from, or set the field's value."
+    for command in ("check", "plan"):
+        assert told(command, "--config", str(tmp_path / "run.yaml")) == (2, "", f"{rule} {remedy}\n")
+    assert not (tmp_path / "made").exists()
+
+
+def test_memory_says_how_many_gpus_it_counts_where_no_target_does() -> None:
+    _, out, _ = told("memory", "bf16_mixed", "model.tensor_model_parallel_size=2")
+    assert "  No target states the number of GPUs; counted as 2, the least that this layout needs.\n" in out
+
+
+def test_a_loss_scale_beyond_fp32_is_found() -> None:
+    code, out, _ = told("check", "fp16_mixed", "optimizer.initial_loss_scale=1e300")
+    assert code == 2
+    assert "must be above 0 and finite in FP32." in out

@@ -176,13 +176,13 @@ BROKEN = [
     (
         "PB141",
         {"fp16": True, "loss_scale": 0},
-        "loss_scale: must be above 0 and finite; Megatron takes 0 for unset, got 0. Use a number above 0, or "
+        "loss_scale: must be above 0 and finite in FP32; Megatron takes 0 for unset, got 0. Use a number above 0, or "
         "None: dynamic under FP16, no scale otherwise.",
     ),
     (
         "PB141",
         {"min_loss_scale": 0.0},
-        "min_loss_scale: must be above 0 and finite, got 0.0. Use 1.0, Megatron's default.",
+        "min_loss_scale: must be above 0 and finite in FP32, got 0.0. Use 1.0, Megatron's default.",
     ),
     (
         "PB143",
@@ -199,7 +199,7 @@ BROKEN = [
     (
         "PB141",
         {"initial_loss_scale": float("inf")},
-        "initial_loss_scale: must be above 0 and finite, got inf. Use 4294967296, Megatron's default.",
+        "initial_loss_scale: must be above 0 and finite in FP32, got inf. Use 4294967296, Megatron's default.",
     ),
     (
         "PB142",

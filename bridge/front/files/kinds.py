@@ -82,6 +82,7 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the sections of a file of our own; RunConfigError for an unknown one, and for anything to instantiate."""
     problems = Problems(Origins(by_key=dict.fromkeys(map(str, whole), name)))
     problems.refuse_targets(whole)
+    problems.raise_any()
     for key, value in whole.items():
         if key not in KEYS:
             problems.unknown(str(key), value, "no such section", KEYS)

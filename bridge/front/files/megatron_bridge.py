@@ -26,8 +26,9 @@ NEWER = "{fields}: no known release of Megatron Core has these fields, and nothi
 
 
 def is_of(whole: Mapping[str, Any]) -> bool:
-    """Return whether Megatron Bridge wrote a file of these contents: it names the class of each object."""
-    return TARGET in whole
+    """Return whether Megatron Bridge wrote a file of these contents: it names the class of each object of a run."""
+    sections = {str(key).removesuffix("_config") for key in whole}
+    return TARGET in whole and ARGUMENTS not in whole and not sections.isdisjoint((*OWNERS, *SECTIONS))
 
 
 def read(whole: Mapping[str, Any]) -> FileReading:

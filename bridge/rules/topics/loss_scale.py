@@ -1,21 +1,22 @@
 """FP16's loss scale: numbers the grad scaler can work with, and checks that would end the run at its first overflow."""
 
-import sys
-
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.rules.rule import PARSER, Rule, Violation, all_of, no_effect, violated_if, violations, without_effect
 
+LARGEST = 2**128 - 2**104
+"""Of FP32, in which the grad scaler keeps the scale."""
+
 
 def _bad(value: float | None) -> bool:
     # `math.isfinite` raises on an integer of hundreds of digits.
-    return value is None or not abs(value) <= sys.float_info.max or value <= 0
+    return value is None or not abs(value) <= LARGEST or value <= 0
 
 
 def _no_number(run: RuleContext) -> list[Violation]:
     optimizer = run.optimizer
     scale, least, initial = optimizer.loss_scale, optimizer.min_loss_scale, optimizer.initial_loss_scale
-    positive, begins = "above 0 and finite", "a number: a dynamic scale has to begin somewhere"
+    positive, begins = "above 0 and finite in FP32", "a number: a dynamic scale has to begin somewhere"
     unset = "use a number above 0, or None: dynamic under FP16, no scale otherwise"
     first = "use 4294967296, Megatron's default"
     is_missing, is_bad = initial is None and run.has_dynamic_scale, initial is not None and _bad(initial)
