@@ -61,10 +61,10 @@ class HybridPattern:
         faults = _letter_faults(field, letters + inner)
         if len(fields) > 1:
             rule = "must not be stated together with hybrid_override_pattern"
-            faults.insert(0, _fault(field, rule, main, "State one of them."))
+            faults.insert(0, model_fault(field, rule, main, "State one of them."))
         if len(set(depths)) > 1:
             rule = "must have the same pattern at each multi-token-prediction depth"
-            faults.append(_fault(field, rule, DEPTH.join(depths), "Correct it."))
+            faults.append(model_fault(field, rule, DEPTH.join(depths)))
         faults += _count_faults(section, field, len(letters), len(depths), has_experts="E" in letters + inner)
         return cls(
             field=field,
@@ -103,7 +103,7 @@ def _without_pattern(model: Section) -> HybridPattern | None:
     if not fields:
         return None
     rule = "cannot plan: a hybrid model needs a letter for each of its layers"
-    fault = _fault(fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say.")
+    fault = model_fault(fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say.")
     return HybridPattern(layers="-", faults=(fault,))
 
 
@@ -116,9 +116,9 @@ def _legacy_depths(model: Section) -> list[str]:
 def _letter_faults(field: str, letters: str) -> list[Finding]:
     unknown = sorted(set(letters) - {*LETTERS, *UNPLANNED})
     if unknown:
-        return [_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown), "Correct it.")]
+        return [model_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown))]
     if {"*", "+"} <= set(letters):
-        return [_fault(field, "must not have both * and +, which Megatron refuses", letters, "Use one of them.")]
+        return [model_fault(field, "must not have both * and +, which Megatron refuses", letters, "Use one of them.")]
     return []
 
 
@@ -127,21 +127,22 @@ def _count_faults(model: Section, field: str, layers: int, depths: int, *, has_e
     faults: list[Finding] = []
     if has_experts and not model.given("num_moe_experts"):
         rule = f"must be stated where {field} has the letter E"
-        faults.append(_fault("num_moe_experts", rule, None, "State the number of experts."))
+        faults.append(model_fault("num_moe_experts", rule, None, "State the number of experts."))
     stated = model.given("num_layers")
     if stated and stated != layers:
         rule = f"must have a letter for each of the {stated} layers"
-        faults.append(_fault(field, rule, layers, "Correct it or num_layers."))
+        faults.append(model_fault(field, rule, layers, "Correct it or num_layers."))
     predicted = model.given("mtp_num_layers")
     is_repeated = bool(model.given("mtp_use_repeated_layer"))
     if predicted and predicted != depths and not (is_repeated and depths):
         rule = f"must be the number of multi-token-prediction depths in {field}, which is {depths}"
         remedy = "Write a / and the pattern for each depth, or correct mtp_num_layers."
-        faults.append(_fault("mtp_num_layers", rule, predicted, remedy))
+        faults.append(model_fault("mtp_num_layers", rule, predicted, remedy))
     return faults
 
 
-def _fault(field: str, rule: str, value: object, remedy: str) -> Finding:
+def model_fault(field: str, rule: str, value: object, remedy: str = "Correct it.") -> Finding:
+    """Return the fault of a field of the model."""
     return Finding(path=f"model.{field}", rule=rule, value=value, remedy=remedy)
 
 

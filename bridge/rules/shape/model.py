@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bridge.errors import Finding, RunConfigError
 from bridge.rules.fields import whole_number
 from bridge.rules.section import Section, read_section
-from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import HybridPattern, model_fault
 from bridge.rules.shape.unplanned import unplanned
 from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer
 
@@ -320,7 +320,7 @@ class _Reader:
         return str(getattr(value, "value", value))
 
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
-        self.faults.append(Finding(path=f"model.{name}", rule=rule, value=value, remedy=f"{remedy}."))
+        self.faults.append(model_fault(name, rule, value, f"{remedy}."))
 
     def _kinds(self, layers: int, indexer: Indexer | None) -> tuple[str, ...]:
         """Return the kind of each layer: its attention, with _moe where it has experts."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.errors import Finding, RunConfigError, WrongValueError
 from bridge.rules.section import Section, read_section
-from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import HybridPattern, model_fault
 from bridge.rules.versions import Version, at_least
 
 RESIDUAL_IS_KEPT = "0.17"
@@ -158,14 +158,14 @@ def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Paralle
     """
     section = read_section("model", model)
     faults = [
-        Finding(path=one.path, rule=one.why, value=one.value, remedy="Correct it.")
+        model_fault(name, one.why, one.value)
         for one in section.malformed
-        if one.path.removeprefix("model.") in SIZES
+        if (name := one.path.removeprefix("model.")) in SIZES
     ]
     numbers: dict[str, int | None] = {name: section.given(name) for name in SIZES}
     for name, number in numbers.items():
         if number is not None and number < 0:
-            faults.append(_fault(name, "must be a whole number", number))
+            faults.append(model_fault(name, "must be a whole number", number))
             numbers[name] = None
     tensor, pipeline, context, expert, expert_tensor, virtual, first, last = numbers.values()
     tensor, pipeline = tensor or 1, pipeline or 1
@@ -218,15 +218,11 @@ def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Find
         else:
             return parallel, []
     except WrongValueError as error:
-        return parallel, [_fault(LAYOUT, error.rule, error.value)]
+        return parallel, [model_fault(LAYOUT, error.rule, error.value)]
     if len(layout) % parallel.pipeline:
         rule = f"must have as many chunks for each of the {parallel.pipeline} stages"
-        return parallel, [_fault(name, rule, len(layout))]
+        return parallel, [model_fault(name, rule, len(layout))]
     return replace(parallel, layout=layout, virtual=len(layout) // parallel.pipeline), []
-
-
-def _fault(name: str, rule: str, value: object) -> Finding:
-    return Finding(path=f"model.{name}", rule=rule, value=value, remedy="Correct it.")
 
 
 def _unsplittable(rule: str, num_layers: int) -> RunConfigError:

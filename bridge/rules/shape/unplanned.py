@@ -10,7 +10,7 @@ from typing import Any
 from bridge.errors import Finding
 from bridge.rules.fields import FIELDS
 from bridge.rules.section import Section
-from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import HybridPattern, model_fault
 from bridge.rules.shape.variants import DELTA_NET, SPARSE
 
 UNPLANNED = {
@@ -74,10 +74,7 @@ def unplanned(model: Section) -> list[Finding]:
     letters = pattern.unplanned if pattern is not None else {}
     if pattern is not None and letters:
         rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
-    return [
-        Finding(path=f"model.{name}", rule=f"cannot plan: {why}", value=value, remedy=REMEDY)
-        for name, why, value in rows
-    ]
+    return [model_fault(name, f"cannot plan: {why}", value, REMEDY) for name, why, value in rows]
 
 
 def _differs(value: Any, default: Any) -> bool:

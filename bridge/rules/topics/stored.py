@@ -40,27 +40,22 @@ def _without_format(run: RuleContext) -> list[Violation]:
     for family, chosen in (("fp8", "e4m3"), ("fp4", "e2m1")):
         if getattr(run, family) or family in run.stated:  # stated to be off: no doubt about the run
             continue
-        for name in (f"{family}_param_gather", f"{family}_param"):
-            if run.stated.get(name) or (run.precision is None and getattr(run, f"gathers_{family}")):
-                found.append(
-                    Violation(name, value=True, words={"family": family, "name": family.upper(), "chosen": chosen})
-                )
-                break
+        words = {"family": family, "name": family.upper(), "chosen": chosen}
+        is_owners = run.precision is None and getattr(run, f"gathers_{family}")
+        names = (f"{family}_param_gather", f"{family}_param")
+        found += [Violation(name, value=True, words=words) for name in names if run.stated.get(name) or is_owners][:1]
     return found
 
 
 def _half_told(run: RuleContext) -> list[Violation]:
     """Return the families of which only the model or only DDP knows that weights are stored in them."""
-    if not (run.has_model and run.has_ddp):
-        return []
-    return [
-        Violation(f"model.{family}_param", words={"other": f"ddp.{family}_param_gather", "theirs": theirs})
-        for family, mine, theirs in (
-            ("fp8", run.model.fp8_param, run.ddp.fp8_param_gather),
-            ("fp4", run.model.fp4_param, run.ddp.fp4_param_gather),
-        )
-        if mine != theirs
-    ]
+    found = []
+    for family in FAMILIES:
+        theirs = getattr(run.ddp, f"{family}_param_gather")
+        if run.has_model and run.has_ddp and getattr(run.model, f"{family}_param") != theirs:
+            words = {"other": f"ddp.{family}_param_gather", "theirs": theirs}
+            found.append(Violation(f"model.{family}_param", words=words))
+    return found
 
 
 RULES = (
