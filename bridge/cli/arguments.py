@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
-    from bridge.preflight.check import Report
     from bridge.rules.rule import RuleFinding
-    from bridge.sync.prediction import Prediction
     from bridge.sync.schedule import Phase
 
 
@@ -124,25 +122,11 @@ def planned_run(run: RunValues) -> PlannedRun:
     return PlannedRun(prediction=run.prediction)
 
 
-def report_of(run: RunValues, prediction: Prediction | None = None, **options: Any) -> Report:
-    """Return the check of a run, or of another prediction of it; `options` are `silenced` and `backend`."""
-    from bridge.preflight.check import check_run
-
-    return check_run(
-        run.sections,
-        prediction=prediction or run.prediction,
-        origins=run.origin_of,
-        choice=run.choice,
-        environment=run.reading.environment,
-        **options,
-    )
-
-
 def decisive_findings(run: RunValues) -> list[RuleFinding]:
     """Return the findings of the check that every answer about a run has: errors, and those of overrides."""
     from bridge.precision.statements import COMMAND_LINE
 
-    return [one for one in report_of(run).findings if one.severity == "error" or one.where == COMMAND_LINE]
+    return [one for one in run.report.findings if one.severity == "error" or one.where == COMMAND_LINE]
 
 
 def print_answer(run: RunValues, content: Mapping[str, Any]) -> None:

@@ -18,7 +18,6 @@ from bridge.cli.arguments import (
     print_answer,
     print_json,
     read_run,
-    report_of,
     show_reading,
     write_file,
 )
@@ -57,7 +56,7 @@ def _check(chosen: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
     silenced = dict(_reason(word) for word in chosen.silence)
     values = read_run(chosen, strict=False)
-    report = report_of(values, silenced=silenced, backend=chosen.backend)
+    report = values.checked(values.prediction, silenced=silenced, backend=chosen.backend)
     if chosen.sarif:
         _write_sarif(report, chosen)
     from bridge.report.findings import findings_dict, findings_lines

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, planned_run, print_planned, read_run, report_of, show_planned
+from bridge.cli.arguments import add_run_command, planned_run, print_planned, read_run, show_planned
 
 if TYPE_CHECKING:
     import argparse
@@ -58,7 +58,7 @@ def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], boo
     """Return whether `check` finds no error or warning in a changed run that it does not find in the run itself."""
 
     def found(prediction: Prediction) -> set[str]:
-        report = report_of(values, prediction=prediction)
+        report = values.checked(prediction)
         return {one.id for one in report.findings if one.severity != "info"}
 
     known = found(run.prediction)

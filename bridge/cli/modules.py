@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, print_planned, read_run, report_of, show_planned, write_file
+from bridge.cli.arguments import add_run_command, print_planned, read_run, show_planned, write_file
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
@@ -65,7 +65,7 @@ def _modules(chosen: argparse.Namespace) -> int:
     if chosen.file:
         _refuse_rows(run)
         run = _with_file(run, chosen.file)
-    plan = plan_of(run)
+    plan = run.report.setup.plan
     found = plan.selection
     if not found.rows:
         _list(run, plan, as_json=chosen.json)
@@ -73,7 +73,7 @@ def _modules(chosen: argparse.Namespace) -> int:
     if chosen.write:
         _write(plan, chosen.write)
         return 0
-    findings = [finding for finding in report_of(run).findings if finding.id in IDS]
+    findings = [finding for finding in run.report.findings if finding.id in IDS]
     if chosen.json:
         from bridge.report.module_table import selection_dict
 

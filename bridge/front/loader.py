@@ -29,7 +29,7 @@ from bridge.front.problems import (
     Problems,
     leaves,
 )
-from bridge.preflight.check import refuse_unknown, resolve_precision, section_of, target_of
+from bridge.preflight.check import check_run, refuse_unknown, resolve_precision, section_of, target_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.preflight.auto import Choice
+    from bridge.preflight.check import Report
     from bridge.training.config import ConfigContainer
 
 
@@ -106,6 +107,22 @@ class RunValues:
         if self.section("data") and self.run_keys.get("precision_backend") is not None:  # text of our own runs
             sections["data"] = {**sections["data"], "vocab_size": sections["data"].get("vocab_size") or BYTES}
         return predict(self.precision, sections, target=target_of(self.target), origins=self.origin_of)
+
+    @cached_property
+    def report(self) -> Report:
+        """The check of the run."""
+        return self.checked(self.prediction)
+
+    def checked(self, prediction: Prediction, **options: Any) -> Report:
+        """Return the check of the run as it is predicted; `options` are `silenced` and `backend`."""
+        return check_run(
+            self.sections,
+            prediction=prediction,
+            origins=self.origin_of,
+            choice=self.choice,
+            environment=self.reading.environment,
+            **options,
+        )
 
     @property
     def run_keys(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from bridge.sync.prediction import Origins, Prediction, predict
 
 if TYPE_CHECKING:
     from bridge.errors import Finding
+    from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
     from bridge.rules.shape.model import ModelShape
@@ -161,12 +162,17 @@ class Setup(RuleContext):
         """
         if self.model.quant_recipe is None:
             return None
-        from bridge.plan.precision_plan import plan_of
-
         try:
-            return plan_of(self.prediction).selection
+            return self.plan.selection
         except RunConfigError:
             return None
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
+        from bridge.plan.precision_plan import plan_of  # most checks do without it
+
+        return plan_of(self.prediction)
 
     @property
     def label(self) -> str:

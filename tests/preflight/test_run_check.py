@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.cli.arguments import report_of
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check_run
@@ -77,7 +76,7 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
     def checked() -> Any:
         path = tmp_path / "run_config.yaml"
         path.write_text(yaml.safe_dump(run), encoding="utf-8")
-        return report_of(load_run([f"target='{B200}'"], config_file=path, strict=False))
+        return load_run([f"target='{B200}'"], config_file=path, strict=False).report
 
     report = checked()
     assert ids(report) == set()
