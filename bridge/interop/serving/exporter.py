@@ -78,8 +78,7 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
             detail = f"{target.title} {why}; {len(rows)} rows of the manifest are listed as not quantised"
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
         if scheme in written and scheme in target.differences:
-            detail, remedy = target.differences[scheme]
-            yield Unmapped("scheme", scheme, "semantics", detail, remedy)
+            yield Unmapped("scheme", scheme, "semantics", **target.differences[scheme])
     for role in dict.fromkeys(
         row.role for row in manifest.rows if row.scheme in written and row.role in manifest.plain
     ):

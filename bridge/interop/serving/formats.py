@@ -1,31 +1,24 @@
-"""The scaling schemes as serving systems write them: one row per scheme, in three dialects.
-
-    compressed-tensors   weights and input_activations of a config group
-    fp8                  quant_method, activation_scheme and weight_block_size, as DeepSeek-V3 has them
-    ModelOpt             quant_algo
+"""The scaling schemes as serving systems write them: rows of `rows/serving.yaml`, read in both directions.
 
 Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme without a row, a
-team's own quantizer factory, has no form in any of them.
-
-Source: compressed-tensors 0.20.0 quantization/quant_scheme.py (PRESET_SCHEMES) and config/base.py; transformers 5.23.0
-utils/quantization_config.py; SGLang 00563d3 layers/quantization/fp8.py (mxfp8); vLLM 00155cd
-model_executor/layers/quantization/modelopt.py (QUANT_ALGOS).
+team's own quantizer factory, has no form in any dialect.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
+import yaml
+
+from bridge.interop.table import FOLDER, LOADER
+
+ROWS: dict[str, Any] = yaml.load(FOLDER.joinpath("serving.yaml").read_text("utf-8"), LOADER)  # noqa: S506  a safe one
+"""Schemes, families of models, fused modules and systems."""
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""
 COMPARED = ("num_bits", "type", "strategy", "group_size", "block_structure", "dynamic")
 """Keys of compressed-tensors that decide the values; of others, an observer say, a checkpoint has the result."""
 _DEFAULTS = {"num_bits": 8, "type": "int", "dynamic": False}
-
-
-def _args(bits: int, strategy: str, *, dynamic: bool | str = False, **more: object) -> dict[str, object]:
-    return {"num_bits": bits, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": dynamic, **more}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,53 +34,11 @@ class ServedScheme:
     """compressed-tensors' format of the stored weight."""
     fp8: Mapping[str, object] = field(default_factory=dict)
     """Keys of the fp8 dialect; empty where it has none for this scheme."""
-    algorithms: tuple[str, ...] = ()
+    algorithms: list[str] = field(default_factory=list)
     """ModelOpt's names."""
 
 
-_E8M0 = {"scale_dtype": "torch.uint8"}
-_E4M3 = {"scale_dtype": "torch.float8_e4m3fn"}
-SERVED = MappingProxyType(
-    {
-        "tensorwise": ServedScheme(
-            title="FP8, a scale per tensor, inputs scaled as they come",
-            weights=_args(8, "tensor"),
-            inputs=_args(8, "tensor", dynamic=True),
-            format="float-quantized",
-            fp8={"quant_method": "fp8", "activation_scheme": "dynamic"},
-        ),
-        "delayed": ServedScheme(
-            title="FP8, a scale per tensor, inputs by a stored scale",
-            weights=_args(8, "tensor"),
-            inputs=_args(8, "tensor"),
-            format="float-quantized",
-            fp8={"quant_method": "fp8", "activation_scheme": "static"},
-            algorithms=("FP8",),
-        ),
-        "blockwise": ServedScheme(
-            title="FP8, weights in 128x128 blocks, inputs in 1x128",
-            weights=_args(8, "block", block_structure=[128, 128]),
-            inputs=_args(8, "group", dynamic=True, group_size=128),
-            format="float-quantized",
-            fp8={"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-        ),
-        "mxfp8": ServedScheme(
-            title="MXFP8",
-            weights=_args(8, "group", group_size=32, **_E8M0),
-            inputs=_args(8, "group", dynamic=True, group_size=32, **_E8M0),
-            format="mxfp8-quantized",
-            fp8={"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32]},
-            algorithms=("MXFP8",),
-        ),
-        "nvfp4": ServedScheme(
-            title="NVFP4",
-            weights=_args(4, "tensor_group", group_size=16, **_E4M3),
-            inputs=_args(4, "tensor_group", dynamic="local", group_size=16, **_E4M3),
-            format="nvfp4-pack-quantized",
-            algorithms=("NVFP4",),
-        ),
-    }
-)
+SERVED: dict[str, ServedScheme] = {name: ServedScheme(**row) for name, row in ROWS["schemes"].items()}
 """Megatron's name of a scheme -> its row."""
 
 

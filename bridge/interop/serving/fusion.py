@@ -1,19 +1,15 @@
 """Linear layers of a checkpoint that vLLM loads as one: it refuses a config that gives them different schemes.
 
-    split({"model.layers.0.self_attn.q_a_proj": None, "model.layers.0.self_attn.kv_a_proj_with_mqa": "nvfp4"})
-
-Source: `packed_modules_mapping` of vLLM 002d607 model_executor/models/deepseek_v2.py (DeepseekV2ForCausalLM, the class
-behind DeepSeek-V3 and Kimi-K2; with a query of low rank alone) and 005df92 mixtral.py; the errors are those of 01693a6
-layers/quantization/utils/quant_utils.py (is_layer_skipped, for fp8 and ModelOpt) and 008014e
-layers/quantization/compressed_tensors/utils.py (should_ignore_layer).
+split({"model.layers.0.self_attn.q_a_proj": None, "model.layers.0.self_attn.kv_a_proj_with_mqa": "nvfp4"})
 """
 
 import re
 from collections.abc import Iterator, Mapping
 
+from bridge.interop.serving.formats import ROWS
 from bridge.plan.precision_plan import compact
 
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
+FUSED: list[list[str]] = ROWS["fused"]
 """Names in one parent module; a group counts where the checkpoint has all of them."""
 _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
 """Layer and parent module; all experts of a layer are one module."""

@@ -3,27 +3,21 @@
     family_of(shape, "qwen3_moe").served("decoder.layers.3.mlp.router", 48)     # ("model.layers.3.mlp.gate",)
 
 Each of the many experts of a layer is written ``experts.*``. A module without a row has no name: none is guessed.
-
-Source: the mappings of Megatron Bridge of 2026-08-22 (models/llama/llama_bridge.py, models/qwen/qwen3_moe_bridge.py,
-models/deepseek/common.py, models/nemotron/nemotron_bridge.py); transformers 5.23.0 modeling_qwen2_moe.py, and
-conversion_mapping.py for the names in a checkpoint of Mixtral.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError, close_matches
-from bridge.precision.foreign_names import DEEPSEEK, FC1, FC2, LLAMA, PROJ, Q_PROJ, QKV, SHARED_FC1, SHARED_FC2
+from bridge.interop.serving.formats import ROWS
+from bridge.precision.foreign_names import DEEPSEEK, LLAMA
 from bridge.rules.shape.model import ModelShape
 
-ROUTER = "mlp.router"
-SHARED_GATE = "mlp.shared_experts.gate"
-EXPERTS = ("mlp.experts.linear_fc1", "mlp.experts.linear_fc2")
 HEAD = "lm_head"
 EH_PROJ = "eh_proj"
-_ATTENTION = {name: LLAMA[name] for name in (QKV, PROJ)}
 _PLACE = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transformer_layer\.)?(.+)")
 _ONE_EXPERT = re.compile(r"\blocal_experts\.\d+\.")
 
@@ -46,22 +40,9 @@ def place_of(path: str) -> ModulePlace:
     return ModulePlace(found[1], int(found[2]), _ONE_EXPERT.sub("", found[3]))
 
 
-def _experts(parent: str, gate: str, up: str, down: str) -> dict[str, tuple[str, ...]]:
-    inside = [f"{parent}.experts.*.{name}" for name in (gate, up, down)]
-    return {ROUTER: (f"{parent}.gate",), EXPERTS[0]: (inside[0], inside[1]), EXPERTS[1]: (inside[2],)}
-
-
-def _shared(name: str) -> dict[str, tuple[str, ...]]:
-    gate, up, down = (f"mlp.{name}.{own}_proj" for own in ("gate", "up", "down"))
-    return {SHARED_FC1: (gate, up), SHARED_FC2: (down,)}
-
-
-_SWIGLU = _experts("mlp", "gate_proj", "up_proj", "down_proj")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Models whose checkpoints name their modules alike."""
+    """Models whose checkpoints name their modules alike, a row of `rows/serving.yaml`."""
 
     model_types: tuple[str, ...]
     """Values of `model_type` in a Hugging Face config.json; the first names the family."""
@@ -91,35 +72,15 @@ class Family:
         return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(inner, ()))
 
 
-FAMILIES = (
-    Family(model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), names=LLAMA),
-    Family(model_types=("nemotron",), names={**_ATTENTION, FC1: ("mlp.up_proj",), FC2: ("mlp.down_proj",)}),
-    Family(model_types=("qwen3_moe", "olmoe"), names={**LLAMA, **_SWIGLU}),
-    Family(
-        model_types=("qwen2_moe",),
-        names={**LLAMA, **_SWIGLU, **_shared("shared_expert"), SHARED_GATE: ("mlp.shared_expert_gate",)},
-    ),
-    Family(
-        model_types=("mixtral",),
-        names={**_ATTENTION, **_experts("block_sparse_moe", "w1", "w3", "w2")},
-        plain=(ROUTER,),
-    ),
-    Family(
-        model_types=("deepseek_v3", "deepseek_v2", "kimi_k2"),
-        names={
-            **{name: names for name, names in LLAMA.items() if name != QKV},
-            **DEEPSEEK,
-            Q_PROJ: ("self_attn.q_proj",),
-            **_SWIGLU,
-            **_shared("shared_experts"),
-            EH_PROJ: (EH_PROJ,),
-        },
-        plain=(ROUTER, EH_PROJ),
-    ),
-)
-"""`plain`: the gate has no quantisation config in vLLM's deepseek_v2.py (002d607) and mixtral.py (005df92), and is no
-linear layer in transformers 5.23.0; eh_proj is torch's own linear layer in vLLM's deepseek_mtp.py (03356f8) and in
-SGLang's deepseek_nextn.py (0114f9c). Whether the gates of other families are quantised depends on the release."""
+def _family(
+    *, model_types: list[str], names: Mapping[str, Any] = MappingProxyType({}), latent: bool = False, plain: Any = ()
+) -> Family:
+    known = {**LLAMA, **(DEEPSEEK if latent else {}), **names}
+    own = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
+    return Family(model_types=tuple(model_types), names=own, plain=tuple(plain))
+
+
+FAMILIES = [_family(**row) for row in ROWS["families"]]
 BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 
 
