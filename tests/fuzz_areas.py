@@ -173,14 +173,15 @@ def config_files(folder: Path, _more: Path | None) -> Area:
     return Area(name="config files", seeds=seeds, words=[*YAML_SPLICES, *words], read=read)
 
 
-def runs(_folder: Path, _more: Path | None) -> Area:
+def runs(folder: Path, _more: Path | None) -> Area:
     """Sections of a run as plain data, decoded and planned."""
-    bases = [{}, *(yaml.safe_load(path.read_text()) for path in SHOWN)]
+    file, bases = folder / "run.yaml", [{}, *(yaml.safe_load(path.read_text()) for path in SHOWN)]
     words = [*FIELDS, *RUN_WORDS, *words_of([path.read_bytes() for path in SHOWN])]
 
     def read(data: bytes) -> None:
         sections = edited(bases[data[0] % len(bases)], iter(data[1:]), words)
-        run = load_run((), config_file="run.yaml", sections=sections, strict=bool(data[0] & 128))
+        file.write_text(yaml.safe_dump(sections))
+        run = load_run((), config_file=file, strict=bool(data[0] & 128))
         precision_plan(run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp)
 
     return Area(name="runs", seeds=_choices(2, len(bases)), words=[], read=read)

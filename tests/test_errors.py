@@ -2,6 +2,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,12 @@ def test_message_is_bounded_whatever_the_input(size: int, tmp_path: Path) -> Non
     file.write_text("model: {num_layers: 2}\n")
     odd = tmp_path / "odd.yaml"
     odd.write_text(f"{long}: 1\n")
+    held = [tmp_path / f"held_{number}.yaml" for number in range(3)]
+    for path, fields in zip(held, ({long: long}, many, {"fp8_margin": [[many]]}), strict=True):
+        path.write_text(json.dumps({"mixed_precision": fields}))
     refused: list[Callable[[], object]] = [
         lambda: load_run((), config_file=odd),
-        lambda: load_run((), config_file=file, sections={"mixed_precision": {long: long}}),
-        lambda: load_run((), config_file=file, sections={"mixed_precision": many}),
-        lambda: load_run((), config_file=file, sections={"mixed_precision": {"fp8_margin": [[many]]}}),
+        *(partial(load_run, (), config_file=path) for path in held),
         lambda: load_run([f"mixed_precision={long}"], config_file=file),
         lambda: load_run([".".join(["model", *(["a"] * min(size, 1_000)), "="])], config_file=file),
         lambda: get_mixed_precision_config(long),

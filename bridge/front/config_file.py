@@ -16,7 +16,7 @@ from bridge.rules.fields import FIELDS
 from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hydra.core.override_parser.types import Override
@@ -24,18 +24,14 @@ if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
 
-def read_config_file(
-    path: Path, overrides: Sequence[str] = (), *, trust: bool = False, sections: Mapping[str, Any] | None = None
-) -> ConfigFile:
+def read_config_file(path: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
     Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
-    `sections` is what a file in another format holds, where it was read already.
     """
     parsed = parsed_overrides(overrides)
-    reading = read_file(path) if sections is None else FileReading(sections=sections)
-    file = ConfigFile(reading, path.name, trust=trust)
-    keys = [reading.own_name(override.key_or_group) for override in parsed]
+    file = ConfigFile(read_file(path), path.name, trust=trust)
+    keys = [file.reading.own_name(override.key_or_group) for override in parsed]
     problems = Problems(Origins(by_key=dict.fromkeys(keys, COMMAND_LINE)))
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         file.write(override, problems)

@@ -139,7 +139,6 @@ def load_run(
     config_dir: Path | str | None = None,
     strict: bool = True,
     trust: bool = False,
-    sections: Mapping[str, Any] | None = None,
 ) -> RunValues:
     """Return the values that a command line describes.
 
@@ -153,7 +152,6 @@ def load_run(
         strict: Refuse a precision that can never be right and misspelt fields of Megatron's. A check, which reports
             both as findings, does without.
         trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
-        sections: As for `read_config_file`.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -161,7 +159,7 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
-        run = _run_of_file(_file(config_file), str(config_file), overrides, trust=trust, sections=sections)
+        run = _run_of_file(_file(config_file), str(config_file), overrides, trust=trust)
     else:
         run = _run_of_tree(config_folder(config_path), config_name, overrides, config_dir=config_dir, trust=trust)
     run = replace(run, reading=run.reading.released(target_of(run.target), is_stated=run.target is not None))
@@ -195,11 +193,11 @@ def _run_of_tree(
     return run
 
 
-def _run_of_file(path: Path, name: str, overrides: Sequence[str], **options: Any) -> RunValues:
-    """Return the values of a run that a file describes; the options are those of `read_config_file`."""
+def _run_of_file(path: Path, name: str, overrides: Sequence[str], *, trust: bool) -> RunValues:
+    """Return the values of a run that a file describes."""
     from bridge.front.config_file import read_config_file
 
-    read = read_config_file(path, overrides, **options)
+    read = read_config_file(path, overrides, trust=trust)
     given = GivenRun(sections=read.whole, choice=read.choice, recipe=read.recipe, origins=read.origins, name=name)
     return replace(run_of(given), reading=read.reading)
 
