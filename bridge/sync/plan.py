@@ -19,8 +19,6 @@ from bridge.sync.owner import OwnerValues, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
 
-__all__ = ["BUFFER", "plan", "scheme_of", "sharding_rows", "under_fsdp"]
-
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
 

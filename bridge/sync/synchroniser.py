@@ -29,13 +29,14 @@ from bridge.registry.config import MixedPrecisionConfig, PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, View, reading_of
 from bridge.rules.fields import DEFAULTS
+from bridge.rules.inert import BUFFER
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed, installed_text
 from bridge.sync.module_recipe import recipe_object
 from bridge.sync.owner import ABSENT, ATTRIBUTES, Owner, OwnerValues, class_defaults, in_one_form, same, seen_through
-from bridge.sync.plan import BUFFER, plan, scheme_of, sharding_rows, under_fsdp
+from bridge.sync.plan import plan, scheme_of, sharding_rows, under_fsdp
 from bridge.sync.prediction import Prediction
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS

@@ -62,7 +62,7 @@ def test_an_argument_file_keeps_who_set_a_value(tmp_path):
     assert run.origin_of("model.fp8") == "model_config.yaml"
     assert run.origin_of("model.num_layers") == "command line"
     assert run.origin_of("ddp.grad_reduce_in_fp32") == "Megatron-LM at start"
-    assert "Megatron-LM sets ddp.grad_reduce_in_fp32=True at start: bf16" in map(str, run.reading.derived)
+    assert "Megatron-LM sets at start: ddp.grad_reduce_in_fp32=True (bf16)." in run.reading.lines
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ class Derived:
     """The setting or the condition that it follows from: "comm_overlap"."""
     framework: str
 
-    def __str__(self) -> str:
-        return f"{self.framework} sets {self.path}={self.value} at start: {self.because}"
-
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
