@@ -6,8 +6,8 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.interop.serving.exporter import require_names
 from bridge.interop.serving.formats import title_of
-from bridge.interop.serving.fusion import split
 from bridge.interop.serving.manifest import Manifest
+from bridge.interop.serving.names import split
 from bridge.interop.serving.reader import READERS, ServingConfig
 from bridge.plan.precision_plan import compact
 from bridge.precision.foreign_names import PROJ

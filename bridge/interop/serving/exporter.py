@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError, listed
 from bridge.interop.contract import ExportReport, Unmapped
 from bridge.interop.serving.formats import COMPRESSED, SERVED
-from bridge.interop.serving.fusion import split
-from bridge.interop.serving.names import BY_TYPE
+from bridge.interop.serving.names import BY_TYPE, split
 from bridge.interop.serving.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -72,16 +71,15 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
     """Yield what the config cannot state, and where the system's values differ."""
     for scheme in manifest.schemes:
         rows = [row for row in manifest.rows if row.scheme == scheme]
-        if scheme not in written or not all(map(_has_form, rows)):
-            has_form = all(map(_has_form, rows))
+        has_form = all(map(_has_form, rows))
+        if scheme not in written or not has_form:
             why = "reads it where the model has no other scheme" if has_form else "has no form for it"
             detail = f"{target.title} {why}; {len(rows)} rows of the manifest are listed as not quantised"
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
         if scheme in written and scheme in target.differences:
             yield Unmapped("scheme", scheme, "semantics", **target.differences[scheme])
-    for role in dict.fromkeys(
-        row.role for row in manifest.rows if row.scheme in written and row.role in manifest.plain
-    ):
+    plain = (row.role for row in manifest.rows if row.scheme in written and row.role in manifest.plain)
+    for role in dict.fromkeys(plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
     quantised = {row for scheme in written for row in _rows(manifest, scheme)}
@@ -127,9 +125,4 @@ def _compressed(manifest: Manifest, written: list[str]) -> dict[str, Any]:
 def _patterns(rows: Iterable[ManifestRow]) -> list[str]:
     """Return names as compressed-tensors matches them; those of experts as an expression."""
     names = dict.fromkeys(name for row in rows for name in row.served)
-    return [_expression(name) if "*" in name else name for name in names]
-
-
-def _expression(name: str) -> str:
-    number = re.escape(name).replace(r"\*", r"\d+")
-    return f"re:{number}$"
+    return [f"re:{re.escape(name)}$".replace(r"\*", r"\d+") if "*" in name else name for name in names]

@@ -23,7 +23,7 @@ from bridge.precision import strict_yaml
 KINDS = frozenset({"linear", "router", "gate", "head"})
 """Kinds of modules that a quantisation config could take: they multiply an input by a weight."""
 LARGEST = 64 * 2**20
-"""Bytes of the largest manifest that is read."""
+"""Bytes of the largest manifest or serving config that is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +87,10 @@ class Manifest:
             RunConfigError: No family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        rows = tuple(_rows(plan, family))
+        rows = planned = tuple(_rows(plan, family))
         notes = list(_notes(plan))
         if record is not None:
             ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
-            planned = rows
             rows = tuple(_recorded(row, module, ran) for row, module in zip(rows, _modules(plan), strict=True))
             changed = sum(row != before for row, before in zip(rows, planned, strict=True))
             notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []

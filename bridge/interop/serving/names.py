@@ -6,13 +6,14 @@ Each of the many experts of a layer is written ``experts.*``. A module without a
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError, close_matches
 from bridge.interop.serving.formats import ROWS
+from bridge.plan.precision_plan import compact
 from bridge.precision.foreign_names import DEEPSEEK, LLAMA
 from bridge.rules.shape.model import ModelShape
 
@@ -84,6 +85,12 @@ FAMILIES = [_family(**row) for row in ROWS["families"]]
 BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 
 
+FUSED: list[list[str]] = ROWS["fused"]
+"""Names in one parent module that vLLM loads as one; a group counts where the checkpoint has all of them."""
+_PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
+"""Layer and parent module; all experts of a layer are one module."""
+
+
 def family_of(shape: ModelShape, model_type: str | None = None) -> Family | None:
     """Return the family of a model; None where its shape fits several or none.
 
@@ -109,3 +116,24 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family | None
     if shape.experts is None:
         return BY_TYPE["llama"]
     return BY_TYPE["qwen2_moe"] if shape.experts.shared_gate else None
+
+
+def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield a sentence for each group of `FUSED` that gets more than one scheme, which vLLM refuses.
+
+    Args:
+        schemes: Name of a module in the checkpoint -> its scheme; None: not quantised.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for group in FUSED:
+        for name in schemes:
+            parent, _, own = name.rpartition(".")
+            place = _PARENT.fullmatch(parent)
+            members = [f"{parent}.{each}" for each in group]
+            if own != group[0] or place is None or any(member not in schemes for member in members):
+                continue
+            if len({schemes[member] for member in members}) > 1:
+                fused = f"{', '.join(group[:-1])} and {group[-1]}"
+                found.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
+    for (fused, inner), layers in found.items():
+        yield f"vLLM refuses the config: it fuses {fused}, whose schemes differ in {inner} of layers {compact(layers)}."

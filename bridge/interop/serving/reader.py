@@ -21,11 +21,10 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
 from bridge.interop.serving.formats import COMPRESSED, scheme_of_algorithm, scheme_of_arguments, scheme_of_fp8, words_of
+from bridge.interop.serving.manifest import LARGEST
 from bridge.interop.serving.names import HEAD
 from bridge.precision import strict_yaml
 
-LARGEST = 64 * 2**20
-"""Bytes of the largest file that is read."""
 MODELOPT = "modelopt"
 READERS = {"fp8": ("vllm", "sglang", "hf"), "mxfp8": ("sglang", "hf")}
 """Method -> systems that read its list of modules, each by its own rule; other methods have one rule."""
