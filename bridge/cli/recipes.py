@@ -96,11 +96,11 @@ class NamedRecipe:
     @classmethod
     def of(cls, name: str, config_dir: str | None) -> NamedRecipe:
         """Return the recipe of a name; UnknownRecipeError where neither the registry nor the folder has it."""
-        if config_dir is not None and name not in REGISTRY:
+        path = Path(config_dir or "") / "mixed_precision" / f"{name}.yaml"
+        if config_dir is not None and (name not in REGISTRY or path.is_file()):
             from bridge.front.loader import load_run, shipped_folder  # Hydra is heavy
 
             run = load_run([f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False)
-            path = Path(config_dir) / "mixed_precision" / f"{name}.yaml"
             if run.precision is not None and path.is_file():
                 return cls(name=name, config=run.precision, place=str(path), description=_comment(path))
         recipe = REGISTRY.recipe(name)

@@ -393,7 +393,13 @@ def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
 def _resolve_run_folder(whole: DictConfig, *, sweep: bool) -> None:
     """Give what a job will know about itself a value, as its interpolations are resolved here."""
     hydra = whole.hydra
+    held: Any = OmegaConf.to_container(whole).get("logging")  # type: ignore[union-attr]
+    own = held.get("run_dir") if isinstance(held, dict) else None
+    is_plain = isinstance(own, str) and "${" not in own
+    is_asked = any(word.startswith("hydra.run.dir=") for word in hydra.overrides.hydra)
     with read_write(hydra), open_dict(hydra):
+        if is_plain and not sweep and not is_asked:
+            hydra.run.dir = own  # the log goes with the run: the folder of the launch may be read-only
         hydra.runtime.output_dir = os.path.abspath(hydra.sweep.dir if sweep else hydra.run.dir)  # noqa: PTH100  as Hydra does
         if sweep:
             hydra.job.num, hydra.job.id = 0, "0"

@@ -280,6 +280,8 @@ def _container(values: RunValues) -> ConfigContainer:
         except OSError as error:
             rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
             raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.") from error
+        if not os.access(folder, os.W_OK):
+            raise RunConfigError.of("logging.run_dir", "cannot be written", folder, "Give another folder.")
     return run
 
 

@@ -12,7 +12,8 @@ from bridge.precision.effect import Effect
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Matchers, quant_recipes
 from bridge.precision.schemes import FP8_SCHEMES, OPERAND_FORMATS, Scheme, scheme_row
-from bridge.rules.shape.parallel import gradient_dtypes, sent_between_stages
+from bridge.rules.fields import gradient_dtypes
+from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
 

@@ -159,11 +159,13 @@ class Registry:
                 partial = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
                 sources[f"{ENVIRONMENT_VARIABLE} entry {name!r}"] = partial
             for source, load in sources.items():
+                known = dict(self._recipes), dict(self._aliases)
                 try:
                     load()
                 except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
                     why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
                     self.broken[source] = why
+                    self._recipes, self._aliases = known  # the first half of a plugin may need its second
                     log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
-from bridge.rules.versions import Version, VersionRange, parse_version
+from bridge.rules.versions import Version, VersionRange, at_least, parse_version
 
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""
+OWN_GRADIENTS = "0.19"
+"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients, and not grad_reduce_in_fp32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +175,20 @@ def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
             if value(role, name) is False and (on or needed):
                 why = f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer"
                 yield OffSwitch(role, name, why)
+
+
+def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
+    """Return the dtypes that gradients are accumulated and reduced in; an unknown version counts as the newest.
+
+    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own since 0.19
+    (distributed/fsdp/mcore_fsdp_adapter.py).
+    """
+    is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
+    if is_fsdp and at_least(mcore, OWN_GRADIENTS) is not False:
+        main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
+        return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
+    main = "fp32" if ddp["grad_reduce_in_fp32"] else mode
+    return main, main
 
 
 def read_field(model: Any, name: str, default: Any = None) -> Any:

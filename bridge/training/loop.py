@@ -238,7 +238,10 @@ def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
     """End a run whose loss or weights are not finite, or whose weights no longer change."""
     is_finite = math.isfinite(result.loss)
     facts = f"loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
-    wider = "Lower optimizer.lr, or choose a recipe with a wider range."
+    lower = "Lower optimizer.lr"
+    if getattr(run.config.optimizer, "loss_scale", None):
+        lower = "Lower the constant loss scale, or optimizer.lr"
+    wider = f"{lower}, or choose a recipe with a wider range."
     if run.config.train.check_for_nan_in_loss and not is_finite:
         rule = f"the loss must be finite, got {result.loss} at step {run.iteration} ({facts})"
         message = f"train.check_for_nan_in_loss: {rule}. {wider}"
@@ -249,7 +252,7 @@ def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
         message = (
             f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps in a row, the last one "
             f"step {run.iteration} (loss {result.loss:g}, {facts}). These steps changed no weight, and no lower loss "
-            "scale is left. Lower optimizer.lr, look at the data of these steps, or choose a recipe with a wider range."
+            f"scale is left. {lower}, look at the data of these steps, or choose a recipe with a wider range."
         )
     else:
         return

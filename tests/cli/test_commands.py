@@ -173,6 +173,25 @@ def test_a_reader_that_stops_early_leaves_the_answers_exit_code_or_that_of_a_bro
         assert done.stderr == ""
 
 
+def test_a_source_that_fails_half_way_leaves_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(
+        "from bridge.training.mixed_precision import MixedPrecisionConfig, register\n"
+        "@register\ndef half_of_it():\n    return MixedPrecisionConfig(bf16=True)\n"
+        "import a_package_that_is_not_there\n"
+    )
+    done = run("recipes", BRIDGE_RECIPES=str(tmp_path / "half.py"))
+    assert done.stderr.startswith("Recipes not loaded: ")
+    assert "half_of_it" not in done.stdout
+
+
+def test_a_file_with_the_name_of_a_recipe_is_refused_by_show_too(tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    (tmp_path / "mixed_precision" / "bf16_mixed.yaml").write_text("bf16: true\n")
+    done = run("show", "bf16_mixed", "--config-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith("mixed_precision/bf16_mixed: is both a registered recipe and a YAML file, got ")
+
+
 def test_a_teams_recipes_are_listed_and_a_broken_source_is_named_on_stderr(tmp_path: Path) -> None:
     path = tmp_path / "team.py"
     path.write_text(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
+from bridge.front.main import _container
 
 CFG = ("--cfg", "job")
 TINY = ("model=gpt_tiny", "train=smoke")
@@ -201,6 +206,13 @@ def test_a_run_folder_that_cannot_be_made_leaves_no_other(refused) -> None:
     assert refused(*TINY, "logging.run_dir=/dev/null/run") == (
         "logging.run_dir: cannot be made (not a directory), got '/dev/null/run'. Give another folder."
     )
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(monkeypatch, tmp_path: Path) -> None:
+    run = load_run([*TINY, f"logging.run_dir={tmp_path}"])
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
+    with pytest.raises(RunConfigError, match=r"^logging.run_dir: cannot be written, got '.*'. Give another folder."):
+        _container(run)
 
 
 def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:

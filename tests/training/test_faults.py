@@ -78,6 +78,12 @@ def test_gradients_that_stay_not_finite_end_the_run(poisoned, tmp_path) -> None:
     assert len(records(tmp_path)) == 12
 
 
+def test_a_constant_loss_scale_that_is_too_high_is_what_to_lower(tmp_path) -> None:
+    with pytest.raises(TrainingError) as raised:
+        pretrain(tiny("fp16", optimizer={"loss_scale": 1e12}, train={"train_iters": 40}), run_dir=tmp_path)
+    assert "no lower loss scale is left. Lower the constant loss scale, or optimizer.lr" in str(raised.value)
+
+
 @pytest.mark.parametrize("mode", ["bf16", "fp32", "fp16"])
 def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(mode, monkeypatch, tmp_path) -> None:
     step = Trainer.step

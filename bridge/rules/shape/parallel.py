@@ -14,8 +14,6 @@ from bridge.rules.versions import Version, at_least
 
 RESIDUAL_IS_KEPT = "0.17"
 """First megatron-core whose layers add their output to the residual in the residual's dtype."""
-OWN_GRADIENTS = "0.19"
-"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients, and not grad_reduce_in_fp32."""
 
 SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
@@ -290,17 +288,3 @@ def sent_between_stages(model: Mapping[str, Any], mcore: Version | None, *, is_l
     if is_kept is None:
         return None
     return residual if is_kept else output
-
-
-def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
-    """Return the dtypes that gradients are accumulated and reduced in; an unknown version counts as the newest.
-
-    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own since 0.19
-    (distributed/fsdp/mcore_fsdp_adapter.py).
-    """
-    is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
-    if is_fsdp and at_least(mcore, OWN_GRADIENTS) is not False:
-        main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
-        return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
-    main = "fp32" if ddp["grad_reduce_in_fp32"] else mode
-    return main, main
