@@ -29,9 +29,10 @@ from bridge.interop.pytorch.amp import (
     report_scaler,
 )
 from bridge.interop.reading.settings import Settings
-from bridge.interop.unsupported import report_rows
+from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 
+TABLE = table("lightning")
 TITLE = "Lightning"
 VERSION = "Lightning 2.6.6"
 PRECISIONS = {
@@ -51,13 +52,6 @@ PRECISIONS = {
 """Values of `Trainer(precision=)`, case and all -> dtype and kind."""
 AMP_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
 TE_PLUGIN = "lightning.pytorch.plugins.TransformerEnginePrecision"
-RECIPE: dict[str, tuple[str, Any, Any]] = {
-    "fp8_format": ("fp8", ("HYBRID", "E4M3"), "hybrid"),
-    "margin": ("fp8_margin", 0, 0),
-    "amax_history_len": ("fp8_amax_history_len", 1, 1024),
-    "amax_compute_algo": ("fp8_amax_compute_algo", ("max", "most_recent"), "max"),
-}
-"""Argument of Transformer Engine's `DelayedScaling` -> our field, the words or the least number, the default."""
 TRAINER = re.compile(r"(pytorch_lightning|lightning|lightning_fabric)(\.\w+)*\.(Trainer|Fabric)")
 READ = ("precision", "plugins", "amp_backend", "amp_level")
 HALF = {"fp16": True, "params_dtype": "fp16", "grad_reduce_in_fp32": False}
@@ -87,7 +81,7 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
     is_written = isinstance(top.values.get("strategy"), Mapping)
     given = top.section("strategy") if is_written else Settings({}, TITLE)
     given = given.section("init_args") if "class_path" in given else given
-    report_rows(builder, given, "lightning_strategy")
+    TABLE.read(builder, given, "strategy")
     plugins = top.values.get("plugins")
     listed = plugins if isinstance(plugins, list) else [plugins]
     made = [one for one in listed if isinstance(one, Mapping) and str(one.get("class_path")).endswith("Precision")]
@@ -245,12 +239,7 @@ def _delayed(builder: ImportBuilder, recipe: Settings, compute: str, name: str, 
     fields = {compute: True, "params_dtype": compute, "fp8": "hybrid", "fp8_recipe": "delayed"}
     builder.fields["grad_reduce_in_fp32"] = False
     builder.map(name, **fields)
-    for key, (field, accepted, default) in RECIPE.items():
-        given: Any = recipe.word(key, accepted) if isinstance(accepted, tuple) else recipe.whole(key, least=accepted)
-        given = given.lower() if isinstance(given, str) else given
-        builder.take(recipe.name(key), field, given, default, "in Transformer Engine 2.20")
-    unknown = [key for key in recipe.values if key not in RECIPE]
-    builder.dead(recipe, unknown, "Transformer Engine 2 swallows arguments it does not know, `interval` among them")
+    TABLE.read(builder, recipe, "recipe")
     detail = f"weights are {compute} and the optimizer steps on them, without FP32 masters"
     builder.without_masters(name, value, detail)
     return builder.finish("true")
@@ -259,15 +248,12 @@ def _delayed(builder: ImportBuilder, recipe: Settings, compute: str, name: str, 
 def _export_te(builder: ExportBuilder) -> ExportReport:
     """Return the export as a Transformer Engine plugin with a mapping for its recipe."""
     config, mode = builder.config, builder.config.mode
-    recipe = {key: builder.values[field] for key, (field, *_) in RECIPE.items()}
-    recipe["fp8_format"] = recipe["fp8_format"].upper()
+    recipe = TABLE.write(builder, "recipe", "recipe")
     arguments = {"weights_dtype": {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[mode], "recipe": recipe}
     builder.map(mode, "weights_dtype")
     if builder.values["params_dtype"] in (None, mode):
         builder.map("params_dtype", "weights_dtype")
     builder.map("fp8_recipe", "recipe")
-    for key, (field, *_) in RECIPE.items():
-        builder.map(field, f"recipe.{key}")
     if config.grad_reduce_in_fp32:
         builder.record_if_stated("lightning.gradients-of-weights-are", "grad_reduce_in_fp32", mode=mode)
     else:
