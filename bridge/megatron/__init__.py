@@ -48,3 +48,7 @@ with warnings.catch_warnings():
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
     import megatron.core.pipeline_parallel  # noqa: F401
+
+    from bridge.megatron.kernels import import_layers
+
+    import_layers()

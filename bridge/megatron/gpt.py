@@ -20,6 +20,7 @@ from megatron.core.transformer.module import Float16Module
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
+from bridge.megatron.hybrid import build_hybrid
 from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end
@@ -57,6 +58,10 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
     """Base of the rotary frequencies."""
     rotary_percent: float = 1.0
     """Part of each head that is rotated."""
+    hybrid_layer_pattern: str | None = None
+    """A letter for each layer of a hybrid model: M for Mamba, * for attention, - for an MLP, E for experts."""
+    hybrid_override_pattern: str | None = None
+    """The older name of the same."""
     share_embeddings_and_output_weights: bool = False
     """Whether the output head uses the embedding's weights."""
 
@@ -70,6 +75,8 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
                     f"{activation!r}. Choose one of them."
                 )
             config.activation_func = ACTIVATIONS[activation]
+        if config.hybrid_layer_pattern or config.hybrid_override_pattern:
+            config.is_hybrid_model = True
         with warnings.catch_warnings(), config_checks():  # Megatron's own defaults trip over a deprecation of its own
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
@@ -191,22 +198,29 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
 def _build_chunk(
     config: Any, ddp: Any, where: torch.device, *, seed: int, backend: str, vp_stage: int | None, phases: Sequence[Any]
 ) -> torch.nn.Module:
+    arguments: dict[str, Any] = {
+        "config": config,
+        "vocab_size": padded_vocab_size(config),
+        "max_sequence_length": config.seq_length,
+        "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        "parallel_output": True,
+        "share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
+        "position_embedding_type": config.position_embedding_type,
+        "rotary_percent": config.rotary_percent,
+        "rotary_base": config.rotary_base,
+    }
+    model: torch.nn.Module
     with marked_weights(config) as marks, _recipe_of_chunk(config, vp_stage):
-        model: torch.nn.Module = GPTModel(
-            config=config,
-            transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
-            mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
-            vocab_size=padded_vocab_size(config),
-            max_sequence_length=config.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            parallel_output=True,
-            share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
-            position_embedding_type=config.position_embedding_type,
-            rotary_percent=config.rotary_percent,
-            rotary_base=config.rotary_base,
-            vp_stage=vp_stage,
-        ).to(where)
+        if config.is_hybrid_model:
+            model = build_hybrid(backend=backend, phases=phases, **arguments).to(where)
+        else:
+            model = GPTModel(
+                transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
+                mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
+                vp_stage=vp_stage,
+                **arguments,
+            ).to(where)
     draw_weights(model, marks, seed=seed)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)

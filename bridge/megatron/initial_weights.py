@@ -7,10 +7,13 @@ under which Megatron's distributed checkpoints keep it. A rank takes its part of
 
 While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place of random values.
 A parameter that holds a mark afterwards is drawn with the function of that mark; norms and biases keep their values.
+Megatron draws the convolution, decays and steps of a Mamba layer or a gated delta net without such a function; they are
+drawn here from its distributions.
 On one kind of device the weights are equal in every layout; a CPU and a GPU draw other values from the same seed.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -47,21 +50,44 @@ def marked_weights(config: Any) -> Iterator[Marks]:
 
 @torch.no_grad()
 def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
-    """Draw every weight of a `GPTModel` that holds a mark."""
+    """Draw every weight of a model that holds a mark, and those that a layer draws by itself."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state = model.sharded_state_dict(metadata={"singleton_local_shards": False, "dp_cp_group": group})
     places = {id(entry.data): entry for entry in nested_values(state) if isinstance(entry, _PLACED)}
+    own = {id(parameter): method for module in model.modules() for parameter, method in _drawn_by(module)}
     for name, parameter in model.named_parameters():
         kept = getattr(parameter, "get_high_precision_init_val", None)  # of a weight that is stored in FP8 or FP4
         first = None if kept is None else kept()
         mark = _mark_of(parameter if first is None else first, marks)
-        if mark is None:
+        method = own.get(id(parameter)) if mark is None else marks[mark]
+        if method is None:
             continue
-        drawn = _drawn(places.get(id(parameter), name), parameter, marks[mark], seed)
+        drawn = _drawn(places.get(id(parameter), name), parameter, method, seed)
         drawn = drawn.to(parameter.dtype if first is None else first.dtype)  # the codes are those of the master
         parameter.copy_(drawn)
         if first is not None:
             first.copy_(drawn)
+
+
+def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]:
+    """Yield the parameters that a Mamba mixer or a gated delta net draws, and how.
+
+    Source: megatron-core 0.16.1 ssm/mamba_mixer.py:287-337 and ssm/gated_delta_net.py:220-244.
+    """
+    if not hasattr(module, "A_log"):
+        return
+    bound = module.conv1d.kernel_size[0] ** -0.5
+    for parameter in module.conv1d.parameters():
+        yield parameter, partial(torch.nn.init.uniform_, a=-bound, b=bound)
+    yield module.A_log, lambda decays: decays.uniform_(1, 16).log_()
+    if hasattr(module, "D"):  # a delta net begins with steps of one value
+        yield module.dt_bias, _draw_steps
+
+
+def _draw_steps(bias: torch.Tensor) -> None:
+    """Fill the biases of a Mamba layer's steps: the softplus of one is log-uniform between 0.001 and 0.1."""
+    steps = bias.uniform_(math.log(0.001), math.log(0.1)).exp()
+    bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
 
 _PLACED = (ShardedTensor, ShardedTensorFactory)

@@ -69,15 +69,15 @@ KEPT: dict[Any, Any] = {**LOW, ColumnParallelLinear: KeptColumnParallelLinear, R
 """Class of a local spec -> the class that takes its place, with Megatron's own linear layers or with emulated ones."""
 
 
-def _with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
+def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     """Return a part of a spec with other classes at every depth; from megatron-core 0.19 it may be a `partial`."""
     if isinstance(part, type):
         return classes.get(part, part)
     if isinstance(part, partial):
-        keywords = {name: _with_classes(value, classes) for name, value in part.keywords.items()}
-        return partial(_with_classes(part.func, classes), *part.args, **keywords)
+        keywords = {name: with_classes(value, classes) for name, value in part.keywords.items()}
+        return partial(with_classes(part.func, classes), *part.args, **keywords)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        parts = {field.name: _with_classes(getattr(part, field.name), classes) for field in dataclasses.fields(part)}
+        parts = {field.name: with_classes(getattr(part, field.name), classes) for field in dataclasses.fields(part)}
         return dataclasses.replace(part, **parts)
     return part
 
@@ -109,7 +109,7 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases
         return spec
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
     layers = [
-        _with_classes(layer, _layer_classes(config, number, backend=backend, phases=phases))
+        with_classes(layer, _layer_classes(config, number, backend=backend, phases=phases))
         for number, layer in enumerate(spec.layer_specs, start=offset)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
@@ -131,4 +131,4 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: 
     if with_te or spec is None:
         return spec
     classes = _layer_classes(config, config.num_layers, backend=backend, phases=phases)
-    return dataclasses.replace(spec, layer_specs=[_with_classes(layer, classes) for layer in spec.layer_specs])
+    return dataclasses.replace(spec, layer_specs=[with_classes(layer, classes) for layer in spec.layer_specs])

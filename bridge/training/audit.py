@@ -96,7 +96,7 @@ class Audit:
             found = tuple(one for one in found if one.column != "error")
         if self._run.process.is_first:
             replace(self.record, audit=tuple(map(str, found))).write(self._path)
-        if plan.settings.family is not None and must_raise:
+        if plan.settings.family is not None and plan.settings.reaches_layers and must_raise:
             _require_low_precision(plan, self.record)
         if not found:
             return

@@ -18,6 +18,8 @@ moe_router_bias_update_rate moe_router_force_load_balancing moe_router_padding_f
 moe_router_padding_for_fp8 moe_aux_loss_coeff moe_z_loss_coeff moe_input_jitter_eps moe_token_dispatcher_type
 moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy moe_apply_probs_on_input
 mtp_num_layers mtp_loss_scaling_factor
+is_hybrid_model hybrid_layer_pattern hybrid_override_pattern mamba_state_dim mamba_head_dim mamba_num_groups
+mamba_num_heads use_mamba_mem_eff_path
 tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size sequence_parallel
 context_parallel_size cp_comm_type
 expert_model_parallel_size expert_tensor_parallel_size num_layers_in_first_pipeline_stage
@@ -56,8 +58,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "read only together with a field that is refused": """
             kitchen_attention_backend dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff
             dsa_indexer_use_sparse_loss linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
-            linear_num_key_heads linear_num_value_heads mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads
-            use_mamba_mem_eff_path qk_clip_alpha qk_clip_threshold mrope_section
+            linear_num_key_heads linear_num_value_heads qk_clip_alpha qk_clip_threshold mrope_section
             cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights cpu_offloading_double_buffering
             offload_modules min_offloaded_tensor_size cuda_graph_use_single_mempool cuda_graph_retain_backward_graph
             cuda_graph_warmup_steps cuda_graph_scope cuda_graph_modules

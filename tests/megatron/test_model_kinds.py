@@ -5,6 +5,7 @@ import pytest
 from bridge.audit.compare import compare
 from bridge.audit.record import Record
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
+from bridge.rules.versions import installed
 from bridge.training.loop import RunSummary, pretrain
 from tests.training.grid import slow
 from tests.training.loop_tiny import tiny
@@ -45,7 +46,9 @@ def run_of(tmp_path, kind: dict, scheme: str | None, **more) -> tuple[RunSummary
     config.logging.quantisation_interval = 0
     summary = pretrain(config, run_dir=tmp_path / str(scheme))
     config.model.vocab_size = 256
-    return summary, precision_plan(None, config.model, optimizer=config.optimizer, ddp=config.ddp)
+    return summary, precision_plan(
+        None, config.model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore")
+    )
 
 
 def parameters(plan: PrecisionPlan) -> int:

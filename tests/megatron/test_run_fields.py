@@ -303,6 +303,15 @@ def test_a_check_of_a_run_says_what_the_run_says(words):
 
 # -- honoured, and without effect ------------------------------------------------------------------------------------
 
+HYBRID = {
+    "hybrid_layer_pattern": "M*-M",
+    "num_layers": 4,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_num_groups": 2,
+    "mamba_state_dim": 16,
+    "position_embedding_type": "none",
+}
 BASES: dict[str, dict[str, Any]] = {
     "dense": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "num_layers": 3},
     "gated": {"gated_linear_unit": True},
@@ -313,6 +322,7 @@ BASES: dict[str, dict[str, Any]] = {
         "gated_linear_unit": True,
     },
     "prediction": {"mtp_num_layers": 1},
+    "hybrid": HYBRID,
     "latent": {
         "multi_latent_attention": True,
         "q_lora_rank": 32,
@@ -417,6 +427,14 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
     "moe_apply_probs_on_input": ("experts", {"moe_router_topk": 1, "moe_router_pre_softmax": True}, True),
     "mtp_num_layers": ("prediction", {}, 2),
     "mtp_loss_scaling_factor": ("prediction", {}, 0.5),
+    "is_hybrid_model": ("dense", {}, HYBRID),
+    "hybrid_layer_pattern": ("hybrid", {}, "MM*-"),
+    "hybrid_override_pattern": ("hybrid", {"hybrid_layer_pattern": None, "hybrid_override_pattern": "M*-M"}, "MM*-"),
+    "mamba_num_heads": ("hybrid", {}, 16),
+    "mamba_head_dim": ("hybrid", {}, 8),
+    "mamba_num_groups": ("hybrid", {}, 4),
+    "mamba_state_dim": ("hybrid", {}, 32),
+    "use_mamba_mem_eff_path": ("hybrid", {}, False),
     "deterministic_mode": ("dense", {}, True),
     "recompute_granularity": ("dense", {}, RECOMPUTED),
     "recompute_method": ("dense", RECOMPUTED, {"recompute_method": "block"}),

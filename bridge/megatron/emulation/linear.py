@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
+from megatron.core.ssm import mamba_block
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -36,8 +37,12 @@ from bridge.precision.effect import EVALUATION, TRAINING
 
 
 def scheme_of(config: Any) -> str | None:
-    """Return the scaling scheme that a config asks for, None for high precision."""
-    for kind in ("fp8", "fp4"):
+    """Return the scaling scheme that the layers of a config's model run in, None for high precision.
+
+    Layers of a hybrid model know FP8 alone before megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
+    """
+    knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(mamba_block, "get_fp4_context")
+    for kind in ("fp8", "fp4") if knows_fp4 else ("fp8",):
         if getattr(config, kind, None):
             recipe = getattr(config, f"{kind}_recipe", None)
             return str(getattr(recipe, "value", recipe))
@@ -136,6 +141,11 @@ class EmulatedLinear:
         """Take the payload that a per-module recipe has for this layer, as Transformer Engine's layers do."""
         self.payload = quantization_config.config if quantization_config is not None else None
         self.multiply_in(gemm_precision(self.config) if self.is_low else None)
+
+    def stay_high(self) -> None:
+        """Let a per-module recipe alone put the layer into a low precision, as in a layer that is kept in BF16."""
+        self.is_low = False
+        self.multiply_in(None)
 
     def multiply_in(self, precision: GemmPrecision | None) -> None:
         """Multiply in this precision from now on, or in what a per-module recipe makes of it.

@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from megatron.core.ssm.mamba_block import MambaStack
+from megatron.core.ssm.mamba_layer import MambaLayer
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from megatron.core.transformer.transformer_block import TransformerBlock
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -14,6 +16,9 @@ from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, i
 from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
 from bridge.numerics import QuantSpec
+
+LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
+"""Megatron's classes of layers with a `layer_number` in the whole model."""
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
@@ -44,7 +49,7 @@ def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
         for updates in delayed_updates([chunk]):
             updates.detach()
         for layer in chunk.modules():
-            if isinstance(layer, (TransformerLayer, MultiTokenPredictionLayer)):
+            if isinstance(layer, LAYERS):
                 is_low = is_low_layer(config, global_layer_number(layer) - 1)
                 for linear in emulated_linears([layer]):
                     linear.multiply_in(gemm_precision(config) if is_low else None)
@@ -67,7 +72,7 @@ def _attach_updates(model: torch.nn.Module, config: Any) -> None:
 
 def _regions(module: Any) -> list[torch.nn.Module]:
     """Return the parts of a block or prediction layer that Megatron runs in an FP8 context each."""
-    if isinstance(module, TransformerBlock):
+    if isinstance(module, (TransformerBlock, MambaStack)):
         return [module]
     if isinstance(module, MultiTokenPredictionLayer):
         return [

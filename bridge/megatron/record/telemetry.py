@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
-from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.megatron.emulation.linear import EmulatedLinear
-from bridge.megatron.emulation.model import global_layer_number
+from bridge.megatron.emulation.model import LAYERS, global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.te_cpu.storage import WATCHERS
 from bridge.numerics import (
@@ -43,7 +41,7 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module
     names: dict[torch.nn.Module, tuple[int, str]] = {}
     for chunk in model:
         for layer in chunk.modules():
-            if isinstance(layer, (TransformerLayer, MultiTokenPredictionLayer)):
+            if isinstance(layer, LAYERS):
                 number = global_layer_number(layer)
                 names |= {module: (number, name) for name, module in layer.named_modules()}
     return names

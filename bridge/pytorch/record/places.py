@@ -15,6 +15,8 @@ PREDICTION = "MultiTokenPredictionLayer"
 LAYERS = frozenset({"TransformerLayer", "MambaLayer", PREDICTION})
 """Megatron's classes of layers with a `layer_number` in the whole model."""
 ATTENTION_CORE = "core_attention"
+MIXERS = ("mixer", "self_attention")
+"""Modules between linear layers: of a Mamba layer, and of attention or a gated delta net."""
 _CONTAINERS = re.compile(
     r"^(mtp_model_layer\.|transformer_layer\.)?(self_attention\.|mlp\.|mixer\.)?(experts\.local_experts\.\d+\.)?"
 )
@@ -41,6 +43,11 @@ def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
             is_output = path.rpartition(".")[2] == "output_layer"
             found.setdefault(module, ("output", "output_layer") if is_output and found else ("", path))
     return found
+
+
+def mixes_tokens(name: str) -> bool:
+    """Return whether the matrix products of a module itself mix tokens: none of them is a linear layer's."""
+    return name in MIXERS or ATTENTION_CORE in name.split(".")
 
 
 def _short(name: str) -> str:

@@ -23,7 +23,7 @@ from bridge.numerics.operand import GemmOperand
 from bridge.precision.schemes import GEMMS
 from bridge.pytorch.record import te
 from bridge.pytorch.record.health import of_emulated, of_te
-from bridge.pytorch.record.places import ATTENTION_CORE, places
+from bridge.pytorch.record.places import mixes_tokens, places
 from bridge.pytorch.record.running import Running
 from bridge.pytorch.record.te import Described, TeGemm, describe, dtype_name, is_quantised, is_te
 
@@ -194,7 +194,7 @@ class GemmWatch(Observer):
         if module is None:
             return
         layer, name = self.places[module]
-        if ATTENTION_CORE in name.split("."):
+        if mixes_tokens(name):
             return
         self._rows.add(
             GemmRow(

@@ -16,7 +16,10 @@ from bridge.rules.versions import parse_version
 
 TRIED = parse_version("0.16.1")
 """The release of Megatron Core that each field was tried with."""
-BUILT = ("vocab_size", "seq_length", "make_vocab_size_divisible_by", "position_embedding_type")
+BUILT = (
+    *("vocab_size", "seq_length", "make_vocab_size_divisible_by", "position_embedding_type"),
+    *("hybrid_layer_pattern", "hybrid_override_pattern"),
+)
 """Fields of the model that the build reads and no class of Megatron Core has."""
 LATER = ("cuda_graph_modules", "inference_cuda_graph_scope", "fp4_param_gather")
 """Fields of later releases that change no number here, or that another check refuses."""
@@ -25,7 +28,6 @@ REFUSED: dict[str, dict[str, str]] = {
     "model": {
         "the layers of a run are all of one config": "heterogeneous_block_specs hetereogenous_dist_checkpoint",
         "layers have attention and an MLP or experts": "experimental_attention_variant linear_attention_freq",
-        "a run builds a GPTModel, and Mamba layers need the GPU kernels of mamba_ssm": "is_hybrid_model",
         "the library is not a backend of a run": "use_kitchen use_kitchen_attention",
         "context-parallel ranks of a run share each sequence alike, in one step": """
             hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel

@@ -1,0 +1,194 @@
+"""The state-space layer of Mamba-2 in plain torch, for a machine without the GPU kernels of `mamba_ssm`.
+
+A head keeps a state h of P x N numbers. Token by token, with its step d, its input x and the vectors B and C:
+
+    h = exp(d A) h + d x B^T,    y = h C + D x
+
+`chunk_scan` computes that in chunks of K tokens: inside a chunk as a masked product, between chunks by the states at
+their ends. `recurrence` is the line above, one token after the other, in FP64.
+
+Axes: B batch, L tokens, H heads, P channels of a head, G groups of heads, N state, C chunks, K tokens of a chunk, W
+taps of the convolution.
+
+Source: mamba_ssm 2.3 ops/triton/ssd_combined.py, modules/ssd_minimal.py and ops/triton/layernorm_gated.py. *Differs*:
+the kernels multiply chunks in the dtype of x with FP32 sums; here they are multiplied in FP32.
+"""
+
+# ruff: noqa: N803, N806, PLR0917 tensors carry their shape in capitals; the arguments are those of mamba_ssm
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+
+
+def chunk_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    *,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    **others: Any,
+) -> torch.Tensor:
+    """Return y (B, L, H, P) in the dtype of x, as `mamba_chunk_scan_combined` of mamba_ssm does.
+
+    Args:
+        x: Inputs (B, L, H, P).
+        dt: Steps (B, L, H), before the softplus where `dt_softplus` asks for it.
+        A: Decays (H), negative.
+        B: Input vectors (B, L, G, N).
+        C: Output vectors (B, L, G, N).
+        chunk_size: Tokens of a chunk; a shorter sequence is one.
+        D: Skip weights (H), or (H, P).
+        z: Gate (B, L, H, P).
+        dt_bias: Added to the steps, (H).
+        dt_softplus: Whether steps are the softplus of what is given.
+        **others: Settings of inference and of packed sequences, which have to be unset.
+
+    Raises:
+        NotImplementedError: Such a setting.
+    """
+    _require_plain(others)
+    tokens, size = x.shape[1], min(chunk_size, x.shape[1])
+    dt_BLH = _steps(dt, dt_bias, is_softplus=dt_softplus)
+    heads = x.shape[2] // B.shape[2]
+    parts = (x.float() * dt_BLH[..., None], B.float(), C.float(), (dt_BLH * A.float())[..., None])
+    x_BCKHP, B_BCKGN, C_BCKGN, decay_BCKH1 = (_in_chunks(part, size) for part in parts)
+    B_BCKHN, C_BCKHN = (part.repeat_interleave(heads, 3) for part in (B_BCKGN, C_BCKGN))
+    decay_BHCK = decay_BCKH1[..., 0].permute(0, 3, 1, 2).cumsum(-1)
+    since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
+    past = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
+    weights_BHCKK = since_BHCKK.masked_fill(~past, -torch.inf).exp()
+    y = torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", C_BCKHN, B_BCKHN, weights_BHCKK, x_BCKHP)
+    left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
+    added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B_BCKHN, left_BHCK, x_BCKHP)
+    states_BCHPN = _states_before(added_BCHPN, decay_BHCK[..., -1].exp())
+    y = y + torch.einsum("bclhn,bchpn,bhcl->bclhp", C_BCKHN, states_BCHPN, decay_BHCK.exp())
+    y_BLHP = y.flatten(1, 2)[:, :tokens]
+    if D is not None:
+        y_BLHP = y_BLHP + x.float() * (D.float()[:, None] if D.dim() == 1 else D.float())
+    return (y_BLHP if z is None else y_BLHP * F.silu(z.float())).to(x.dtype)
+
+
+def _require_plain(others: dict[str, Any]) -> None:
+    """Refuse the settings of inference and of packed sequences, which a training run never has."""
+    asked = [name for name, value in others.items() if value is not None and value is not False]
+    if asked:
+        raise NotImplementedError(f"the state-space layer in plain torch has no {', '.join(sorted(asked))}")
+
+
+def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, is_softplus: bool) -> torch.Tensor:
+    """Return the steps in FP32."""
+    steps = dt.float() if bias is None else dt.float() + bias.float()
+    return F.softplus(steps) if is_softplus else steps
+
+
+def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Return (B, L, ., .) as (B, C, K, ., .), padded at the end with zeros, which change no state."""
+    padded = F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size))
+    return torch.unflatten(padded, 1, (-1, size))
+
+
+def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:
+    """Return the state at the beginning of each chunk: what a chunk adds, and the part of the state that it keeps."""
+    state_BHPN, before = torch.zeros_like(added_BCHPN[:, 0]), []
+    for chunk in range(added_BCHPN.shape[1]):
+        before.append(state_BHPN)
+        state_BHPN = state_BHPN * kept_BHC[:, :, chunk, None, None] + added_BCHPN[:, chunk]
+    return torch.stack(before, 1)
+
+
+def recurrence(
+    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor
+) -> torch.Tensor:
+    """Return y (B, L, H, P) in FP64, one token after the other: the reference of `chunk_scan`; `dt` are the steps."""
+    x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H = (part.double() for part in (x, dt, A, B, C, D))
+    heads = x.shape[2] // B.shape[2]
+    state_BHPN = x_BLHP.new_zeros(*x.shape[::2], x.shape[3], B.shape[3])
+    outputs = []
+    for token in range(x.shape[1]):
+        B_BHN, C_BHN = (part[:, token].repeat_interleave(heads, 1) for part in (B_BLGN, C_BLGN))
+        step_BH, x_BHP = dt_BLH[:, token], x_BLHP[:, token]
+        added_BHPN = torch.einsum("bh,bhp,bhn->bhpn", step_BH, x_BHP, B_BHN)
+        state_BHPN = state_BHPN * (step_BH * A_H).exp()[..., None, None] + added_BHPN
+        outputs.append(torch.einsum("bhpn,bhn->bhp", state_BHPN, C_BHN) + D_H[:, None] * x_BHP)
+    return torch.stack(outputs, 1)
+
+
+def convolved_scan(
+    zxbcdt: torch.Tensor,
+    conv1d_weight: torch.Tensor,
+    conv1d_bias: torch.Tensor | None,
+    dt_bias: torch.Tensor,
+    A: torch.Tensor,
+    D: torch.Tensor,
+    chunk_size: int,
+    *,
+    headdim: int | None = None,
+    ngroups: int = 1,
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+    **others: Any,
+) -> torch.Tensor:
+    """Return the gated output (B, L, H P) of a whole mixer, as `mamba_split_conv1d_scan_combined` of mamba_ssm does.
+
+    Args:
+        zxbcdt: Gate, inputs, B, C and steps (B, L, 2 H P + 2 G N + H): the result of the input projection.
+        conv1d_weight: Of the causal convolution of inputs, B and C, (H P + 2 G N, W).
+        conv1d_bias: Of the same, (H P + 2 G N).
+        dt_bias: As for `chunk_scan`.
+        A: As for `chunk_scan`.
+        D: As for `chunk_scan`.
+        chunk_size: As for `chunk_scan`.
+        headdim: P, where D is (H).
+        ngroups: G.
+        activation: Of the convolution's result: silu.
+        norm_before_gate: Of a norm in the kernel, which Megatron does not ask for.
+        **others: As for `chunk_scan`.
+    """
+    del norm_before_gate
+    _require_plain({**others, "another activation": activation not in ("silu", "swish")})
+    heads, width = dt_bias.shape[0], conv1d_weight.shape[1]
+    inner = heads * (D.shape[1] if headdim is None else headdim)
+    z, xBC, dt = torch.split(zxbcdt, [inner, conv1d_weight.shape[0], heads], -1)
+    padded = F.pad(xBC.transpose(1, 2), (width - 1, 0))
+    convolved = F.conv1d(padded, conv1d_weight[:, None], conv1d_bias, groups=conv1d_weight.shape[0])
+    state = (conv1d_weight.shape[0] - inner) // 2
+    x, B, C = torch.split(F.silu(convolved).transpose(1, 2), [inner, state, state], -1)
+    x_BLHP, z_BLHP = (torch.unflatten(part, -1, (heads, -1)) for part in (x, z))
+    B_BLGN, C_BLGN = (torch.unflatten(part, -1, (ngroups, -1)) for part in (B, C))
+    y = chunk_scan(x_BLHP, dt, A, B_BLGN, C_BLGN, chunk_size, D=D, z=z_BLHP, dt_bias=dt_bias, dt_softplus=True)
+    return y.flatten(2)
+
+
+class GatedRMSNorm(torch.nn.Module):
+    """RMS norm of groups of channels, with the gate before or after it, as `RMSNorm` of mamba_ssm."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        group_size: int | None = None,
+        norm_before_gate: bool = True,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.eps, self.group_size, self.norm_before_gate = eps, group_size or hidden_size, norm_before_gate
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x normed and multiplied with silu(z), in the dtype of x; computed in FP32."""
+        gate = None if z is None else F.silu(z.float())
+        gated = x.float() if gate is None or self.norm_before_gate else x.float() * gate
+        groups = torch.unflatten(gated, -1, (-1, self.group_size))
+        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)).flatten(-2)
+        y = normed * self.weight.float()
+        return (y if gate is None or not self.norm_before_gate else y * gate).to(x.dtype)
