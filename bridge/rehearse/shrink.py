@@ -99,9 +99,9 @@ def shrink(
 
 def _refuse_mamba(run: Prediction) -> None:
     if "mamba" in run.shape.kinds:
-        rule = "cannot be rehearsed: Mamba layers need the kernels of mamba_ssm, which run on a GPU alone"
+        rule = "cannot be rehearsed: a rehearsal does not shrink layers of Mamba"
         raise RunConfigError.of(
-            "model", rule, letters_of(run.shape.kinds), "Use `precision-bridge check` for this run."
+            "model", rule, letters_of(run.shape.kinds), "Check it, or train model=hybrid_tiny with its recipe."
         )
 
 
