@@ -60,8 +60,10 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
     }
 
 
-def test_layers_whose_kernels_need_a_gpu_are_refused():
-    with pytest.raises(RunConfigError, match=r"Mamba layers need the kernels of mamba_ssm, .* check. for this run\.$"):
+def test_layers_of_mamba_are_refused():
+    with pytest.raises(
+        RunConfigError, match=r"does not shrink layers of Mamba, .* train model=hybrid_tiny with its recipe\.$"
+    ):
         small_of(NEMOTRON)
 
 

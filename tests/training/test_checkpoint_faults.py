@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
+import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -265,14 +265,20 @@ def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path
     monkeypatch.setattr("bridge.checkpoint.lock.WATCHED_SECONDS", 0.3)
     lock = tmp_path / LOCK
     lock.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
-    beat = subprocess.Popen(["sh", "-c", f"while sleep 0.02; do touch {lock}; done"])
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(0.02):
+            os.utime(lock)
+
+    writer = threading.Thread(target=beat)
+    writer.start()
     try:
-        time.sleep(0.1)
         with pytest.raises(CheckpointError, match="which process 7 on elsewhere writes into"), folder_lock(tmp_path):
             pass
     finally:
-        beat.kill()
-        beat.wait()
+        ended.set()
+        writer.join()
     with folder_lock(tmp_path) as taken_over:
         assert taken_over is not None
 

@@ -34,11 +34,13 @@ def _broken_replicas(run: RuleContext) -> list[Violation]:
 def _broken_batch(run: RuleContext) -> list[Violation]:
     """Return the global batch that is no whole number of micro-batches on every replica.
 
-    A run of scripts/train.py is judged by its launch, which knows the ranks.
+    A run of scripts/train.py is judged by its launch, which knows the ranks; configs whose model has no sequence length
+    are not yet a run, and their batch is a class default.
     """
     whole, micro, ranks = run.train.global_batch_size, run.train.micro_batch_size, run.parallel
     replica = ranks.tensor * ranks.pipeline * ranks.context
-    if run.is_own or not (run.has_model and whole and micro and run.target.count) or run.target.count % replica:
+    is_run = run.has_model and run.model.seq_length and not run.is_own
+    if not (is_run and whole and micro and run.target.count) or run.target.count % replica:
         return []
     data = run.target.count // replica
     words = {"micro": micro, "data": data, "step": micro * data}

@@ -42,8 +42,18 @@ CASES = {
         run("bf16_mixed", model=dict(DENSE, tensor_model_parallel_size=8)),
     ),
     "PB409": (
-        run("bf16_mixed", "h100x3", model=DENSE, train={"global_batch_size": 128, "micro_batch_size": 2}),
-        run("bf16_mixed", "h100x4", model=DENSE, train={"global_batch_size": 128, "micro_batch_size": 2}),
+        run(
+            "bf16_mixed",
+            "h100x3",
+            model=dict(DENSE, seq_length=4096),
+            train={"global_batch_size": 128, "micro_batch_size": 2},
+        ),
+        run(
+            "bf16_mixed",
+            "h100x4",
+            model=dict(DENSE, seq_length=4096),
+            train={"global_batch_size": 128, "micro_batch_size": 2},
+        ),
     ),
     "PB410": (
         run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}),
