@@ -49,6 +49,6 @@ with warnings.catch_warnings():
     import megatron.core.optimizer
     import megatron.core.pipeline_parallel  # noqa: F401
 
-    from bridge.megatron.kernels import import_layers
+    from bridge.megatron.hybrid.kernels import import_layers
 
     import_layers()

@@ -20,7 +20,7 @@ from megatron.core.transformer.module import Float16Module
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
-from bridge.megatron.hybrid import build_hybrid
+from bridge.megatron.hybrid.model import build_hybrid
 from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end

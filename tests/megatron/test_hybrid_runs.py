@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError
-from bridge.megatron.state_space import GatedRMSNorm, chunk_scan, convolved_scan, recurrence
+from bridge.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan, recurrence
 from bridge.training.loop import pretrain
 from tests.megatron.test_model_kinds import SCHEMES, mismatches, parameters, run_of
 from tests.training.loop_tiny import tiny, trace

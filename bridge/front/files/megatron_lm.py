@@ -27,9 +27,9 @@ from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.systems import is_megatron
-from bridge.interop.megatron_deepspeed import is_engine
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
+from bridge.interop.megatron_lm.deepspeed_engine import is_engine
 from bridge.interop.megatron_lm.effects import INFERENCE
 from bridge.interop.megatron_lm.importer import import_
 from bridge.interop.megatron_lm.printed import START, printed_arguments

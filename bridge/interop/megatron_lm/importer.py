@@ -11,13 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.interop import megatron_deepspeed
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, Unmapped
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
+from bridge.interop.megatron_lm import deepspeed_engine, te_precision_file
 from bridge.interop.megatron_lm import effects as megatron_effects
-from bridge.interop.megatron_lm import te_precision_file
 from bridge.interop.megatron_lm.arguments import Arguments, Written, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import (
@@ -158,12 +157,12 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
-    engine, semantics = megatron_deepspeed.is_engine(run), None
+    engine, semantics = deepspeed_engine.is_engine(run), None
     for key, written in run.settings.items():
-        if not (engine and key in megatron_deepspeed.OWNED):
+        if not (engine and key in deepspeed_engine.OWNED):
             _setting(key, written, builder)
     if engine:
-        mode, semantics = megatron_deepspeed.cross(run, mode, builder)
+        mode, semantics = deepspeed_engine.cross(run, mode, builder)
         is_open |= semantics is None
         is_unstated &= semantics is None or mode == "fp32"
     else:

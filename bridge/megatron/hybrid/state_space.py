@@ -62,18 +62,27 @@ def chunk_scan(
     x_BCKHP, B_BCKGN, C_BCKGN, decay_BCKH1 = (_in_chunks(part, size) for part in parts)
     B_BCKHN, C_BCKHN = (part.repeat_interleave(heads, 3) for part in (B_BCKGN, C_BCKGN))
     decay_BHCK = decay_BCKH1[..., 0].permute(0, 3, 1, 2).cumsum(-1)
-    since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
-    past = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
-    weights_BHCKK = since_BHCKK.masked_fill(~past, -torch.inf).exp()
-    y = torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", C_BCKHN, B_BCKHN, weights_BHCKK, x_BCKHP)
-    left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
-    added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B_BCKHN, left_BHCK, x_BCKHP)
-    states_BCHPN = _states_before(added_BCHPN, decay_BHCK[..., -1].exp())
-    y = y + torch.einsum("bclhn,bchpn,bhcl->bclhp", C_BCKHN, states_BCHPN, decay_BHCK.exp())
+    y = _inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK) + _between_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
     y_BLHP = y.flatten(1, 2)[:, :tokens]
     if D is not None:
         y_BLHP = y_BLHP + x.float() * (D.float()[:, None] if D.dim() == 1 else D.float())
     return (y_BLHP if z is None else y_BLHP * F.silu(z.float())).to(x.dtype)
+
+
+def _inside_chunks(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor) -> torch.Tensor:
+    """Return what the tokens of a chunk add to the later ones, (B, C, K, H, P); decays are summed from its start."""
+    since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
+    past = torch.ones(since_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()
+    weights_BHCKK = since_BHCKK.masked_fill(~past, -torch.inf).exp()
+    return torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", C, B, weights_BHCKK, x)
+
+
+def _between_chunks(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor) -> torch.Tensor:
+    """Return what the chunks before add to each token, (B, C, K, H, P)."""
+    left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
+    added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, left_BHCK, x)
+    states_BCHPN = _states_before(added_BCHPN, decay_BHCK[..., -1].exp())
+    return torch.einsum("bclhn,bchpn,bhcl->bclhp", C, states_BCHPN, decay_BHCK.exp())
 
 
 def _require_plain(others: dict[str, Any]) -> None:

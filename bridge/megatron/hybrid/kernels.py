@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
-from bridge.megatron.state_space import GatedRMSNorm, chunk_scan, convolved_scan
+from bridge.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan
 
 LAYERS = ("megatron.core.ssm.mamba_mixer",)
 """Modules of Megatron that import one of the packages."""

@@ -56,29 +56,32 @@ def local_stack(config: Any) -> MambaStackSubmodules:
                 sharded_state_dict_keys_map={"norm.": "mixer.in_proj.layer_norm_"},
             ),
         ),
-        attention_layer=ModuleSpec(
-            module=TransformerLayer,
-            submodules=TransformerLayerSubmodules(
-                input_layernorm=WrappedTorchNorm,
-                self_attention=ModuleSpec(module=SelfAttention, params=causal, submodules=attention),
-                self_attn_bda=residual,
-                sharded_state_dict_keys_map={"input_layernorm.": "self_attention.linear_qkv.layer_norm_"},
-            ),
+        attention_layer=_layer(
+            TransformerLayer,
+            "input_layernorm",
+            "self_attention.linear_qkv",
+            self_attention=ModuleSpec(module=SelfAttention, params=causal, submodules=attention),
+            self_attn_bda=residual,
         ),
-        mlp_layer=ModuleSpec(
-            module=MLPLayer,
-            submodules=TransformerLayerSubmodules(
-                pre_mlp_layernorm=WrappedTorchNorm,
-                mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(**linear)),
-                mlp_bda=residual,
-                sharded_state_dict_keys_map={"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"},
-            ),
+        mlp_layer=_layer(
+            MLPLayer,
+            "pre_mlp_layernorm",
+            "mlp.linear_fc1",
+            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(**linear)),
+            mlp_bda=residual,
         ),
         moe_layer=ModuleSpec(
             module=TransformerLayer,
             submodules=TransformerLayerSubmodules(pre_mlp_layernorm=WrappedTorchNorm, mlp=experts, mlp_bda=residual),
         ),
     )
+
+
+def _layer(module: type, norm: str, linear: str, **parts: Any) -> ModuleSpec:
+    """Return a layer with a norm, which a checkpoint keeps under the name of the linear layer behind it."""
+    names = {f"{norm}.": f"{linear}.layer_norm_"}
+    parts |= {norm: WrappedTorchNorm, "sharded_state_dict_keys_map": names}
+    return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
 
 
 def _layers_of(config: Any) -> str:
