@@ -1,17 +1,12 @@
 """Composition: Hydra makes one config of YAML files, recipes and overrides, and notes which of them set which key.
 
 Registered recipes are options of the Hydra group `mixed_precision` (`bridge.registry.hydra_group`).
-
-A tree is bounded: its YAML files before Hydra reads them, since OmegaConf writes every alias out, so that a file of a
-kilobyte can take hours; and its references (``${...}``) while they resolve, as often as they are named, so that thirty
-lines of ``a: ${b}${b}`` would make a gigabyte.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
@@ -33,10 +26,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.base import Container
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import RunConfigError
+from bridge.front.bounded import BoundedRepository, bounded_references
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.overrides import as_hydra_reads, parsed_overrides, recipe_sources, warn_of_recipes
 from bridge.front.problems import (
@@ -52,7 +45,6 @@ from bridge.front.problems import (
     leaves,
 )
 from bridge.precision.statements import COMMAND_LINE
-from bridge.precision.strict_yaml import require_bounded
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 
 if TYPE_CHECKING:
@@ -62,7 +54,6 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.default_element import ResultDefault
     from hydra.core.override_parser.types import Override
-    from hydra.plugins.config_source import ConfigResult
 
     from bridge.registry.config import MixedPrecisionConfig
 
@@ -70,55 +61,6 @@ VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 JOB = "train"
 """The job's name where no script is run: `${hydra:job.name}`."""
-
-
-MAX_REFERENCES = 2_000
-"""A run's config resolves fewer than a hundred."""
-MAX_CHARACTERS = 2**20
-"""Of one value."""
-
-
-@contextmanager
-def bounded_references() -> Iterator[None]:
-    """Let OmegaConf refuse references that multiply, for the length of a ``with`` block."""
-    resolve, numbers = Container.resolve_parse_tree, itertools.count(1)
-
-    def bounded(self: Container, *arguments: Any, **named: Any) -> Any:
-        found = resolve(self, *arguments, **named) if next(numbers) <= MAX_REFERENCES else None
-        if found is None or (isinstance(found, str) and len(found) > MAX_CHARACTERS):
-            raise InterpolationResolutionError("references that multiply are refused")
-        return found
-
-    Container.resolve_parse_tree = bounded  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
-
-
-class BoundedFiles(FileConfigSource):
-    """A folder of configs whose files are looked at before Hydra reads them."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Return a config; RunConfigError for a file too large or deep, with multiplying aliases or a foreign tag."""
-        file = Path(self.path) / self._normalize_file_name(config_path)
-        if file.is_file():
-            require_bounded(file, error=RunConfigError)
-        return super().load_config(config_path)
-
-
-class BoundedRepository(ConfigRepository):
-    """Hydra's repository of configs, with `BoundedFiles` for every folder."""
-
-    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Make the sources of a search path."""
-        super().initialize_sources(config_search_path)
-        self.sources = [
-            BoundedFiles(source.provider, source.full_path())
-            if source.scheme() == FileConfigSource.scheme()
-            else source
-            for source in self.sources
-        ]
 
 
 @contextmanager
