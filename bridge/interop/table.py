@@ -15,31 +15,35 @@
       no-fp8: {detail: LitGPT has no FP8 and no FP4 training, remedy: Train in BF16 there.}
 
 A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*` and `[ab]` stand
-for parts of a name between two dots, `<precision>` for any name that looks as if it bore on precision, `<other case>`
-for one that has a row in lower case. Names go before patterns, and the first pattern that fits counts. A row is a
-mapping of these columns, or its `detail` alone:
+for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a name that looks as if it bore on
+precision, `<other case>` for one that has a row in lower case. Names go before patterns, and the first pattern that
+fits counts. A row is a mapping of these columns, or its `detail` alone:
 
-    detail     why the value cannot be converted exactly, a clause; a mapping has it by value, and others are in order
+    detail     why the value cannot be converted exactly, a clause
     reason     one of `contract.REASONS`; unsupported where there is none
     remedy     what to do, a sentence; each reason has a usual one
     harmless   values that change nothing; [false] where there are none
+    values     value -> the first three columns of it, or the detail alone; such a value is not read any further
     field      the field that the setting becomes
     reads      switch, whole, number, text, dtype or section (a block): anything else is an error; or optimizer, the
-               name of one, whose detail is a clause of `optimizers.py`; without it any value is taken
+               name of one, whose detail is a clause of `optimizers.py`; or block, of which each setting is asked for
+               its row while any other value has this one; without it any value is taken
     words      word -> value of the field, instead of `reads`
     least      the least number
     default    the value that counts where nothing is written, in the release of `since`
-    needs      facts without which the setting is not read; the first that does not hold says why
+    needs      facts without which nothing reads the setting; the first that does not hold says why
     when       a fact without which there is nothing to report
     under      of a group: the block of its names
     part       of a group: its name, where it is read alone
 
 The system's function finds facts, and hands them to `Table.read` with the document; `Table.write` is a part backwards.
+A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
+one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
 Sentences are whole, so that a grep finds them. In braces stand facts, and `value` and `lower`, the name in lower case.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -62,10 +66,17 @@ FOLDER = files("bridge.interop").joinpath("rows")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """A tenth of the time of PyYAML's own where its C library is there."""
 LOOKS_LIKE_PRECISION = re.compile(
-    r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|amp|nvfp4|mxfp[48]|int[48])(_|$)|float\d|bfloat|precision|dtype|data_type"
-    r"|quantiz|quant_|loss_scale|autocast|upcast|\dbit"
+    r"fp(8|4|16|32|64)|bf16|tf32|nvfp|mxfp|float\d|bfloat|half|(^|_)(amp|int[48])(_|$)|precision|dtype|data_type"
+    r"|quantiz|quant_|amax|hysteresis|loss_scale|grad_reduce_in|autocast|upcast|\dbit"
 )
 PATTERN = re.compile(r"[*<\[]")
+ABSENT = object()
+PRESENT: Mapping[str, Callable[[object], bool]] = {
+    "any": lambda _: True,
+    "blocks": lambda value: isinstance(value, Mapping),
+    "plain": lambda value: not isinstance(value, Mapping),
+}
+"""Column of `recognised` -> whether a value counts for it."""
 
 
 class Record(NamedTuple):
@@ -93,10 +104,11 @@ def record(columns: str | Mapping[str, str], reason: str = "unsupported") -> Rec
 class Row:
     """One setting of a system, with the columns of the table."""
 
-    detail: str | Mapping[str, str] = ""
+    detail: str = ""
     reason: str = "unsupported"
     remedy: str | None = None
     harmless: Sequence[object] = ()
+    values: Mapping[str, str | Mapping[str, str]] | None = None
     field: str | None = None
     reads: str = ""
     words: Mapping[str, object] | None = None
@@ -110,7 +122,7 @@ class Row:
         """Return the value as it is read; PayloadError for one that the system does not take either."""
         if self.words is not None:
             return self.words[str(given.word(key, tuple(self.words)))]
-        if self.reads in ("", "optimizer"):
+        if self.reads in ("", "optimizer", "block"):
             return given[key]
         limits = {} if self.least is None else {"least": self.least}
         return getattr(given, self.reads)(key, **limits)
@@ -125,9 +137,7 @@ class Row:
 
     def words_about(self, value: object) -> Record | None:
         """Return the record of a value; None where there is nothing to report."""
-        detail = self.detail if isinstance(self.detail, str) else self.detail.get(str(value))
-        if self.reads == "optimizer":
-            detail = low_precision_optimizer(value)
+        detail = low_precision_optimizer(value) if self.reads == "optimizer" else self.detail
         return Record(self.reason, detail, self.remedy or REMEDIES[self.reason]) if detail else None
 
 
@@ -156,6 +166,8 @@ class Part:
 
     def _fits(self, name: str, pattern: str) -> bool:
         segments, wanted = name.split("."), pattern.split(".")
+        if wanted[0] == "**":
+            segments, wanted = segments[1 - len(wanted) :], wanted[1:]
         return len(segments) == len(wanted) and all(map(self._is, segments, wanted))
 
     def _is(self, segment: str, wanted: str) -> bool:
@@ -195,19 +207,26 @@ class Table:
         """Take the settings of a block, and yield the name of each that is given."""
         for key, value in given.values.items():
             row = rows.row_of(under + key)
-            if row is not None and value is not None:
+            is_block = isinstance(value, Mapping)
+            if row is not None and value is not None and not (is_block and row.reads == "block"):
                 yield under + key
                 self._take(builder, given, key, row, facts)
-            if isinstance(value, Mapping) and (row is None or not (row.detail or row.field)):
+            if is_block and (row is None or row.reads == "block" or not (row.detail or row.field)):
                 yield from self._read(builder, given.section(key), rows, f"{under}{key}.", facts)
 
     def _take(self, builder: "ImportBuilder", given: Settings, key: str, row: Row, facts: Mapping[str, object]) -> None:
         """Map or report one setting that is given."""
         if row.when is not None and not facts[row.when]:
             return
-        name, value = given.name(key), row.value_in(given, key)
+        name, value = given.name(key), given[key]
         unmet = next((need for need in row.needs if not facts[need]), None)
-        words = row.words_about(value) if unmet is None else self.needs[unmet]
+        if row.values is not None and str(value) in row.values:
+            words: Record | None = record(row.values[str(value)], row.reason)
+        elif unmet is not None:
+            words = self.needs[unmet]
+        else:
+            value = row.value_in(given, key)
+            words = row.words_about(value)
         if words is not None and row.is_harmless(value):
             builder.map(name)
         elif words is not None:
@@ -224,18 +243,33 @@ class Table:
 
     def recognise(self, document: "Document") -> Recognised | None:
         """Return why a document is taken for the system's: the first row of `recognised` that fits."""
-        content = document.mapping
+        return self.recognise_in(document.mapping)
+
+    def recognise_in(self, content: Mapping[str, Any]) -> Recognised | None:
+        """Return why the content of a document is taken for the system's."""
         for row in self.recognised:
-            found = [key for key in row.get("any", ()) if key in content]
-            wanted = all(key in content for key in row.get("all", ()))
-            if wanted and (found or "any" not in row) and not any(key in content for key in row.get("none", ())):
-                return Recognised(row["certainty"], row["evidence"].format(found=next(iter(found), "")))
+            first = {
+                column: next((key for key in row[column] if _is_there(content, key, counts)), None)
+                for column, counts in PRESENT.items()
+                if column in row
+            }
+            wanted = all(_is_there(content, key) for key in row.get("all", ()))
+            unwanted = any(_is_there(content, key) for key in row.get("none", ()))
+            if wanted and not unwanted and None not in first.values():
+                return Recognised(row["certainty"], row["evidence"].format(**first))
         return None
 
     def wrong(self, sentence: str, given: Settings, key: str, **facts: object) -> PayloadError:
         """Return the error to raise about a value that the system refuses, in the words of a row."""
         words = self.sentences[sentence].about(facts)
         return given.wrong(key, words.detail, given.values.get(key), words.remedy)
+
+
+def _is_there(content: object, name: str, counts: Callable[[object], bool] = PRESENT["any"]) -> bool:
+    """Return whether a document has a setting, and its value counts."""
+    for key in name.split("."):
+        content = content.get(key, ABSENT) if isinstance(content, Mapping) else ABSENT
+    return content is not ABSENT and counts(content)
 
 
 def _columns(row: str | Mapping[str, Any]) -> dict[str, Any]:
