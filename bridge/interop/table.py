@@ -31,12 +31,15 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     words      word -> value of the field, instead of `reads`
     least      the least number
     default    the value that counts where nothing is written, in the release of `since`
+    nulls      value or unstated: null is written too, as a value of the field or as one that leaves it unstated
     needs      facts without which nothing reads the setting; the first that does not hold says why
     when       a fact without which there is nothing to report
     under      of a group: the block of its names
     part       of a group: its name, where it is read alone
+    fields     of a group: settings that become the field of the same name, in the place of `rows`
 
-The system's function finds facts, and hands them to `Table.read` with the document; `Table.write` is a part backwards.
+The system's function finds facts, and hands them to `Table.read` with the document; `Table.write` is a part backwards,
+by the first row of each field. `data` has whatever else the function reads.
 A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
 one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
 Sentences are whole, so that a grep finds them. In braces stand facts, and `value` and `lower`, the name in lower case.
@@ -70,6 +73,7 @@ LOOKS_LIKE_PRECISION = re.compile(
     r"|quantiz|quant_|amax|hysteresis|loss_scale|grad_reduce_in|autocast|upcast|\dbit"
 )
 PATTERN = re.compile(r"[*<\[]")
+COLUMNS_OF_A_GROUP = ("decisive", "fields", "rows", "under", "part")
 ABSENT = object()
 PRESENT: Mapping[str, Callable[[object], bool]] = {
     "any": lambda _: True,
@@ -115,6 +119,7 @@ class Row:
     least: float | None = None
     default: object = None
     since: str = ""
+    nulls: str = ""
     needs: Sequence[str] = ()
     when: str | None = None
 
@@ -150,8 +155,9 @@ class Part:
 
     def add(self, group: Mapping[str, Any]) -> None:
         """Add the rows of a group, each with the columns that stand next to them."""
-        shared = {name: value for name, value in group.items() if name not in ("decisive", "rows", "under", "part")}
+        shared = {name: value for name, value in group.items() if name not in COLUMNS_OF_A_GROUP}
         given = dict.fromkeys(group.get("decisive", ()), shared)
+        given |= {name: {**shared, "field": name} for name in group.get("fields", ())}
         given |= {name: {"harmless": (False,)} | shared | _columns(row) for name, row in group.get("rows", {}).items()}
         for name, columns in given.items():
             path = f"{group['under']}.{name}" if "under" in group else name
@@ -184,6 +190,7 @@ class Table:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.title: str = content.get("title", "")
         self.version: str = content.get("version", "")
+        self.data: Mapping[str, Any] = content.get("data", {})
         self.recognised: Sequence[Mapping[str, Any]] = content.get("recognised", ())
         self.needs = {fact: record(words, "dead knob") for fact, words in content.get("needs", {}).items()}
         self.sentences = {name: record(words) for name, words in content.get("sentences", {}).items()}
@@ -208,7 +215,7 @@ class Table:
         for key, value in given.values.items():
             row = rows.row_of(under + key)
             is_block = isinstance(value, Mapping)
-            if row is not None and value is not None and not (is_block and row.reads == "block"):
+            if row is not None and (value is not None or row.nulls) and not (is_block and row.reads == "block"):
                 yield under + key
                 self._take(builder, given, key, row, facts)
             if is_block and (row is None or row.reads == "block" or not (row.detail or row.field)):
@@ -232,11 +239,14 @@ class Table:
         elif words is not None:
             builder.report(name, value, *words.about({**facts, "value": value, "lower": key.lower()}))
         elif row.field is not None:
-            builder.map(name, **{row.field: value})
+            builder.map(name, **({} if value is None and row.nulls == "unstated" else {row.field: value}))
 
     def write(self, builder: "ExportBuilder", part: str, block: str = "") -> dict[str, Any]:
         """Return the settings of a part for the fields of a precision, and map the fields to them, under `block`."""
-        rows = {name: row for name, row in self.parts[part].named.items() if row.field is not None}
+        rows: dict[str, Row] = {}
+        for name, row in self.parts[part].named.items():
+            if row.field is not None and all(row.field != other.field for other in rows.values()):
+                rows[name] = row
         for name, row in rows.items():
             builder.map(str(row.field), f"{block}.{name}" if block else name)
         return {name: row.written(builder.values[str(row.field)]) for name, row in rows.items()}

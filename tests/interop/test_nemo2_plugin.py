@@ -129,10 +129,9 @@ def test_what_we_write_is_what_the_plugin_holds(nemo: Any, config: MixedPrecisio
     lost = {loss.field for loss in exported.unmapped}
     assert {name for name in agrees(held, config) if name not in lost} <= {"fp8_param"}
     written = {
-        name: f"torch.{TORCH_NAMES[value]}" if name in DTYPES else value
-        for name, value in held.items()
-        if name in (*nemo2.SAME, *DTYPES)
+        name: f"torch.{TORCH_NAMES[held[row.field]]}" if name in DTYPES else held[row.field]
+        for name, row in nemo2.ROWS.items()
+        if row.field is not None and name != "fp8_params"
     }
-    prefixed = {name: held[field] for name, field in nemo2.PREFIXED.items()}
-    precision = {"precision": exported.payload["precision"], "fp8_param_gather": held["fp8_param_gather"]}
-    check_return(config, exported, nemo2.import_({**precision, **written, **prefixed}))
+    precision = {"precision": exported.payload["precision"]}
+    check_return(config, exported, nemo2.import_({**precision, **written}))
