@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate, huggingface
-from bridge.interop.unsupported import rows
+from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
 
@@ -75,7 +75,10 @@ class TestTransformers:
     def test_the_removed_arguments_are_gone(self, version: str) -> None:
         from transformers import TrainingArguments
 
-        for name in rows("huggingface_removed"):
+        rows = table("huggingface").parts[""].named
+        removed = [name for name, row in rows.items() if row.detail.endswith("5 has no such argument and refuses it")]
+        assert len(removed) == 3
+        for name in removed:
             with pytest.raises(TypeError, match=name):
                 TrainingArguments(output_dir=UNUSED, **{name: "auto"})
 
@@ -107,7 +110,8 @@ class TestTransformers:
     def test_defaults_of_the_accelerator_are_harmless(self, version: str) -> None:
         from transformers.trainer_pt_utils import AcceleratorConfig
 
-        assert rows("huggingface")["accelerator_config"].harmless == [AcceleratorConfig().to_dict()]
+        row = table("huggingface").parts[""].named["accelerator_config"]
+        assert row.is_harmless(AcceleratorConfig().to_dict())
 
     @pytest.mark.parametrize(
         "words", [["--bf16"], ["--bf16", "True"], ["--fp16=true"], ["--no_tf32"], ["--bf16", "no"]]
