@@ -6,22 +6,19 @@ a block of another kind stays unread, and the empty blocks that earlier releases
 
 Settings of FP8 are not always what runs: accelerate hands on only values that differ from its own defaults, so its
 default `amax_compute_algo="most_recent"` never reaches Transformer Engine, whose own default is "max".
-Source: accelerate 1.15.0 commands/launch.py, utils/dataclasses.py, utils/transformer_engine.py, utils/ao.py.
+Its settings and sentences, with their sources, are `rows/accelerate.yaml`.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.deepspeed import LOOKS_LIKE_PRECISION
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
 from bridge.interop.pytorch.torchao import (
     FILTER,
-    MODULES,
     export_gather,
     export_layers,
     import_gather,
@@ -30,51 +27,29 @@ from bridge.interop.pytorch.torchao import (
     report_gather,
 )
 from bridge.interop.reading.settings import Settings
-from bridge.interop.unsupported import report_rows, rows
+from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 
-TITLE = "Accelerate"
-VERSION = "accelerate 1.15.0"
+TABLE = table("accelerate")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
+BACK_ENDS = ("TE", "AO", "MSAMP")
 HANDLERS = {"TE": "TERecipeKwargs", "AO": "AORecipeKwargs"}
-SHARDED = ("fsdp_config", "deepspeed_config", "megatron_lm_config")
-"""Blocks of its YAML, one of which `distributed_type` chooses."""
 PREFIX = "ACCELERATE_"
 ENVIRONMENT_LINE = re.compile(r"""\s*(?:export\s+)?(\w+)=(?:"([^"]*)"|'([^']*)'|([^\s#]*))""")
-OWN = ("compute_environment", "distributed_type", "mixed_precision", "num_processes", "main_training_function")
-AMAX = {"margin": ("fp8_margin", 0, 0), "amax_history_len": ("fp8_amax_history_len", 1, 1024)}
-"""Setting of delayed scaling -> our field, the least value, the default."""
 ALGORITHM = "amax_compute_algo"
 GATHER, FUNCTION = "enable_fsdp_float8_all_gather", "module_filter_func"
-OVERRIDES = "override_linear_precision"
-READ = {
-    "TE": (
-        *AMAX,
-        ALGORITHM,
-        OVERRIDES,
-        "fp8_format",
-        "format",
-        "override_fprop",
-        "override_dgrad",
-        "override_wgrad",
-        "use_autocast_during_eval",
-        "use_mxfp8_block_scaling",
-    ),
-    "AO": (GATHER, "pad_inner_dim", "config", FUNCTION),
-    "MSAMP": ("opt_level",),
-}
-"""Back end of FP8 -> the settings that it reads."""
+OVERRIDES = ("override_linear_precision", "override_fprop", "override_dgrad", "override_wgrad")
 OFF = "the dtype that the model is loaded in, since mixed_precision no only means no autocast,"
-UNSAID = f"the program that is launched ({VERSION} takes no where that says nothing)"
+UNSAID = "the program that is launched (accelerate 1.15.0 takes no where that says nothing)"
 DEEPSPEED_SCALE = {"initial_loss_scale": 65536, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
 """The loss scale of DeepSpeed 0.19.8 by itself: accelerate writes none for it."""
 
 
 def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     """Return what an Accelerate configuration, its parsed YAML or ``ACCELERATE_*`` variables by name, asks for."""
-    top = Settings(_flattened(payload), TITLE, lenient=True)
-    assumed = Settings({"fp8_backend": fp8_backend}, TITLE).word("fp8_backend", tuple(READ)) or "AO"
-    builder = ImportBuilder(TITLE)
+    top = Settings(_flattened(payload), TABLE.title, lenient=True)
+    backend = Settings({"fp8_backend": fp8_backend}, TABLE.title).word("fp8_backend", BACK_ENDS) or "AO"
+    builder = ImportBuilder(TABLE.title)
     compute = _precision(builder, top)
     sharding = _sharding(builder, top, compute)
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
@@ -84,26 +59,40 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     builder.fields |= fields
     if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
         builder.map("mixed_precision", **fields)
-    _fp8(builder, top.section("fp8_config"), assumed, on=compute == "fp8")
+    if compute == "fp8":
+        backend = _fp8(builder, top.section("fp8_config"), backend)
+    scheme = builder.fields.get("fp8_recipe")
+    acting = {one: one == backend for one in BACK_ENDS}
+    TABLE.read(builder, top.section("fp8_config"), "fp8", fp8=compute == "fp8", delayed=scheme == "delayed", **acting)
     if base == "fp16" and sharding not in ("deepspeed", "megatron"):
-        assume_torch_scaler(builder, TITLE)
-    if sharding == "fsdp":
-        _fsdp(builder, top.section("fsdp_config"), base)
+        assume_torch_scaler(builder, TABLE.title)
+    if sharding == "fsdp" and base != "fp32":
+        builder.fields["grad_reduce_in_fp32"] = False
+        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, base=base)
     decided_elsewhere = sharding == "deepspeed" and _deepspeed(builder, top, base)
     if base == "fp32":
         decided_by = OFF if top.given("mixed_precision") else UNSAID
         builder.leave_mode("DeepSpeed's own configuration" if decided_elsewhere else decided_by)
-    _report_others(builder, top, compute)
+    if compute == "fp16" and top.switch("use_cpu"):
+        builder.record("accelerate.on-a-cpu-accelerate-turns", "use_cpu", True)
+    _compiled(builder, top, compute)
+    TABLE.read(
+        builder,
+        top,
+        no_mixed_precision="mixed_precision" not in top,
+        fsdp=sharding == "fsdp",
+        deepspeed=sharding == "deepspeed",
+        torchao_under_fsdp=sharding == "fsdp" and scheme == "tensorwise",
+    )
     semantics = {"fsdp": "fsdp_policy", None: "amp_o1"}.get(sharding, "megatron_o2")
-    imported = builder.finish("fp32" if base == "fp32" else semantics)
     is_lost = compute == "fp8" and "fp8" not in builder.fields
-    return replace(imported, recipe=None) if decided_elsewhere or is_lost else imported
+    return builder.finish("fp32" if base == "fp32" else semantics, is_whole=not (decided_elsewhere or is_lost))
 
 
 def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int | None = None) -> ExportReport:
     """Return an Accelerate configuration; the form "arguments" says more of FP16's scale, and can choose modules."""
-    shape = Settings({"form": form}, TITLE).word("form", ("yaml", "arguments"))
-    builder = ExportBuilder(config, TITLE)
+    shape = Settings({"form": form}, TABLE.title).word("form", ("yaml", "arguments"))
+    builder = ExportBuilder(config, TABLE.title)
     compute = export_as_amp(builder, "mixed_precision")
     if compute == "fp32":
         builder.record_if_stated("accelerate.no-setting-states-fp32", "fp32")
@@ -124,9 +113,9 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int 
         payload["mixed_precision"] = "fp8"
         payload["fp8_config" if shape == "yaml" else HANDLERS[block.pop("backend")]] = block
     if shape == "arguments" and config.fp16 and config.loss_scale is None:
-        payload["GradScalerKwargs"] = export_scaler(builder, TITLE, "GradScalerKwargs")
+        payload["GradScalerKwargs"] = export_scaler(builder, TABLE.title, "GradScalerKwargs")
     else:
-        report_scaler(builder, TITLE)
+        report_scaler(builder, TABLE.title)
     return builder.finish(payload)
 
 
@@ -165,139 +154,111 @@ def _precision(builder: ImportBuilder, top: Settings) -> str:
         builder.record("accelerate.yaml-reads-a-bare", "mixed_precision", False)
         return "no"
     if value is True:
-        rule = "must be a word: YAML reads a bare yes or on as true"
-        raise top.wrong("mixed_precision", rule, True, "Write bf16, fp16, fp8 or 'no'")
+        raise TABLE.wrong("a-bare-yes", top, "mixed_precision")
     if "mixed_precision" not in top and top.values.get("fp16"):  # whatever it is: the loader asks no more than that
         builder.map("fp16", fp16=True)
         return "fp16"
-    if top.values.get("fp16"):
-        builder.dead(top, ["fp16"], "the name of earlier releases, not read where mixed_precision is written")
-    elif "fp16" in top:
-        builder.map("fp16")
-    if value is None:
-        return "no"
     word = top.text("mixed_precision") or "no"
     if word.lower() in PRECISIONS and word not in PRECISIONS:
-        detail = "`accelerate launch` folds the case, and Accelerator(mixed_precision=) raises"
-        builder.report("mixed_precision", word, "approximated", detail, f"Write {word.lower()}.")
+        builder.record("accelerate.the-launcher-folds-the-case", "mixed_precision", word, lower=word.lower())
         return word.lower()
     return word if word == "no" else str(top.word("mixed_precision", PRECISIONS))
 
 
 def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None:
-    """Return "fsdp", "deepspeed", "megatron" or None, and report the settings of the one that does not act."""
+    """Return what `accelerate launch` shards with: "fsdp", "deepspeed", "megatron" or None."""
     kind = "NO" if top.values.get("distributed_type") is False else (top.text("distributed_type") or "").upper()
-    given = {what: bool(top.values.get(f"{what}_config")) for what in ("fsdp", "deepspeed")}
-    flags = {what: top.switch(f"use_{what}") for what in given}  # of the environment, which has no such word
-    acting = kind.lower() if kind else next((what for what in given if given[what] or flags[what]), None)
-    for what, is_given in given.items():
-        if is_given and what != acting:
-            detail = f"read under distributed_type: {what.upper()} only"
-            builder.dead(top, [f"{what}_config"], detail, "Drop it, or set distributed_type.")
+    flags = {one: top.switch(f"use_{one}") for one in ("fsdp", "deepspeed")}  # the environment has no such word
+    acting = kind.lower() or next((one for one in flags if top.values.get(f"{one}_config") or flags[one]), None)
     if kind == "MEGATRON_LM" and compute in ("bf16", "fp16"):
         builder.record("accelerate.no-autocast-megatron-lm", "distributed_type", kind, compute=compute)
         return "megatron"
     if kind == "XLA" and compute == "bf16":
         builder.record("accelerate.accelerate-sets-xla_use_bf16", "distributed_type", kind)
-    return acting if acting in given else None
-
-
-def _fsdp(builder: ImportBuilder, block: Settings, base: str) -> None:
-    """Report the policy that runs, and a policy in the file, which does not."""
-    report_rows(builder, block, "accelerate_fsdp")
-    for loading in ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading"):
-        if builder.fields.get("fp8_recipe") == "tensorwise" and str(block.values.get(loading)).lower() == "true":
-            builder.record("accelerate.accelerate-raises-on-it-together", block.name(loading), block[loading])
-    if base != "fp32":
-        builder.fields["grad_reduce_in_fp32"] = False
-        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, base=base)
+    return acting if acting in flags else None
 
 
 def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
     """Report what DeepSpeed decides by itself; return whether a configuration of its own decides the dtype too."""
     block = top.section("deepspeed_config")
     key = "hf_ds_config" if block.given("hf_ds_config") else "deepspeed_config_file"
-    if not block.given(key):
-        if base != "fp32":
-            builder.fields["grad_reduce_in_fp32"] = False
-            builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, base=base)
-        if base == "fp16":
-            detail = f"{VERSION} writes no loss scale, so DeepSpeed's own is dynamic from 65536 (DeepSpeed 0.19.8)"
-            builder.implied(f"{block.path}.fp16.loss_scale", None, detail, **DEEPSPEED_SCALE)
-            builder.record("accelerate.accelerate-writes-it-inputs", f"{block.path}.fp16.auto_cast", True)
-        return False
-    builder.record("accelerate.this-file-decides-about", block.name(key), block[key], base=base)
-    if top.given("mixed_precision"):
-        builder.record("accelerate.it-fills-what-the-file", "mixed_precision", top["mixed_precision"])
-    return True
+    if block.given(key):
+        builder.record("accelerate.this-file-decides-about", block.name(key), block[key], base=base)
+        if top.given("mixed_precision"):
+            builder.record("accelerate.it-fills-what-the-file", "mixed_precision", top["mixed_precision"])
+        return True
+    if base != "fp32":
+        builder.fields["grad_reduce_in_fp32"] = False
+        builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, base=base)
+    if base == "fp16":
+        builder.fields |= DEEPSPEED_SCALE
+        builder.record("accelerate.no-loss-scale-for-deepspeed", f"{block.path}.fp16.loss_scale", None)
+        builder.record("accelerate.accelerate-writes-it-inputs", f"{block.path}.fp16.auto_cast", True)
+    return False
 
 
-def _fp8(builder: ImportBuilder, block: Settings, assumed: str, *, on: bool) -> None:
-    if not on:
-        remedy = "Drop it, or set mixed_precision to fp8."
-        builder.dead(block, block.values, "read under mixed_precision: fp8 only", remedy)
+def _compiled(builder: ImportBuilder, top: Settings, compute: str) -> None:
+    inner = top.values.get("dynamo_config")
+    backend = inner.get("dynamo_backend") if isinstance(inner, Mapping) else top.values.get("dynamo_backend")
+    if backend in (None, "NO", "no"):
         return
+    if compute == "no":
+        builder.fields["tf32"] = True
+    sentence = "tf32-by-compiling" if compute == "no" else "compiled-kernels-may"
+    builder.record(f"accelerate.{sentence}", "dynamo_backend", backend)
+
+
+def _fp8(builder: ImportBuilder, block: Settings, assumed: str) -> str:
+    """Return the back end of FP8, with the format and scheme that it runs mapped."""
     backend = assumed
     if block.given("backend"):
         backend = str(block["backend"]).upper().replace("TORCHAO", "AO")
-        if backend not in READ:
-            raise block.wrong("backend", "must be AO, TE or MSAMP", block["backend"], "Use TE or AO")
+        if backend not in BACK_ENDS:
+            raise TABLE.wrong("back-ends", block, "backend")
         builder.map(block.name("backend"))
     else:
         builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", backend)
-    report_rows(builder, block, "accelerate_unread")
-    for key in block.values:
-        if key not in ("backend", *READ[backend], *rows("accelerate_unread")):
-            other = next((name for name in READ if key in READ[name]), None)
-            detail = f"a setting of the {other} back end" if other else f"not a setting of {VERSION}"
-            builder.dead(block, [key], detail, "Drop it, or change the back end.")
-    {"TE": _transformer_engine, "AO": _torchao, "MSAMP": _ms_amp}[backend](builder, block)
+    if backend == "TE":
+        _transformer_engine(builder, block)
+    elif backend == "AO":
+        _torchao(builder, block)
+    else:
+        builder.record("accelerate.ms-amp-keeps", block.name("opt_level"), block.values.get("opt_level", "O2"))
+    return backend
 
 
 def _transformer_engine(builder: ImportBuilder, fp8: Settings) -> None:
     name = "fp8_format" if fp8.given("fp8_format") else "format"
-    format_ = (fp8.text(name) or "HYBRID").upper()
-    if format_ not in ("HYBRID", "E4M3"):
-        rule = "must be HYBRID or E4M3 (accelerate takes E5M2, and Transformer Engine refuses it)"
-        raise fp8.wrong(name, rule, fp8.values.get(name), "Use HYBRID, whose gradients are E5M2")
-    block = bool(fp8.switch("use_mxfp8_block_scaling"))
-    fields = {"fp8": "e4m3" if block else format_.lower(), "fp8_recipe": "mxfp8" if block else "delayed"}
+    written = (fp8.text(name) or "HYBRID").upper()
+    if written not in ("HYBRID", "E4M3"):
+        raise TABLE.wrong("te-formats", fp8, name)
+    is_block = bool(fp8.switch("use_mxfp8_block_scaling"))
+    fields = {"fp8": "e4m3" if is_block else written.lower(), "fp8_recipe": "mxfp8" if is_block else "delayed"}
     builder.fields |= fields
     if not fp8.given(name):
-        detail = "HYBRID in accelerate; Transformer Engine's MXFP8 class has E4M3" if block else f"HYBRID in {VERSION}"
-        builder.implied(fp8.name("fp8_format"), format_, detail)
+        sentence = "hybrid-over-mxfp8" if is_block else "hybrid-by-default"
+        builder.record(f"accelerate.{sentence}", fp8.name("fp8_format"), written)
     else:
         builder.map(fp8.name(name), fp8=fields["fp8"])
-        if fields["fp8"] != format_.lower():
-            builder.record("accelerate.accelerate-own-default", fp8.name(name), format_)
-    for key, reading in (("backend", "delayed"), ("use_mxfp8_block_scaling", "mxfp8")):
+        if fields["fp8"] != written.lower():
+            builder.record("accelerate.accelerate-own-default", fp8.name(name), written)
+    for key, scheme in (("backend", "delayed"), ("use_mxfp8_block_scaling", "mxfp8")):
         if fp8.given(key):
-            builder.map(fp8.name(key), **({"fp8_recipe": reading} if reading == fields["fp8_recipe"] else {}))
-    if block:
-        detail = "MXFP8 keeps no history; accelerate raises where it differs from the default"
-        builder.dead(fp8, (*AMAX, ALGORITHM), detail)
-    else:
-        _amax(builder, fp8)
-    report_rows(builder, fp8, "accelerate_te")
-    for key in (OVERRIDES, "override_fprop", "override_dgrad", "override_wgrad"):
+            builder.map(fp8.name(key), **({"fp8_recipe": scheme} if scheme == fields["fp8_recipe"] else {}))
+    for key in OVERRIDES:
         if "true" in str(fp8.values.get(key)).lower():
-            detail = "Transformer Engine 2.0 and later has no such argument and swallows it: every GEMM runs in FP8"
-            builder.dead(fp8, [key], detail)
+            builder.record("accelerate.te-swallows-it", fp8.name(key), fp8[key])
         elif fp8.given(key):
             builder.map(fp8.name(key))
-
-
-def _amax(builder: ImportBuilder, fp8: Settings) -> None:
-    for key, (field, least, default) in AMAX.items():
-        builder.take(fp8.name(key), field, fp8.whole(key, least=least), default, f"{default} in {VERSION}")
+    if is_block:
+        return
     algorithm = fp8.word(ALGORITHM, ("max", "most_recent"))
     builder.fields["fp8_amax_compute_algo"] = "max"
     if algorithm == "max":
         builder.map(fp8.name(ALGORITHM), fp8_amax_compute_algo="max")
-        return
-    detail = f"most_recent is {VERSION}'s default and is never handed on, so Transformer Engine takes max"
-    reason = "implied default" if algorithm is None else "semantics"
-    builder.report(fp8.name(ALGORITHM), algorithm, reason, detail, "Write max, which is what runs.")
+    else:
+        source = "by-default" if algorithm is None else "written"
+        builder.record(f"accelerate.most_recent-{source}", fp8.name(ALGORITHM), algorithm)
 
 
 def _torchao(builder: ImportBuilder, fp8: Settings) -> None:
@@ -306,19 +267,13 @@ def _torchao(builder: ImportBuilder, fp8: Settings) -> None:
         builder.map(fp8.name("backend"), fp8_recipe="tensorwise")
     gather = fp8.switch(GATHER)
     if gather is None:
-        builder.implied(fp8.name(GATHER), True, f"on in {VERSION}, off in torchao itself", fp8_param_gather=True)
+        builder.fields["fp8_param_gather"] = True
+        builder.record("accelerate.gather-by-default", fp8.name(GATHER), True)
         report_gather(builder, fp8.name(GATHER))
     else:
         import_gather(builder, fp8.name(GATHER), gather)
-    report_rows(builder, fp8, "accelerate_ao")
-    detail = "the first and the last nn.Linear stay in high precision: modules, not layers"
-    if fp8.given(FUNCTION):
-        detail = "a function that chooses modules cannot be converted"
-    builder.report(fp8.name(FUNCTION), fp8.values.get(FUNCTION), "approximated", detail, MODULES)
-
-
-def _ms_amp(builder: ImportBuilder, fp8: Settings) -> None:
-    builder.record("accelerate.ms-amp-keeps", fp8.name("opt_level"), fp8.values.get("opt_level", "O2"))
+    sentence = "a-function-chooses-modules" if fp8.given(FUNCTION) else "modules-not-layers"
+    builder.record(f"accelerate.{sentence}", fp8.name(FUNCTION), fp8.values.get(FUNCTION))
 
 
 def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
@@ -335,8 +290,7 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
         block["use_mxfp8_block_scaling"] = True
         mapped["fp8_recipe"] = "use_mxfp8_block_scaling"
     elif config.fp8_recipe == "delayed":
-        block |= {key: builder.values[field] for key, (field, *_) in AMAX.items()} | {ALGORITHM: "max"}
-        mapped |= {field: key for key, (field, *_) in AMAX.items()}
+        block |= TABLE.write(builder, "fp8", "fp8_config") | {ALGORITHM: "max"}
         if config.fp8_amax_compute_algo == "max":
             mapped["fp8_amax_compute_algo"] = ALGORITHM
         else:
@@ -344,9 +298,8 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
         if not config.fp8_wgrad:
             builder.record("accelerate.transformer-engine-and-later", "fp8_wgrad")
     else:
-        detail = f"no back end of {VERSION} has {config.fp8_recipe} scaling in {config.fp8}, so no FP8 was written"
         fields = ("fp8", "fp8_recipe", "fp8_param_gather")
-        builder.report_if_on(fields, detail, "Use delayed, MXFP8 or tensorwise hybrid scaling.")
+        builder.record_if_on("accelerate.no-such-scaling", fields, recipe=config.fp8_recipe, format=config.fp8)
         return None
     for field, setting in mapped.items():
         builder.map(field, f"fp8_config.{setting}")
@@ -355,38 +308,14 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
     return block
 
 
-def _report_others(builder: ImportBuilder, top: Settings, compute: str) -> None:
-    report_rows(builder, top, "accelerate")
-    if compute == "fp16" and top.switch("use_cpu"):
-        builder.record("accelerate.on-a-cpu-accelerate-turns", "use_cpu", True)
-    inner = top.values.get("dynamo_config")
-    backend = inner.get("dynamo_backend") if isinstance(inner, Mapping) else top.values.get("dynamo_backend")
-    if backend not in (None, "NO", "no") and compute == "no":
-        detail = f"with a compile back end and mixed_precision no, {VERSION} turns TF32 on"
-        builder.implied("dynamo_backend", backend, detail, tf32=True)
-    elif backend not in (None, "NO", "no"):
-        builder.record("accelerate.compiled-kernels-may", "dynamo_backend", backend)
-    known = ("mixed_precision", "fp16", "fp8_config", *rows("accelerate"))
-    unknown = [key for key in top.values if key not in known and LOOKS_LIKE_PRECISION.search(key.lower())]
-    detail = f"no key of {VERSION}, which refuses a file that holds it"
-    builder.dead(top, unknown, detail, "Drop it; mixed_precision is what is read.")
-
-
 def _recognise(document: Any) -> Recognised | None:
     if document.kind == "env":
         names = [name for name in _read(document) if name.startswith((PREFIX + "MIXED_PRECISION", PREFIX + "FP8_"))]
         return Recognised(certainty=0.9, evidence=f"sets `{names[0]}`, which accelerate reads") if names else None
-    content = document.mapping
-    if "compute_environment" in content or ("distributed_type" in content and "mixed_precision" in content):
-        found = [key for key in OWN if key in content]
-        return Recognised(certainty=0.95, evidence=f"has `{found[0]}`, which `accelerate config` writes")
-    blocks = [key for key in SHARDED if isinstance(content.get(key), dict)]
-    if "distributed_type" in content and blocks:
-        evidence = f"has `distributed_type` and `{blocks[0]}`, which `accelerate launch` reads"
-        return Recognised(certainty=0.95, evidence=evidence)
-    if content.get("mixed_precision") in PRECISIONS:
-        return Recognised(certainty=0.6, evidence=f"has `mixed_precision: {content['mixed_precision']}`")
-    return None
+    found, written = TABLE.recognise(document), document.mapping.get("mixed_precision")
+    if found is None and written in PRECISIONS:
+        return Recognised(certainty=0.6, evidence=f"has `mixed_precision: {written}`")
+    return found
 
 
 def _read(document: Any) -> Any:
@@ -403,4 +332,6 @@ CONTEXT = (
     ContextKey("form", "yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)),
     NUM_LAYERS,
 )
-SYSTEM = System("accelerate", TITLE, VERSION, import_, export, _recognise, as_yaml, read=_read, context=CONTEXT)
+SYSTEM = System(
+    "accelerate", TABLE.title, TABLE.version, import_, export, _recognise, as_yaml, read=_read, context=CONTEXT
+)

@@ -234,7 +234,7 @@ class Table:
         else:
             value = row.value_in(given, key)
             words = row.words_about(value)
-        if words is not None and row.is_harmless(value):
+        if (words is not None or row.field is None) and row.is_harmless(value):
             builder.map(name)
         elif words is not None:
             builder.report(name, value, *words.about({**facts, "value": value, "lower": key.lower()}))
