@@ -32,7 +32,7 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     least      the least number
     default    the value that counts where nothing is written, in the release of `since`
     nulls      value or unstated: null is written too, as a value of the field or as one that leaves it unstated
-    needs      facts without which nothing reads the setting; the first that does not hold says why
+    needs      facts without which nothing reads the setting; the first that does not hold says why, or null for none
     when       a fact without which there is nothing to report
     under      of a group: the block of its names
     part       of a group: its name, where it is read alone
@@ -140,10 +140,15 @@ class Row:
         """Return whether a value changes nothing."""
         return any(value == usual and type(value) is type(usual) for usual in self.harmless)
 
+    @property
+    def record(self) -> Record:
+        """The record of any value but those of `values`."""
+        return Record(self.reason, self.detail, self.remedy or REMEDIES[self.reason])
+
     def words_about(self, value: object) -> Record | None:
         """Return the record of a value; None where there is nothing to report."""
         detail = low_precision_optimizer(value) if self.reads == "optimizer" else self.detail
-        return Record(self.reason, detail, self.remedy or REMEDIES[self.reason]) if detail else None
+        return self.record._replace(detail=detail) if detail else None
 
 
 class Part:
@@ -192,7 +197,10 @@ class Table:
         self.version: str = content.get("version", "")
         self.data: Mapping[str, Any] = content.get("data", {})
         self.recognised: Sequence[Mapping[str, Any]] = content.get("recognised", ())
-        self.needs = {fact: record(words, "dead knob") for fact, words in content.get("needs", {}).items()}
+        self.needs = {
+            fact: None if words is None else record(words, "dead knob")
+            for fact, words in content.get("needs", {}).items()
+        }
         self.sentences = {name: record(words) for name, words in content.get("sentences", {}).items()}
         self.parts: dict[str, Part] = {}
         for group in content.get("settings", ()):
@@ -234,7 +242,8 @@ class Table:
         else:
             value = row.value_in(given, key)
             words = row.words_about(value)
-        if (words is not None or row.field is None) and row.is_harmless(value):
+        is_unread = unmet is not None and words is None
+        if is_unread or ((words is not None or row.field is None) and row.is_harmless(value)):
             builder.map(name)
         elif words is not None:
             builder.report(name, value, *words.about({**facts, "value": value, "lower": key.lower()}))

@@ -11,7 +11,7 @@ from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
 from bridge.interop.launch.word import Word, joined
-from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
+from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.inert import SCALER_SCHEDULE
 
@@ -220,7 +220,7 @@ def _is_switch(name: str) -> bool:
 
 
 def _names_files(name: str) -> bool:
-    return dest(name) in OTHER_SETTINGS and OTHER_SETTINGS[dest(name)].is_file
+    return dest(name) in FILES
 
 
 def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:

@@ -87,9 +87,9 @@ def _owned(run: Arguments, builder: ImportBuilder) -> None:
 
 def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tuple[str, None]:
     """Report that the file decides and is not read."""
-    row = OTHER_SETTINGS[FILE]
-    detail = "; ".join(filter(None, (row.detail, why)))
-    builder.report(option.name, shown(option), row.reason, detail, row.remedy)
+    words = OTHER_SETTINGS[FILE].record
+    detail = "; ".join(filter(None, (words.detail, why)))
+    builder.report(option.name, shown(option), *words._replace(detail=detail))
     return mode, None
 
 

@@ -35,11 +35,8 @@ def refused(run: Arguments, builder: ImportBuilder) -> None:
     """Report switches with a value behind them, which Megatron-LM's parser does not start with."""
     for written in (*run.overridden, *run.settings.values()):
         if written.refused is not None:
-            state = "on" if written.value else "off"
-            taken = "" if written.value is None else f"; it is read as {state}"
-            detail = f"{builder.system}'s parser takes no value after it and refuses to start{taken}"
-            remedy = "Drop the flag." if written.value is False else "Write the flag alone, or drop it."
-            builder.report(written.name, written.refused, "semantics", detail, remedy)
+            state = {True: "on", False: "off", None: "open"}[written.value]
+            builder.record(f"megatron_lm.refused-{state}", written.name, written.refused)
 
 
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:

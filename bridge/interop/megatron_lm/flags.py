@@ -1,17 +1,22 @@
 """Megatron-LM's command-line flags that bear on precision, as rows."""
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bridge.errors import PrecisionTypeError
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.unsupported import Row
+from bridge.interop.table import table
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import KEY
 from bridge.registry.config import MixedPrecisionConfig
+
+TABLE = table("megatron_lm")
+
+
+def pattern(row: str) -> re.Pattern[str]:
+    """Return the pattern of a row, whose lines are one."""
+    return re.compile(TABLE.data[row].replace(" |", "|"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +27,7 @@ class Flag:
     field: str
     kind: str = "value"
     """on (takes nothing, sets true), off (takes nothing, sets false), value."""
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     """Other spellings, and the keys of argument files."""
     sets: object = None
     """The value that a flag of older releases stands for."""
@@ -33,36 +38,7 @@ def dest(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-OWN_NAMES = (
-    Flag(option="--fp8-format", field="fp8", also=("fp8",)),
-    Flag(option="--fp8-e4m3", field="fp8", kind="on", sets="e4m3"),
-    Flag(option="--fp8-hybrid", field="fp8", kind="on", sets="hybrid"),
-    Flag(option="--no-fp8-wgrad", field="fp8_wgrad", kind="off", also=("--disable-fp8-wgrad",)),
-    Flag(option="--fp8-param-gather", field="fp8_param_gather", kind="on", also=("fp8_param",)),
-    Flag(option="--fp4-format", field="fp4", also=("fp4",)),
-    Flag(option="--fp4-param-gather", field="fp4_param_gather", kind="on", also=("fp4_param",)),
-    Flag(
-        option="--accumulate-allreduce-grads-in-fp32",
-        field="grad_reduce_in_fp32",
-        kind="on",
-        also=("--fp32-allreduce", "grad_reduce_in_fp32"),
-    ),
-    Flag(option="--grad-reduce-in-bf16", field="grad_reduce_in_fp32", kind="off"),
-    Flag(option="enable_autocast", field="autocast_enabled", kind="on"),
-    Flag(
-        option="--ddp-reduce-scatter-with-fp32-accumulation",
-        field="reduce_scatter_with_fp32_accumulation",
-        kind="on",
-        also=("reduce_scatter_with_fp32_accumulation",),
-    ),
-    Flag(
-        option="--moe-router-padding-for-quantization",
-        field="moe_router_padding_for_quantization",
-        kind="on",
-        also=("--moe-router-padding-for-fp8",),
-    ),
-)
-"""Flags of another name than their field's, or of several."""
+OWN_NAMES = [Flag(option=option, **columns) for option, columns in TABLE.data["flags"].items()]
 
 
 def _named_like_their_field() -> Iterator[Flag]:
@@ -74,45 +50,19 @@ def _named_like_their_field() -> Iterator[Flag]:
 
 
 FLAGS = (*_named_like_their_field(), *OWN_NAMES)
-"""Source: Megatron-LM 0.20 training/arguments.py and yaml_arguments.py; `sets`: its releases before 0.4."""
-
-
 NOTHING = ("null", "auto")
 """Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
 
 
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
-OTHER_SETTINGS = {
-    dest(option): Row(**{"remedy": "Set it on Megatron's own config, next to the recipe.", **row})
-    for option, row in json.loads(Path(__file__).with_name("other_settings.json").read_text("utf-8")).items()
-}
-"""Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""
-
-SWITCH = re.compile(
-    r"--(?:(?:use|disable|enable|overlap|untie|reset|apply)-.+|no-(?!rope-freq|weight-decay-cond-type).+"
-    r"|log-(?!(?:memory-)?interval).+|swiglu|squared-relu|sequence-parallel|group-query-attention|qk-layernorm|mock-data"
-    r"|moe-(?:grouped-gemm|permute-fusion|router-pre-softmax|router-fusion)|manual-gc|add-qkv-bias|async-save"
-    r"|recompute-activations|attention-softmax-in-fp32|calculate-per-token-loss|deterministic-mode|finetune|eod-mask-loss)"
-)
-"""Flags that take no value, whether they bear on precision or not: an unknown word behind one is a word of its own."""
+OTHER_SETTINGS, FILES = TABLE.parts[""].named, TABLE.data["files"]
+"""Settings that have no field, and those of them that name a file."""
+SWITCH, DECIDES, ANY_SYSTEM = (pattern(row) for row in ("switch", "decides", "any system"))
+NOT_PRECISION = frozenset(TABLE.data["not precision"])
 LOOKS_LIKE_PRECISION = re.compile(
     r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|half|dtype|precision|loss_scale|amax|mxfp|nvfp|hysteresis"
     r"|grad_reduce_in|quantiz|query_key_layer"
-)
-DECIDES = re.compile(r"use_distributed_optimizer|fsdp|deepspeed|transformer_impl")
-ANY_SYSTEM = re.compile(
-    r"amp|optim|deepspeed|fsdp|shard|strategy|adapter|load_in|quant|scal|transformer_engine|mcore|compile|backend|zero"
-    r"|recipe|_target_|plugin|gpu|accelerator|distributed|version|cuda|16|model_type"
-)
-NOT_PRECISION = frozenset(
-    {
-        "log_loss_scale_to_tensorboard",
-        "no_log_loss_scale_to_tensorboard",
-        "disable_log_loss_scale_to_tensorboard",
-        "no_query_key_layer_scaling",
-        "no_fp16_check",
-    }
 )
 
 

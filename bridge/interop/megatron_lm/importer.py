@@ -17,58 +17,31 @@ from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import deepspeed_engine, te_precision_file
 from bridge.interop.megatron_lm import effects as megatron_effects
-from bridge.interop.megatron_lm.arguments import Arguments, Written, argument_groups, runs_of, runs_printed
+from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import (
     BY_NAME,
+    FILES,
     NOTHING,
     OTHER_SETTINGS,
+    TABLE,
     Flag,
     bears_on_precision,
     dest,
     is_default,
+    pattern,
 )
 from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX, printed_arguments
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
+from bridge.interop.table import Row
 from bridge.precision.config import MEGATRON_FIELDS
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
-STRONG = re.compile(
-    r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"
-    r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|fp8-recipe"
-    r"|accumulate-allreduce-grads-in-fp32|initial-loss-scale|use-mcore-models|transformer-impl)\b"
-)
-ARGUMENTS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels seq_length
-    max_position_embeddings position_embedding_type rotary_base normalization norm_epsilon layernorm_epsilon swiglu
-    untie_embeddings_and_output_weights disable_bias_linear micro_batch_size global_batch_size train_iters train_samples
-    eval_iters eval_interval exit_interval lr min_lr lr_decay_style lr_decay_iters lr_decay_samples lr_warmup_fraction
-    lr_warmup_iters lr_warmup_samples weight_decay adam_beta1 adam_beta2 clip_grad init_method_std save_interval
-    log_interval tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
-    expert_model_parallel_size sequence_parallel use_distributed_optimizer tokenizer_type tokenizer_model data_path
-    split num_workers vocab_size make_vocab_size_divisible_by num_experts moe_router_topk transformer_impl
-    """,
-    )
-)
-"""Names of Megatron-LM's arguments that other systems have too: several of them are its, one says nothing."""
-OTHERS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-    model trainer training optimizer data dataset datasets base_model architectures model_type torch_dtype dtype
-    num_hidden_layers output_dir model_name_or_path per_device_train_batch_size per_device_eval_batch_size
-    num_train_epochs learning_rate mixed_precision zero_optimization pipe_parallel_size model_parallel_size
-    train_micro_batch_size_per_gpu gradient_accumulation_steps exp_manager defaults _target_ recipe fsdp deepspeed
-    encoder_seq_length megatron_amp_O2 precision converters
-    """,
-    )
-)
-"""Keys at the top of other systems' files."""
+STRONG = pattern("strong")
+ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
+READ_TOGETHER = ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer")
 MANY = 12
 """Where none of them bears on precision: four names of a model's sizes are anybody's."""
 KEYS = (
@@ -92,21 +65,24 @@ def import_(payload: object, *, te_version: str = "2.8", variables: object = Non
 
 def import_all(payload: object, *, te_version: str = "2.8", variables: object = None) -> tuple[ImportReport, ...]:
     """Return what every run of a payload asks for; arguments as `import_`."""
-    from bridge.interop.reading.document import Document
-
     if isinstance(payload, Mapping) and is_per_module(payload):
         return (_per_module(payload),)
-    if isinstance(payload, Document) and START.search(payload.text):
-        runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_printed(printed_arguments(payload.text))]
-        if not runs:
-            raise PayloadError("megatron-lm: the printed arguments are empty. Give the whole log.")
-        return tuple(runs)
-    if isinstance(payload, Document):
-        payload = launches(payload.text, payload.path, variables_of(variables))
-    runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_of(payload)]
+    runs = _runs(payload, variables)
     if not runs:
         raise PayloadError("megatron-lm: there is no run in it. Give a launch script or a list of arguments.")
-    return tuple(runs)
+    modern = _is_modern(te_version)
+    return tuple(_imported(run, modern=modern) for run in runs)
+
+
+def _runs(payload: object, variables: object) -> list[Arguments]:
+    if not isinstance(payload, Document):
+        return runs_of(payload)
+    if START.search(payload.text):
+        blocks = printed_arguments(payload.text)
+        if not blocks:
+            raise PayloadError("megatron-lm: the printed arguments are empty. Give the whole log.")
+        return runs_printed(blocks)
+    return runs_of(launches(payload.text, payload.path, variables_of(variables)))
 
 
 def read(document: Document) -> object:
@@ -208,57 +184,42 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
 
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
+    """Map or report one setting; others decide about the reduction of gradients together."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
-    if key in ("bf16", "fp16"):
-        if written.value is False:
-            builder.map(written.name)
-        elif written.value is None:
-            builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
+    if key in READ_TOGETHER:
         return
-    if key in ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer"):
-        return
-    if written.value is None and row is not None and row.is_file:
-        builder.report(written.name, written.shown, row.reason, row.detail, row.remedy)
-    elif written.value is None:
+    if written.value is None and key not in FILES:
         builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
     elif flag is not None:
-        value = _decoded(flag, written)
-        builder.map(written.name, **({} if value is _UNSET else {flag.field: value}))
-    elif row is not None:
-        if str(written.value).lower() == str(row.harmless[0]).lower():
-            builder.map(written.name)
-        else:
-            builder.report(written.name, written.value, row.reason, row.detail, row.remedy)
-    elif bears_on_precision(key) and written.value is False:
+        builder.map(written.name, **_fields(flag, written))
+    elif row is not None and (written.value is None or not _is_usual(row, written.value)):
+        builder.report(written.name, megatron_effects.shown(written), *row.record)
+    elif row is not None or (bears_on_precision(key) and written.value is False):
         builder.map(written.name)
     elif bears_on_precision(key):
         near = did_you_mean(close_matches(written.name, [flag.option for flag in BY_NAME.values()], limit=1))
-        detail = f"no flag of {TITLE} that this bridge knows"
-        remedy = near or "Look it up where it was added."
-        builder.report(written.name, written.value, "unsupported", detail, remedy)
+        words = TABLE.sentences["no-flag"]
+        builder.report(written.name, written.value, words.reason, words.detail, near or words.remedy)
 
 
-_UNSET = object()
+def _is_usual(row: Row, value: object) -> bool:
+    return str(value).lower() == str(row.harmless[0]).lower()
 
 
-def _decoded(flag: Flag, written: Written) -> object:
-    """Return the field's value of a flag, or `_UNSET` where it says no more than a field that is not stated."""
-    value = _value(flag.kind, flag.sets, written)
-    if flag.field in MEGATRON_FIELDS and value is not _UNSET and is_default(flag.field, value):
-        return _UNSET
-    return value
-
-
-def _value(kind: str, sets: object, written: Written) -> object:
+def _fields(flag: Flag, written: Written) -> dict[str, object]:
+    """Return the field that a flag sets; none where it says no more than a field that is not stated."""
     value = written.value
-    if kind == "value":
-        if value is True and not isinstance(sets, str):
+    if flag.kind == "value":
+        if value is True:
             raise PayloadError(f"{written.name}: must be followed by a value, got none. Complete the arguments.")
-        return None if value in NOTHING else value
-    on = value if isinstance(value, bool) else str(value).lower() not in ("false", "0", "no", "off")
-    if not on:
-        return True if kind == "off" and not written.name.startswith("--") else _UNSET
-    return sets if sets is not None else kind == "on"
+        value = None if value in NOTHING else value
+    elif value is True or TRUTH.get(str(value).lower(), True):
+        value = flag.kind == "on" if flag.sets is None else flag.sets
+    elif flag.kind == "off" and not written.name.startswith("--"):
+        value = True
+    else:
+        return {}
+    return {} if flag.field in MEGATRON_FIELDS and is_default(flag.field, value) else {flag.field: value}
 
 
 PAIR = re.compile(r"""(?:^|(?<=[\s,]))(\w+|[@*])=("[^"]*"|'[^']*'|[^\s,]*)(?=[\s,]|$)""")
