@@ -14,7 +14,6 @@ that the file is a set of overrides over the shipped one of that release.
 
 A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by Lightning, which takes
 the section `trainer` as it stands: 16 is torch's autocast under a torch GradScaler (or Apex), not Megatron's scaler.
-Source: NeMo 1.20 to 2.0 models/language_modeling (megatron_gpt_model.py, megatron_base_model.py), utils/utils.py.
 """
 
 from collections.abc import Mapping
@@ -23,47 +22,26 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop import lightning
-from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder, semantics_of
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.builders import DELAYED, ImportBuilder
+from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.lightning import report_apex
-from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
-from bridge.interop.nemo1.file import File
-from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.nemo1.exporter import export
+from bridge.interop.nemo1.file import TABLE, File
+from bridge.interop.pytorch.amp import amp_fields
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.registry.config import MixedPrecisionConfig
 
-TITLE = "NeMo 1.x"
-PLAIN = ("fp8_recipe", "fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16")
-"""Keys of the model section that reach Megatron Core's TransformerConfig because they are called like its fields."""
-SCALER = {
-    "native_amp_init_scale": ("initial_loss_scale", 2**32),
-    "native_amp_growth_interval": ("loss_scale_window", 1000),
-    "hysteresis": ("hysteresis", 2),
-}
-"""Key of the model section -> field, and the default."""
-USUAL = {"fp8_recipe": "delayed", "fp8_wgrad": True}
-"""Field of `PLAIN` -> the value that need not be written; elsewhere false."""
-PRECISIONS = {
-    **dict.fromkeys(("16", "16-mixed"), "fp16"),
-    **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
-    **dict.fromkeys(("32", "32-true"), "fp32"),
-}
-"""What `torch_dtype_from_precision` takes; anything else raises there."""
+__all__ = ["SYSTEM", "export", "import_"]
+
+FP8, SCALER, MODEL = (TABLE.parts[part].named for part in ("fp8", "scaler", "model"))
+PRECISIONS: Mapping[str, str] = TABLE.data["precisions"]
 NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
-FP8 = ("fp8", "fp8_e4m3", "fp8_hybrid", *DELAYED, "fp8_params", *PLAIN, *LAYER_COUNTS)
-READ = {*FP8, *SCALER, "transformer_engine", "megatron_amp_O2", "precision", "fsdp_grad_reduce_dtype"}
 LOCAL_LAYERS = (2, 0)
 """The first release whose GPT on Megatron Core asks `transformer_engine`."""
-SENT = ("unsupported", "how gradients are sent, not how exactly", "Nothing to do for the precision.")
-QK_SCALING = "apply_query_key_layer_scaling"
-OPTIMIZER = ("dtype", "with_scaled_states", "store_params", "store_param_remainders")
-"""Keys of `optim` that state what the optimizer keeps, other than those that end in `_dtype`."""
-QUANTISATION = ("enable_kv_cache", "awq_block_size", "alpha", "sq_alpha")
-"""Settings of the section `quantization` that say how its `algorithm` quantises."""
+QK_SCALING, CUSTOM = "apply_query_key_layer_scaling", "mcore_customization_config"
 TRAINER = ("precision", "accelerator", "strategy", "plugins", "amp_backend", "amp_level")
 """Keys of the section `trainer` that Lightning's importer reads."""
 MARKS = (
@@ -80,19 +58,22 @@ def import_(payload: object, *, nemo_version: str | None = None, base: str | Non
     if not isinstance(payload, Mapping):
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
     file = File(payload, nemo_version)
-    builder = ImportBuilder(f"{TITLE} ({nemo_version})" if nemo_version else TITLE)
+    builder = ImportBuilder(f"{TABLE.title} ({nemo_version})" if nemo_version else TABLE.title)
     refused = file.get("trainer.precision") in ("bf16-true", "16-true")  # by Megatron's models
-    if not file.is_megatron or (refused and not file.has_megatrons_keys(other_than=("data",))):
+    if not file.is_megatron or (refused and not file.has_megatrons_keys(other_than="data")):
         return _trained_by_lightning(file, builder)
     base = None if file.shipped else base
     dtype = _precision(file, builder, base)
     o2 = _weights(file, dtype, builder, base)
     has_fp8 = _low_precision(file, builder)
-    _loss_scale(file, dtype, builder)
+    TABLE.read(builder, file.model if dtype == "fp16" else file.written, "scaler", fp16=dtype == "fp16")
+    if dtype == "fp16" and "mcore_distributed_optim" in str(file.model["optim"] or ""):
+        for key in (key for key in SCALER if file.model.given(key)):
+            builder.record("nemo1.with-mcore_distributed_optim-it-never", f"model.{key}", file.model[key])
     _reduction(file, dtype, builder, o2=o2)
     _others(file, builder, dtype, has_fp8=has_fp8)
     is_quantised = _quantisation(file, builder)
-    semantics = "fsdp_policy" if not o2 and file.switch("fsdp") else "amp_o1"
+    semantics = "fsdp_policy" if not o2 and file.model.switch("fsdp") else "amp_o1"
     if dtype == "fp32":
         semantics = "fp32"
     elif o2:
@@ -111,9 +92,9 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
     precision = trainer.get("precision")
     if isinstance(precision, float) and precision.is_integer():
         trainer["precision"] = int(precision)
-    unread = file.model if prefix and file.model is not file.payload else {}
+    unread = file.written.values if prefix and file.has_model else {}
     for key, value in unread.items():
-        if bears_on_precision(str(key)) and value not in (None, False):
+        if bears_on_precision(key) and value not in (None, False):
             builder.record("nemo1.a-setting-of-the-model-that", f"model.{key}", value)
     builder.record("nemo1.no-key-of-a-megatron-model", "model", None)
     read = lightning.import_({"trainer": trainer} if prefix else trainer)
@@ -126,7 +107,7 @@ def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
         if base is not None or (not file.shipped and "trainer" not in file.payload):
             builder.leave_mode(base or "the section trainer of another file")
             return "fp32"
-        value = file.shipped["precision"] if file.shipped else "32"
+        value = file.shipped.get("precision", "32")
         builder.implied("trainer.precision", value, f"{builder.system} takes {value} where the trainer says nothing")
         return PRECISIONS[value]
     value = file.get(where)
@@ -148,19 +129,18 @@ def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
 
 def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -> bool:
     """State the mode; return whether it is O2."""
-    where, fsdp, half = "model.megatron_amp_O2", file.switch("fsdp"), dtype != "fp32"
-    o2 = file.switch("megatron_amp_O2")
-    if file.setting("megatron_amp_O2") is not None:
+    where, fsdp, half = "model.megatron_amp_O2", file.model.switch("fsdp"), dtype != "fp32"
+    o2 = file.model.switch("megatron_amp_O2")
+    if file.model["megatron_amp_O2"] is not None:
         builder.map(where)
     elif base is not None and half:
         builder.leave_mode(f"megatron_amp_O2 in {base}, which is not read,", default=dtype)
         return False
     elif half:
-        o2 = bool(file.shipped and file.shipped["megatron_amp_O2"])
+        o2 = file.shipped.get("megatron_amp_O2", False)
         builder.implied(where, o2)
     if o2 and (fsdp or not half):
-        detail = "NeMo switches O2 off under torch FSDP" if half else "acts in 16 and bf16 only"
-        builder.report(where, True, "dead knob", detail, "Drop it.")
+        builder.record("nemo1.o2-under-fsdp" if half else "nemo1.o2-in-fp32", where, True)
         o2 = False
     fields: dict[str, Any] = {} if builder.decided_by else {"fp32": True}
     if half and fsdp:  # NLPFSDPStrategy casts FP32 shards; nothing is left to autocast
@@ -177,40 +157,39 @@ def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -
 
 def _low_precision(file: File, builder: ImportBuilder) -> bool:
     """Map the FP8 settings; return whether they act."""
-    if not (_has_engine_layers(file, builder) and file.switch("fp8")):
-        gate = file.switch("transformer_engine")
-        why = "ignored unless transformer_engine is true"
-        if file.is_on_megatron_core:
-            why = "mcore_gpt builds local layers, which run no FP8, unless transformer_engine is true (NeMo 2.0)"
-        for key in FP8:  # a value that is not read may be a reference that leads nowhere
-            value = file.model.get(key)
-            if value is True and key != "fp8_hybrid" and not gate:
-                builder.report(f"model.{key}", value, "dead knob", why, "Set model.transformer_engine=True to have it.")
-            elif value is not None:
+    model, fields = file.model, builder.fields
+    if not (_has_engine_layers(file, builder) and model.switch("fp8")):
+        gate = model.switch("transformer_engine")
+        why = "ignored-by-local-layers" if file.is_on_megatron_core else "ignored-without-te"
+        for key in (key for key in FP8 if model.given(key)):  # one may be a reference that leads nowhere
+            if file.written[key] is True and key != "fp8_hybrid" and not gate:
+                builder.record(f"nemo1.{why}", f"model.{key}", True)
+            else:
                 builder.map(f"model.{key}")
         return False
     _format(file, builder)
-    _amax(file, builder)
-    if "fp8_params" in file:
-        builder.map("model.fp8_params", fp8_param_gather=file.switch("fp8_params"))
-    if "fp8_recipe" not in file:
+    TABLE.read(builder, model, "fp8")
+    source = "mcore" if file.is_on_megatron_core else "nemo"
+    values = file.shipped or TABLE.data["absent"][source]
+    for key in (key for key in DELAYED if not model.given(key)):
+        if model["fp8_recipe"] in (None, "delayed"):
+            fields[key] = values[key]
+            builder.record(f"nemo1.absent-{'in-shipped' if file.shipped else source}", f"model.{key}", values[key])
+    if not model.given("fp8_recipe"):
         builder.implied("model.fp8_recipe", "delayed", fp8_recipe="delayed")
-    for key in PLAIN + LAYER_COUNTS:
-        if key in file:
-            builder.map(f"model.{key}", **{key: file.setting(key)})
-        elif key in LAYER_COUNTS and builder.fields.get("first_last_layers_bf16"):
-            builder.implied(f"model.{key}", 1, **{key: 1})
+    for key in (key for key in LAYER_COUNTS if not model.given(key) and fields.get("first_last_layers_bf16")):
+        builder.implied(f"model.{key}", 1, **{key: 1})
     return True
 
 
 def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
     """Return whether the layers can run FP8, and account for `transformer_engine`."""
-    where, value = "model.transformer_engine", file.setting("transformer_engine")
-    is_on, always = file.switch("transformer_engine"), file.release is None or file.release < LOCAL_LAYERS
-    if is_on or not (always and file.switch("fp8") and file.is_on_megatron_core):
+    where, value = "model.transformer_engine", file.model["transformer_engine"]
+    is_on, always = file.model.switch("transformer_engine"), file.release is None or file.release < LOCAL_LAYERS
+    if is_on or not (always and file.model.switch("fp8") and file.is_on_megatron_core):
         if value is not None:
             builder.map(where)
-        elif file.shipped is None and file.switch("fp8"):
+        elif not file.shipped and file.model.switch("fp8"):
             builder.implied(where, False)
         return is_on
     if file.release is None:
@@ -224,8 +203,8 @@ def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
 def _format(file: File, builder: ImportBuilder) -> None:
     on = {}
     for key in ("fp8_e4m3", "fp8_hybrid"):
-        on[key] = file.switch(key)
-        if file.setting(key) is None and file.shipped is not None and file.shipped[key]:
+        on[key] = file.model.switch(key)
+        if file.model[key] is None and file.shipped.get(key):
             on[key] = True
             builder.implied(f"model.{key}", True)
     e4m3, hybrid = on.values()
@@ -237,108 +216,52 @@ def _format(file: File, builder: ImportBuilder) -> None:
     for key in ("fp8", "fp8_e4m3", "fp8_hybrid"):
         if key == "fp8_hybrid" and e4m3 and hybrid:
             builder.record("nemo1.fp8_e4m3-wins-where", "model.fp8_hybrid", True)
-        elif key in file:
-            builder.map(f"model.{key}", **({"fp8": chosen} if file.switch(key) else {}))
-
-
-def _amax(file: File, builder: ImportBuilder) -> None:
-    values, why = DELAYED, "absent, and Megatron Core (mcore_gpt) takes this value"
-    if file.shipped is not None:
-        values, why = file.shipped, ""
-    elif not file.is_on_megatron_core:
-        values = {**DELAYED, "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
-        why = "absent, and the transformer of NeMo itself takes this value"
-    for key in DELAYED:
-        if key in file:
-            builder.map(f"model.{key}", **{key: file.setting(key)})
-        elif file.setting("fp8_recipe") in (None, "delayed"):
-            builder.implied(f"model.{key}", values[key], why, **{key: values[key]})
-
-
-def _loss_scale(file: File, dtype: str, builder: ImportBuilder) -> None:
-    is_unread = "mcore_distributed_optim" in str(file.setting("optim") or "")
-    for key, (field, default) in SCALER.items():
-        if key not in file and dtype == "fp16":
-            builder.implied(f"model.{key}", default, **{field: default})
-        elif key in file:
-            builder.map(f"model.{key}", **({field: file.setting(key)} if dtype == "fp16" else {}))
-            if dtype == "fp16" and is_unread:
-                builder.record("nemo1.with-mcore_distributed_optim-it-never", f"model.{key}", file.setting(key))
+        elif file.model.given(key):
+            builder.map(f"model.{key}", **({"fp8": chosen} if file.model.switch(key) else {}))
 
 
 def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> None:
     """State the dtype in which gradients are reduced: the distributed optimizer's setting, or that of torch FSDP."""
-    fsdp, optim = file.switch("fsdp"), file.setting("optim")
-    sync = optim.get("grad_sync_dtype") if isinstance(optim, Mapping) else None
-    rows = {
-        "model.optim.grad_sync_dtype": (
-            sync,
-            not fsdp,
-            "torch FSDP reduces the gradients, as fsdp_grad_reduce_dtype says",
-        ),
-        "model.fsdp_grad_reduce_dtype": (file.model.get("fsdp_grad_reduce_dtype"), fsdp, "read under torch FSDP only"),
+    fsdp, optim = file.model.switch("fsdp"), file.model["optim"]
+    places = ("model.fsdp_grad_reduce_dtype", "model.optim.grad_sync_dtype")
+    decides, other = places if fsdp else reversed(places)
+    written = {
+        places[0]: file.written.values.get("fsdp_grad_reduce_dtype"),
+        places[1]: optim.get("grad_sync_dtype") if isinstance(optim, Mapping) else None,
     }
-    for where, (written, acts, detail) in rows.items():
-        value = file.follow(written, where)
-        in_fp32 = str(value).lower() in ("32", "fp32", "float32", "32-true")
-        if value is not None and acts:
-            builder.map(where, grad_reduce_in_fp32=in_fp32)
-        elif value is not None and in_fp32 and not fsdp:
-            builder.map(where)
-        elif value is not None:
-            builder.report(where, value, "dead knob", detail, "Drop it.")
-    if dtype == "fp32" or not (fsdp or o2) or "grad_reduce_in_fp32" in builder.fields:
-        return
-    kept = "fp32" if dtype == "bf16" and not fsdp else dtype
-    where, detail = "model.optim.grad_sync_dtype", f"O2 keeps {kept.upper()} main gradients for {dtype}"
-    if fsdp:
-        where, detail = "model.fsdp_grad_reduce_dtype", f"NeMo's FSDP strategy reduces gradients in {dtype}"
-    builder.implied(where, kept, f"{detail} where nothing states it", grad_reduce_in_fp32=kept == "fp32")
+    values = {where: file.follow(value, where) for where, value in written.items()}
+    in_fp32 = {where: str(value).lower() in ("32", "fp32", "float32", "32-true") for where, value in values.items()}
+    if values[other] is not None and in_fp32[other] and not fsdp:
+        builder.map(other)
+    elif values[other] is not None:
+        builder.record("nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp", other, values[other])
+    if values[decides] is not None:
+        builder.map(decides, grad_reduce_in_fp32=in_fp32[decides])
+    elif dtype != "fp32" and (fsdp or o2):
+        kept = "fp32" if dtype == "bf16" and not fsdp else dtype
+        builder.record(
+            "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps", decides, kept, dtype=dtype, kept=kept.upper()
+        )
+        builder.fields["grad_reduce_in_fp32"] = kept == "fp32"
 
 
 def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) -> None:
     """Report whatever else bears on precision; nothing of it has a field."""
-    trainer = file.payload.get("trainer")
+    trainer, optim, custom = (file.payload.get("trainer"), file.model["optim"], file.written.values.get(CUSTOM))
     if isinstance(trainer, Mapping):
         report_apex(builder, Settings(trainer, builder.system, "trainer"))
-    rows = {
-        **dict.fromkeys(("grad_allreduce_chunk_size_mb", "grad_div_ar_fusion", "async_grad_allreduce"), SENT),
-        "fp8_interval": ("dead knob", "Transformer Engine ignores it since 1.8", "Drop it."),
-    }
-    if file.switch("fp8_param"):
-        rows["fp8_param"] = ("semantics", "NeMo raises on it: it is set before fp8 is", "Say fp8_params instead.")
-    if "reduce_amax" in file and has_fp8 and not file.switch("reduce_amax"):
-        detail = "read by NeMo's own transformer only; Megatron Core always reduces, at the nearest over TP alone"
-        remedy = "Set tp_only_amax_red on the TransformerConfig if ranks may differ."
-        rows["reduce_amax"] = ("unsupported", detail, remedy)
-    if file.switch(QK_SCALING) and file.is_on_megatron_core and dtype != "fp16":
-        detail = f"under mcore_gpt NeMo 1.22 and later turn it off in {dtype.upper()}, with a warning"
-        rows[QK_SCALING] = ("dead knob", f"{detail}: FP16 alone has it", "Drop it.")
-    custom = file.model.get("mcore_customization_config")
+    apart = has_fp8 and file.model.given("reduce_amax") and not file.model.switch("reduce_amax")
+    facts = {"raised on": file.model.switch("fp8_param"), "amax apart": apart}
+    TABLE.read(builder, file.written, "model", **facts)
+    is_off = file.model.switch(QK_SCALING) and file.is_on_megatron_core and dtype != "fp16"
     inner = custom.items() if isinstance(custom, Mapping) else ()
-    settings = {**file.model, **{f"mcore_customization_config.{key}": value for key, value in inner}}
-    for name, value in settings.items():
-        where, key = f"model.{name}", str(name).rpartition(".")[2]
-        if name in rows:
-            builder.report(where, value, *rows[name])
-        elif name == "reduce_amax" or (name == QK_SCALING and not file.switch(QK_SCALING)):
-            builder.map(where)
-        elif name not in READ:
-            report_other(builder, where, key, value)
-    _optimizer(file, builder)
-
-
-def _optimizer(file: File, builder: ImportBuilder) -> None:
-    """Report what the optimizer keeps; Megatron's own has no field for it."""
-    optim = file.setting("optim")
-    if not isinstance(optim, Mapping):
-        return
-    for key, value in optim.items():
-        where, is_own = f"model.optim.{key}", str(key).endswith("_dtype") and key != "grad_sync_dtype"
-        if (key in OPTIMIZER or is_own) and value in (None, False):
-            builder.map(where)
-        elif key in OPTIMIZER or is_own:
-            builder.record("nemo1.a-setting-of-the-optimizer-own", where, value)
+    for name, value in {**file.written.values, **{f"{CUSTOM}.{key}": value for key, value in inner}}.items():
+        if name == QK_SCALING and is_off:
+            builder.record("nemo1.qk-scaling-is-off", f"model.{name}", value, mode=dtype.upper())
+        elif name not in {*FP8, *SCALER, *MODEL}:
+            report_other(builder, f"model.{name}", name.rpartition(".")[2], value)
+    if isinstance(optim, Mapping):
+        TABLE.read(builder, Settings(optim, builder.system, "model.optim"), "optim")
 
 
 def _quantisation(file: File, builder: ImportBuilder) -> bool:
@@ -350,78 +273,12 @@ def _quantisation(file: File, builder: ImportBuilder) -> bool:
     if algorithm is None:
         builder.map("quantization.algorithm")
         return False
-    data = file.model.get("data")
-    detail = f"weights, and with most algorithms activations, are quantised ({algorithm}) once the model is trained"
-    if isinstance(data, Mapping) and "train_ds" in data:
-        detail = f"training goes on over values that are fake-quantised ({algorithm}), which no recipe has"
-    builder.report("quantization.algorithm", algorithm, "unsupported", detail, "Quantise by other means.")
-    for key in QUANTISATION:
-        value = section.get(key)
-        if value not in (None, False):
-            builder.record("nemo1.an-option-of-the-quantisation-to", f"quantization.{key}", value, algorithm=algorithm)
+    data = file.written.values.get("data")
+    when = "in-training" if isinstance(data, Mapping) and "train_ds" in data else "afterwards"
+    builder.record(f"nemo1.quantised-{when}", "quantization.algorithm", algorithm, algorithm=algorithm)
+    options = {key: value for key, value in section.items() if value not in (None, False)}
+    TABLE.read(builder, Settings(options, builder.system, "quantization"), "quantization", algorithm=algorithm)
     return True
-
-
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the precision's part of a NeMo 1.x configuration, every default written out."""
-    builder = ExportBuilder(config, TITLE)
-    acting = meaning(config)
-    model: dict[str, Any] = {"megatron_amp_O2": semantics_of(config) == "megatron_o2"}
-    dtype = _export_mode(builder, is_o2=model["megatron_amp_O2"])
-    _export_fp8(builder, model, acting)
-    if config.loss_scale:
-        builder.record("nemo1.nemo-x-scales", "loss_scale")
-    for key, (field, _) in SCALER.items():
-        if dtype == "fp16" and field in acting:
-            model[key] = acting[field]
-            builder.map(field, f"model.{key}")
-    if dtype == "fp16" and acting.get("min_loss_scale", 1.0) != 1.0:
-        builder.record("nemo1.its-scaler-has-no-floor", "min_loss_scale")
-    if model["megatron_amp_O2"]:
-        model["optim"] = {"grad_sync_dtype": "fp32" if config.grad_reduce_in_fp32 else dtype}
-        builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
-    if config.fp4:
-        fields = ("fp4", "fp4_recipe", "first_last_layers_bf16")
-        builder.record_if_stated("nemo1.nemo-x-has", fields)
-    return builder.finish({"trainer": {"precision": {"fp32": 32, "fp16": 16, "bf16": "bf16"}[dtype]}, "model": model})
-
-
-def _export_mode(builder: ExportBuilder, *, is_o2: bool) -> str:
-    mode = builder.config.mode
-    dtype = mode if is_o2 else export_as_amp(builder, "trainer.precision", "model.megatron_amp_O2")
-    if is_o2:
-        builder.map(mode, "trainer.precision", "model.megatron_amp_O2")
-    dtypes = ("params_dtype", "pipeline_dtype") if is_o2 else ("pipeline_dtype",)
-    for field in dtypes:
-        if builder.values[field] in (None, mode):
-            builder.map(field, "trainer.precision")
-        elif is_o2:
-            builder.record("nemo1.o2-makes-it", field, mode=mode)
-    if is_o2 and builder.config.autocast_enabled:
-        fields = ("autocast_enabled", "autocast_dtype")
-        builder.record_if_stated("nemo1.nemo-x-runs", fields)
-    return dtype
-
-
-def _export_fp8(builder: ExportBuilder, model: dict[str, Any], acting: dict[str, Any]) -> None:
-    chosen = builder.values["fp8"]
-    model |= {"transformer_engine": True} if chosen else {}
-    model |= {"fp8": chosen is not None, "fp8_e4m3": chosen == "e4m3", "fp8_hybrid": chosen == "hybrid"}
-    if not chosen:
-        return
-    builder.map("fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid")
-    builder.map("fp8_recipe")
-    for field in (*DELAYED, *PLAIN, *LAYER_COUNTS):
-        if field in acting and (field in DELAYED or acting[field] != USUAL.get(field, False)):
-            model[field] = acting[field]
-            builder.map(field, f"model.{field}")
-    if acting["fp8_param_gather"]:
-        model["fp8_params"] = True
-        for field in ("fp8_param", "fp8_param_gather"):
-            if acting["fp8_recipe"] == "delayed":
-                builder.map(field, "model.fp8_params")
-            else:
-                builder.record_if_stated("nemo1.fp8_params-initialises-weights", field)
 
 
 def recognise(document: Document) -> Recognised | None:
@@ -432,10 +289,8 @@ def recognise(document: Document) -> Recognised | None:
     if found:
         certainty = 0.95 if len(found) > 1 else 0.8
         return Recognised(certainty, f"has {', '.join(f'`{key}`' for key in found[:3])}, NeMo 1.x's own keys")
-    if document.has("trainer.precision", "exp_manager"):
-        return Recognised(0.6, "has `trainer.precision` and `exp_manager`")
-    return None
+    return TABLE.recognise(document)
 
 
 VERSION = ContextKey("nemo_version", "release whose shipped file this one overrides (unsaid: the file is whole)")
-SYSTEM = System("nemo1", "NeMo 1.x", "1.23 to 2.0", import_, export, recognise, as_yaml, context=(VERSION,))
+SYSTEM = System("nemo1", TABLE.title, TABLE.version, import_, export, recognise, as_yaml, context=(VERSION,))
