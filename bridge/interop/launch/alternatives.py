@@ -1,14 +1,18 @@
 """`launches`: what a script starts on the path that bash takes with nothing set, and on the others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+
+from tree_sitter import Node
 
 from bridge.errors import PayloadError
 from bridge.interop.launch.launches import MODES, STATING, UNREADABLE, Launch, trainings
-from bridge.interop.launch.reader import Reader
-from bridge.interop.launch.script import parse
+from bridge.interop.launch.reader import MAX_STEPS, Fork, Path
+from bridge.interop.launch.script import broken_line, parse, unexecuted
 from bridge.interop.launch.word import Word, fields
-from bridge.interop.launch.world import World
+
+MAX_PATHS = 48
 
 
 def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | None = None) -> tuple[Launch, ...]:
@@ -21,39 +25,51 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     environment.
     """
     stated = {name: Word(value) for name, value in (variables or {}).items()}
+    root = parse(text, path)
     try:
-        reader = Reader(parse(text, path), path, World(stated=stated, values={name: [stated[name]] for name in stated}))
+        first = Path(root, path, stated)
+        forks = sorted(first.forks.values(), key=lambda fork: bool(fork.because))
+        others = _others(first, forks, root, stated)
     except RecursionError:
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
-    first, error = reader.worlds[0], reader.script.error
+    error = broken_line(root)
     if not first.launches and error:
         rule = "must be bash that can be read here, and is not"
         raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
-    return trainings(_listed([_whole(world, reader, error) for world in reader.worlds], reader.worlds))
+    notes = [f"line {error}, which {UNREADABLE}"] if error else []
+    if len(forks) > len(others):
+        notes.append(f"the branches behind the first {len(others)}")
+    found = [_whole(one, notes) for one in (first, *others)]
+    return trainings(_listed(found[0], list(zip(forks, found[1:], strict=False)), first.defaulted))
 
 
-def _whole(world: World, reader: Reader, error: int) -> list[Launch]:
-    """Return all launches of a path, those behind the place where it came together with the first one too."""
-    first = reader.worlds[0]
-    launches, commands = world.rest or (len(first.launches), len(first.executed))
-    executed = {*world.executed, *(() if world is first else first.executed[commands:])}
-    notes = {**world.notes, **(first.notes if world.rest else {}), **reader.notes}
-    if error:
-        notes[f"line {error}, which {UNREADABLE}"] = None
-    found = [*world.launches, *(() if world is first else first.launches[launches:])]
-    unread = _unread(reader, executed)
-    return [replace(launch, notes=tuple(notes), unread=unread) for launch in found or [_held(world)]]
+def _others(first: Path, forks: Sequence[Fork], root: Node, stated: Mapping[str, Word]) -> list[Path]:
+    """Return the other paths through a script, as many as can be followed."""
+    found: list[Path] = []
+    steps = first.steps
+    for fork in islice(forks, MAX_PATHS):
+        if steps > MAX_STEPS:
+            break
+        found.append(Path(root, first.path, stated, fork))
+        steps += found[-1].steps
+    return found
 
 
-def _unread(reader: Reader, executed: set[int]) -> str:
+def _whole(path: Path, notes: Sequence[str]) -> list[Launch]:
+    """Return all launches of a path."""
+    unread = _unread(path)
+    return [replace(launch, notes=(*path.notes, *notes), unread=unread) for launch in path.launches or [_held(path)]]
+
+
+def _unread(path: Path) -> str:
     """Return where text that a path does not execute states a precision, as a noun; empty: nowhere.
 
     Text of a file that is sourced, or of a string that is a script, counts too; a mode comes before other flags.
     """
     found = [
         (mention.text not in MODES, place > 0, mention)
-        for place, script in enumerate(reader.scripts.values())
-        for mention in script.unexecuted(STATING, executed)
+        for place, root in enumerate(path.scripts.values())
+        for mention in unexecuted(root, STATING, path.executed)
     ]
     if not found:
         return ""
@@ -62,9 +78,9 @@ def _unread(reader: Reader, executed: set[int]) -> str:
     return f"{where}{' of what it reads' if is_inner else ''}, which holds {first.text},"
 
 
-def _held(world: World) -> Launch:
+def _held(path: Path) -> Launch:
     """Return the arguments that variables hold, for a file that others source."""
-    words = {name: fields([(held, True)]) for name, held in world.values.items() if name not in world.stated}
+    words = {name: fields([(held, True)]) for name, held in path.values.items() if name not in path.stated}
     texts = {name: " ".join(held) for name, held in words.items() if any(word.startswith("--") for word in held)}
     merged = [
         name
@@ -75,27 +91,26 @@ def _held(world: World) -> Launch:
     return Launch(
         line=0,
         program=", ".join(merged),
-        arguments=(*arguments, *world.stray),
-        environment=world.exported,
-        files=world.files,
+        arguments=(*arguments, *path.stray),
+        environment=path.exported,
+        files=path.files,
     )
 
 
-def _listed(paths: list[list[Launch]], worlds: list[World]) -> list[Launch]:
+def _listed(first: list[Launch], paths: list[tuple[Fork, list[Launch]]], texts: Mapping[str, str]) -> list[Launch]:
     """Return the launches of the first path, and those of others whose precision is new at their place."""
-    first, others = paths[0], list[Launch]()
+    others = list[Launch]()
     decisions: dict[tuple[int, int], dict[str, None]] = {launch.at: {} for launch in first}
     defaults = {
         launch.at: {name: None for words in launch.known for word in words for name in word.defaults}
         for launch in first
     }
-    for world, found in zip(worlds[1:], paths[1:], strict=True):
+    for fork, found in paths:
         for at in _changed(first, found):
-            defaults[at] |= dict.fromkeys(world.because)
-            decisions[at] |= {} if world.because else {world.taken: None}
-        if world.label:
-            others += [replace(launch, decisions=(world.label,)) for launch in _new(found, first, others)]
-    texts = worlds[0].defaulted
+            defaults[at] |= dict.fromkeys(fork.because)
+            decisions[at] |= {} if fork.because else {fork.taken: None}
+        if fork.label:
+            others += [replace(launch, decisions=(fork.label,)) for launch in _new(found, first, others)]
     if any(launch.line for launch in others):
         first = [launch for launch in first if launch.line or launch.arguments]
     found = [replace(launch, decisions=tuple(decisions[launch.at])) for launch in first]

@@ -28,7 +28,12 @@ class Test(NamedTuple):
     defaults: tuple[str, ...] = ()
     """Variables that nothing sets, and whose defaults decide here."""
     equal: tuple[str, str] | None = None
-    """A variable that nothing sets, and the value that it is compared with."""
+    """A variable that nothing sets, and the value with which it would be answered otherwise."""
+
+    @property
+    def negated(self) -> Test:
+        """The answer of `! condition`."""
+        return self._replace(holds=not self.holds)
 
     @classmethod
     def of(cls, words: Sequence[Word], answer: bool | None, equal: tuple[str, str] | None = None) -> Test:
@@ -54,8 +59,7 @@ def answer(words: list[Word], *, is_double: bool) -> Test:
                 return left.joined(right, is_or=is_or)
     words = [word for word in words if word not in ("(", ")")]
     if words[:1] == ["!"]:
-        inner = answer(words[1:], is_double=is_double)
-        return inner._replace(holds=not inner.holds)
+        return answer(words[1:], is_double=is_double).negated
     equal = _equality(words[0], words[2]) if len(words) == 3 and words[1] in EQUALITY else None
     return Test.of(words, _compared([word.with_nothing_set for word in words], is_double), equal)
 
@@ -88,4 +92,5 @@ def _equality(one: Word, other: Word) -> tuple[str, str] | None:
     """Return variable and value where a variable that nothing sets is compared with a text."""
     side, text = (one, other) if one.variable else (other, one)
     value = text.replace("*", "")
-    return (side.variable, value) if side.variable and value and not text.is_unknown else None
+    is_so = fnmatchcase(side.with_nothing_set, text)
+    return (side.variable, value) if side.variable and value and not text.is_unknown and not is_so else None

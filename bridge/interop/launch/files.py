@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from bridge.interop.launch.launches import bears
 from bridge.interop.reading import strict_json
 
 if TYPE_CHECKING:
-    from bridge.interop.launch.word import Part, Word
+    from bridge.interop.launch.word import Word
 
 LINES = re.compile("\n")
 SCALE = re.compile(r'"(?:enabled|initial_scale_power)"')
@@ -26,10 +26,6 @@ class WrittenFile:
     line: int
     text: Word | None = None
     """The content; None: a program changes it."""
-
-    def replaced(self, name: str, part: Part) -> WrittenFile:
-        """Return the file with a part in the place of a variable that nothing sets."""
-        return self if self.text is None else replace(self, text=self.text.replaced(name, part))
 
     @cached_property
     def precise(self) -> tuple[Word, ...]:

@@ -168,9 +168,9 @@ def _may_set_precision(launch: Launch) -> bool:
 class TrainingCommand(NamedTuple):
     """The words of a command that starts a training program."""
 
-    runner: list[Word]
+    runner: tuple[Word, ...]
     program: str
-    arguments: list[Word]
+    arguments: tuple[Word, ...]
 
 
 def found_launch(words: list[Word]) -> TrainingCommand | None:
@@ -185,15 +185,15 @@ def found_launch(words: list[Word]) -> TrainingCommand | None:
             continue
         is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
         if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
-            return TrainingCommand(words[:place], word, words[place + 1 :])
+            return TrainingCommand((*words[:place],), word, (*words[place + 1 :],))
         if word == "-m" and is_run and place + 1 < len(words):
             module = words[place + 1]
             if not module.startswith(STARTERS):
-                return TrainingCommand(words[:place], module, words[place + 2 :])
+                return TrainingCommand((*words[:place],), module, (*words[place + 2 :],))
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
         program = next((word for word in words if SCRIPT.search(word)), words[0])
-        return TrainingCommand([], program, words[first:])
+        return TrainingCommand((), program, (*words[first:],))
     return None
 
 

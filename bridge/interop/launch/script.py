@@ -1,7 +1,7 @@
-"""`Script`: the syntax tree of a launch script, made by tree-sitter-bash.
+"""The syntax tree of a launch script, made by tree-sitter-bash.
 
 Placeholders (`DATA=<Specify path>`), which are no bash, become words before the script is parsed. A part that the
-grammar does not understand is skipped, and `Script.error` has its line.
+grammar does not understand is skipped, and `broken_line` has its line.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
-from bridge.interop.launch.word import Part, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator
 
     from tree_sitter import Node, Parser
 
 MAX_SECONDS = 0.6
+CHUNK = 4_096
+"""Bytes that are handed to the parser at once."""
 LIMITS = (("(", ")", 300), ("${", "}", 300), ("|", "\0", 2_000), ("<<", "\0", 500))
 """Opening sign, closing sign, and how many more of the first: the parser's time is quadratic in their number."""
 PLACEHOLDER = re.compile(
@@ -28,7 +29,6 @@ PLACEHOLDER = re.compile(
 )
 LISTED = re.compile(r"(?<=\w)(=)\$([A-Za-z_]\w*)(?=,\w)")
 """`n=$X,m=$Y` between two strings, which the grammar takes for two words."""
-STAND_IN = re.compile(r"__part_(\d{1,6})__")
 LATE = frozenset({"command_substitution", "process_substitution", "arithmetic_expansion"})
 WORDS = LATE.union(
     ("word", "number", "string", "raw_string", "ansi_c_string", "translated_string", "simple_expansion", "expansion"),
@@ -48,12 +48,7 @@ class Mention(NamedTuple):
     """A branch holds it."""
 
 
-def statements(node: Node) -> list[Node]:
-    """Return the commands inside a node: those of a body, a clause or a part that the grammar does not understand."""
-    return [child for child in node.named_children if child.type != "comment"]
-
-
-def parse(text: str, path: str, parts: Sequence[Part] = ()) -> Script:
+def parse(text: str, path: str) -> Node:
     """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
     text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), LISTED.sub(r"\1${\2}", text))
     for sign, closing, most in LIMITS:
@@ -65,13 +60,13 @@ def parse(text: str, path: str, parts: Sequence[Part] = ()) -> Script:
     parser = _parser()
     try:
         tree = parser.parse(
-            lambda offset, _point: source[offset : offset + 65_536],
+            lambda offset, _point: source[offset : offset + CHUNK],
             progress_callback=lambda _offset, _error: time.process_time() - started > MAX_SECONDS,
         )
     except ValueError:
         parser.reset()
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
-    return Script(source, tree.root_node, parts)
+    return tree.root_node
 
 
 @cache
@@ -82,81 +77,77 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-class Script:
-    """A parsed script; `parts` are the pieces of words that stand-ins are there for, in a string that is a script."""
+def statements(node: Node) -> list[Node]:
+    """Return the commands inside a node: those of a body, a clause or a part that the grammar does not understand."""
+    return [child for child in node.named_children if child.type != "comment"]
 
-    def __init__(self, source: bytes, root: Node, parts: Sequence[Part]) -> None:
-        self.source, self.root, self.parts = source, root, parts
 
-    @property
-    def error(self) -> int:
-        """The first line that the grammar does not understand; 0: it understands all."""
-        waiting = [self.root]
-        while waiting:
-            node = waiting.pop()
-            if node.type == "ERROR" or node.is_missing:
-                broken = node.parent if node.is_missing and node.parent is not None else node
-                return min(broken.start_point.row + 1, self.source.count(b"\n") - 1)
-            if node.has_error:
-                waiting += reversed(node.children)
-        return 0
+def text_of(node: Node | None) -> str:
+    """Return a node as it is written."""
+    return (node.text or b"").decode() if node is not None else ""
 
-    def text(self, node: Node, last: Node | None = None) -> str:
-        """Return a node as written, or what stands from it to `last`."""
-        return self.source[node.start_byte : (last or node).end_byte].decode()
 
-    def shown(self, node: Node, last: Node | None = None) -> str:
-        """Return the same in one line."""
-        return " ".join(self.known(self.text(node, last)).split())
+def shown(nodes: list[Node]) -> str:
+    """Return neighbours as they are written, in one line."""
+    parent = nodes[0].parent if nodes else None
+    if parent is None:
+        return ""
+    source, base = parent.text or b"", parent.start_byte
+    return " ".join(source[nodes[0].start_byte - base : nodes[-1].end_byte - base].decode().split())
 
-    def known(self, text: str) -> Word:
-        """Return a text of this script as a word, with the parts that stand-ins are there for."""
-        if not self.parts:
-            return Word(text)
-        found: list[Part] = []
-        at = 0
-        for match in STAND_IN.finditer(text):
-            if int(match[1]) < len(self.parts):
-                found += [Part(text[at : match.start()]), self.parts[int(match[1])]]
-                at = match.end()
-        return Word([*found, Part(text[at:])])
 
-    def name(self, node: Node) -> str:
-        """Return the first word of a command as written."""
-        return self.text(node.child_by_field_name("name") or node.children[0])
+def name_of(command: Node) -> str:
+    """Return the first word of a command as it is written."""
+    return text_of(command.child_by_field_name("name") or command.children[0])
 
-    def redirects(self, node: Node) -> list[Node]:
-        """Return the redirections behind a command or behind the list that it ends."""
-        found = [child for child in node.named_children if child.type == "herestring_redirect"]
-        parent = node.parent
-        while parent is not None and parent.type in NESTING:
-            if parent.type == "redirected_statement":
-                found += parent.children_by_field_name("redirect")
-            elif parent.named_children[-1] != node:
+
+def targets(redirect: Node) -> list[Node]:
+    """Return the words of a redirection: its file first."""
+    return [child for child in redirect.named_children if child.type in WORDS]
+
+
+def redirects(node: Node) -> list[Node]:
+    """Return the redirections behind a command or behind the list that it ends."""
+    found = [child for child in node.named_children if child.type == "herestring_redirect"]
+    parent = node.parent
+    while parent is not None and parent.type in NESTING:
+        if parent.type == "redirected_statement":
+            found += parent.children_by_field_name("redirect")
+        elif parent.named_children[-1] != node:
+            break
+        node, parent = parent, parent.parent
+    return [inner for one in found for inner in (one, *one.children_by_field_name("redirect"))]
+
+
+def broken_line(root: Node) -> int:
+    """Return the first line that the grammar does not understand; 0: it understands all."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.type == "ERROR" or node.is_missing:
+            broken = node.parent if node.is_missing and node.parent is not None else node
+            return min(broken.start_point.row + 1, root.end_point.row - 1)
+        if node.has_error:
+            waiting += reversed(node.children)
+    return 0
+
+
+def unexecuted(root: Node, pattern: re.Pattern[str], executed: Collection[int]) -> Iterator[Mention]:
+    """Yield the matches of a pattern that are in no executed command, comment or message.
+
+    The alternative of `${X:+...}` is not executed either.
+    """
+    source, base = root.text or b"", root.start_byte
+    for found in re.finditer(pattern.pattern.encode(), source):
+        node = root.descendant_for_byte_range(base + found.start(), base + found.end())
+        is_branch = is_alternative = False
+        while node is not None:
+            is_alternative |= node.type == "expansion" and any(one.type in (":+", "+") for one in node.children)
+            is_message = node.type == "command" and name_of(node) in ("echo", "printf")
+            if (node.id in executed and not is_alternative) or node.type == "comment" or is_message:
                 break
-            node, parent = parent, parent.parent
-        return [inner for one in found for inner in (one, *one.children_by_field_name("redirect"))]
-
-    def test(self, node: Node) -> Iterator[Node]:
-        """Return the words and operators of `[ ... ]` or `[[ ... ]]` without the brackets."""
-        for child in node.children:
-            if child.type not in ("[", "]", "[[", "]]"):
-                yield from [child] if child.type in WORDS or not child.child_count else self.test(child)
-
-    def unexecuted(self, pattern: re.Pattern[str], executed: Collection[int]) -> Iterator[Mention]:
-        """Yield the matches of a pattern that are in no executed command, comment or message.
-
-        The alternative of `${X:+...}` is not executed either.
-        """
-        for found in re.finditer(pattern.pattern.encode(), self.source):
-            node = self.root.descendant_for_byte_range(found.start(), found.end())
-            is_branch = is_alternative = False
-            while node is not None:
-                is_alternative |= node.type == "expansion" and any(one.type in (":+", "+") for one in node.children)
-                is_message = node.type == "command" and self.name(node) in ("echo", "printf")
-                if (node.id in executed and not is_alternative) or node.type == "comment" or is_message:
-                    break
-                is_branch |= node.type in BRANCHES
-                node = node.parent
-            else:
-                yield Mention(self.source.count(b"\n", 0, found.start()) + 1, found[0].decode(), is_branch)
+            is_branch |= node.type in BRANCHES
+            node = node.parent
+        else:
+            line = source.count(b"\n", 0, found.start()) + root.start_point.row + 1
+            yield Mention(line, found[0].decode(), is_branch)

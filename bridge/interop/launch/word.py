@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Part(NamedTuple):
 class Word(str):
     """A text with its parts; a piece that only the run decides stands in it as it is written, `$1` say.
 
-    Methods of `str` return plain texts; `cut`, `option`, `replaced` and `joined` keep the parts.
+    Methods of `str` return plain texts; `cut`, `option` and `joined` keep the parts.
     """
 
     __slots__ = ("parts",)
@@ -93,13 +92,6 @@ class Word(str):
         """Return the word as one that is there by the defaults of variables."""
         parts = self.parts or (Part(""),)
         return Word(part._replace(defaults=(*names, *part.defaults)) for part in parts) if names else self
-
-    def replaced(self, name: str, part: Part) -> Word:
-        """Return the word with a part in the place of a variable that nothing sets, and of its default."""
-        found: list[Part] = []
-        for is_it, parts in groupby(self.parts, key=lambda one: name == one.variable or name in one.defaults):
-            found += [part] if is_it else parts
-        return Word(found)
 
 
 def joined(words: Iterable[Word], sign: str = " ") -> Word:

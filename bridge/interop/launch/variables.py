@@ -1,0 +1,169 @@
+"""`Variables`: what bash knows at one point of a script, and the words that it makes of it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from bridge.interop.launch.script import LATE, WORDS, text_of
+from bridge.interop.launch.word import Part, Word, fields, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tree_sitter import Node
+
+MAX_WORDS = 20_000
+BLANKS = re.compile(rb"(?:\s|\\\n)*")
+PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
+"""`${name[index]operator...`, with the sign before the name."""
+STAND_IN = re.compile(r"__part_(\d{1,6})__")
+SIMPLE = re.compile(r"[\w.,:/=+-]+")
+"""A text that means the same inside a string that is a script."""
+PLAIN = frozenset({"word", "number", "variable_name"})
+
+Piece = tuple[list[Word], bool]
+"""The words of a piece of a word, several of an array, and whether they are split at blanks."""
+
+
+class Variables:
+    """Variables at one point of a script."""
+
+    def __init__(self, stated: Mapping[str, Word]) -> None:
+        self.stated = stated
+        """Variables that the user states; they hold where the script sets one to what only the run decides."""
+        self.values = {name: [value] for name, value in stated.items()}
+        """The words of each variable; an array may have any number, another variable has one."""
+        self.defaulted: dict[str, Word] = {}
+        """Variables that nothing sets, and the default that was taken."""
+        self.parts: list[Part] = []
+        """Those that stand-ins are there for, in strings that are scripts."""
+
+    def set(self, name: str, words: list[Word], *, append: bool = False, is_array: bool = False) -> None:
+        """Set a variable, or add to it."""
+        old = self.values.get(name, [])
+        if append and is_array:
+            words = [*(old if any(old) or len(old) > 1 else ()), *words]
+        elif append:
+            words = [joined([*old[:1], *words], ""), *old[1:]]
+        elif name in self.stated and any(word.defaults or word.is_unknown for word in words):
+            words = fields([([self.stated[name]], True)]) if is_array else [self.stated[name]]
+        self.values[name] = words[:MAX_WORDS]
+
+    def text(self, node: Node) -> Word:
+        """Return a word as one text: as in an assignment, without splitting."""
+        return Word(part for words, _ in self._pieces(node) for part in joined(words).parts)
+
+    def words(self, nodes: Iterable[Node]) -> list[Word]:
+        """Return what several words become."""
+        found: list[Word] = []
+        for node in nodes:
+            found += fields(self._pieces(node))
+            if len(found) > MAX_WORDS:
+                break
+        return found[:MAX_WORDS]
+
+    def script(self, text: Word) -> str:
+        """Return a text that is a script; a part that is more than its text becomes a stand-in."""
+        source = ""
+        for part in text.parts:
+            if part.variable is None and not (part.defaults and SIMPLE.fullmatch(part.text)):
+                source += part.text
+            else:
+                source += f"__part_{len(self.parts)}__"
+                self.parts.append(part)
+        return source
+
+    def known(self, text: str) -> Word:
+        """Return a text as a word, with the parts that stand-ins are there for."""
+        found: list[Part] = []
+        at = 0
+        for match in STAND_IN.finditer(text) if self.parts else ():
+            if int(match[1]) < len(self.parts):
+                found += [Part(text[at : match.start()]), self.parts[int(match[1])]]
+                at = match.end()
+        return Word([*found, Part(text[at:])])
+
+    def _pieces(self, node: Node, *, quoted: bool = False) -> list[Piece]:
+        kind, start = node.type, _start(node)
+        own = text_of(node)[start - node.start_byte :]
+        if kind in LATE:
+            return [([Word([Part(own, "")])], not quoted)]
+        if kind == "simple_expansion":
+            return [self._listed(self._value(own, own[1:], "", "", Word()), own[1:], quoted=quoted)]
+        if kind == "expansion":
+            return [self._expansion(node, own, start, quoted=quoted)]
+        if kind == "raw_string":
+            return [([self.known(own[1:-1])], False)]
+        if kind == "ansi_c_string" and "\\" in own:
+            return [([Word([Part(own, "")])], False)]
+        if kind in ("string", "translated_string", "ansi_c_string"):
+            inner = node.children[-1] if kind == "translated_string" and node.children else node
+            start += len(own) - len(own.lstrip("$")) + 1
+            return self._stretch(inner, start, node.end_byte - 1, quoted=True) or [([Word()], False)]
+        return self._stretch(node, node.start_byte, node.end_byte, quoted=quoted or kind == "heredoc_body")
+
+    def _stretch(self, node: Node, start: int, end: int, *, quoted: bool) -> list[Piece]:
+        """Return a stretch of a node: its expansions and strings, and what stands between them as text."""
+        source, base, found = node.text or b"", node.start_byte, list[Piece]()
+        for child in node.children:
+            if child.type in WORDS and child.type not in PLAIN and start <= child.start_byte and child.end_byte <= end:
+                found += self._literal(source[start - base : _start(child) - base], quoted=quoted)
+                found += self._pieces(child, quoted=quoted)
+                start = child.end_byte
+            if len(found) > MAX_WORDS:
+                break
+        return found + self._literal(source[start - base : end - base], quoted=quoted)
+
+    def _literal(self, source: bytes, *, quoted: bool) -> list[Piece]:
+        text = source.decode().replace("\\\n", "")
+        if "\\" in text:
+            text = re.sub(r"\\([\"\\$`])" if quoted else r"(?s)\\(.)", r"\1", text)
+        return [([self.known(text)], False)] if text else []
+
+    def _expansion(self, node: Node, own: str, start: int, *, quoted: bool) -> Piece:
+        found = PARAMETER.match(own)
+        if found is None or not found[2]:
+            return [Word([Part(own, "")])], not quoted
+        sign, name, index, operator = found.groups("")
+        rest = self._stretch(node, start + len(found[0].encode()), node.end_byte - 1, quoted=quoted)
+        argument = joined((joined(words) for words, _ in rest), "")
+        value = self._value(own, name, index.strip("\"'"), sign or operator, argument)
+        return self._listed(value, index or name, quoted=quoted)
+
+    @staticmethod
+    def _listed(words: list[Word], index: str, *, quoted: bool) -> Piece:
+        """Return the words of a parameter: in quotes `${A[@]}` and `$@` stay several, all others are one."""
+        return (words if not quoted or index == "@" else [joined(words)]), not quoted
+
+    def _value(self, own: str, name: str, index: str, operator: str, argument: Word) -> list[Word]:
+        """Return the words of a parameter, which is one unless it is a list; `own` is it as it is written."""
+        held = self.values.get(name)
+        if held is not None and not {index, name} & {"@", "*"}:
+            place = int(index or 0) if (index or "0").isdigit() else len(held)
+            held = held[place : place + 1] or (None if place else [])
+        text = joined(held or (), "")
+        is_unset = held is None or text.is_unset
+        if operator in (":-", "-", ":=", "="):
+            if not (is_unset or (operator[0] == ":" and not text)):
+                return held or []
+            default = argument.because(self._defaulted(text.variable or name, argument))
+            if operator[-1] == "=" and not index:
+                self.set(name, [default])
+            return [default]
+        if operator in (":+", "+"):
+            return [] if is_unset or not text else [argument.because(*text.defaults)]
+        if operator not in ("", ":?", "?"):
+            return [Word([Part(own, "")])]
+        return held if held is not None else [Word([Part(own, name)])]
+
+    def _defaulted(self, name: str, value: Word) -> str:
+        """Note that a default was taken."""
+        self.defaulted.setdefault(name, value)
+        return name
+
+
+def _start(node: Node) -> int:
+    """Return where a node begins; the grammar counts blanks before an expansion inside a string to it."""
+    found = BLANKS.match(node.text or b"")
+    return node.start_byte + (found.end() if found is not None else 0)
