@@ -27,7 +27,8 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     field      the field that the setting becomes
     reads      switch, whole, number, text, dtype or section (a block): anything else is an error; or optimizer, the
                name of one, whose detail is a clause of `optimizers.py`; or block, of which each setting is asked for
-               its row while any other value has this one; without it any value is taken
+               its row while any other value has this one; or apart, a block that is not looked into; without it any
+               value is taken
     words      word -> value of the field, instead of `reads`
     least      the least number
     default    the value that counts where nothing is written, in the release of `since`
@@ -127,7 +128,7 @@ class Row:
         """Return the value as it is read; PayloadError for one that the system does not take either."""
         if self.words is not None:
             return self.words[str(given.word(key, tuple(self.words)))]
-        if self.reads in ("", "optimizer", "block"):
+        if self.reads in ("", "optimizer", "block", "apart"):
             return given[key]
         limits = {} if self.least is None else {"least": self.least}
         return getattr(given, self.reads)(key, **limits)
@@ -135,6 +136,11 @@ class Row:
     def written(self, value: object) -> object:
         """Return the value of the setting for one of the field."""
         return next((word for word, meant in (self.words or {}).items() if meant == value), value)
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether each setting within a block is asked for its row."""
+        return self.reads == "block" or not (self.detail or self.field or self.reads == "apart")
 
     def is_harmless(self, value: object) -> bool:
         """Return whether a value changes nothing."""
@@ -226,7 +232,7 @@ class Table:
             if row is not None and (value is not None or row.nulls) and not (is_block and row.reads == "block"):
                 yield under + key
                 self._take(builder, given, key, row, facts)
-            if is_block and (row is None or row.reads == "block" or not (row.detail or row.field)):
+            if is_block and (row is None or row.is_opened):
                 yield from self._read(builder, given.section(key), rows, f"{under}{key}.", facts)
 
     def _take(self, builder: "ImportBuilder", given: Settings, key: str, row: Row, facts: Mapping[str, object]) -> None:
