@@ -4,9 +4,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bridge.interop.builders import DELAYED, WGRAD, ImportBuilder
+from bridge.interop.builders import DELAYED, ImportBuilder
 from bridge.interop.megatron_lm.arguments import Arguments, Written
-from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
+from bridge.interop.megatron_lm.flags import BY_NAME, TABLE, bears_on_precision
 from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP8_SCHEMES
@@ -16,10 +16,14 @@ _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
-LATE = "only the run decides it"
-DEFAULT_TAKEN = "the environment or the command line may set it; the script's own default was taken"
-BRANCH = "the file alone does not decide this branch; the precision read here is that of the branch named"
-SAY_IT = "Give it with --context variables='NAME=value', or give the log of the run or its configuration."
+LATE, SAY_IT = TABLE.sentences["only-the-run-decides"].detail, TABLE.sentences["only-the-run-decides"].remedy
+DEFAULT_TAKEN, BRANCH = (
+    TABLE.sentences[name].detail for name in ("the-environment-or-the-command", "the-file-alone-does")
+)
+WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
+IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
+USUAL = {**DELAYED, "fp8_recipe": "delayed", "fp4_recipe": "nvfp4", "fp8_wgrad": True}
+"""Setting of a scheme -> its default; elsewhere false."""
 
 
 def shown(written: Written) -> object:
@@ -41,60 +45,54 @@ def refused(run: Arguments, builder: ImportBuilder) -> None:
 
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
     """Say in what gradients are reduced: `--bf16` alone means FP32, `--fp16` alone does not."""
-    wanted, refused = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
-    for key in (wanted, refused):
-        if key in run.settings and run.settings[key].value is None:
-            builder.record("megatron_lm.only-the-run-decides", run.settings[key].name, run.settings[key].shown)
-        elif key in run.settings and key not in run:
-            builder.map(run.settings[key].name)
+    wanted, refused = (run.settings.get(key) for key in (WANTED, REFUSED))
+    for key, written in ((WANTED, wanted), (REFUSED, refused)):
+        if written is not None and written.value is None:
+            builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
+        elif written is not None and key not in run:
+            builder.map(written.name)
     main = run.settings.get("main_grads_dtype")
-    low = main is not None and str(main.value) not in ("fp32", "None")
-    kept = refused in run and mode == "bf16" and not low
-    if kept:
-        builder.map(run.settings[refused].name, grad_reduce_in_fp32=False)
-    elif refused in run:
-        builder.record("megatron_lm.it-only-keeps-bf16", run.settings[refused].name, True)
+    is_half = mode == "bf16" and (main is None or str(main.value) in ("fp32", "None"))
+    kept = is_half and REFUSED in run
+    if refused is not None and REFUSED in run:
+        if kept:
+            builder.map(refused.name, grad_reduce_in_fp32=False)
+        else:
+            builder.record("megatron_lm.it-only-keeps-bf16", refused.name, True)
     if any(key in run for key in _MEGATRON_FSDP) and mode != "fp32":
         _fsdp_reduction(run, mode, builder, states_kept=kept)
-    elif wanted in run and kept:
-        builder.record("megatron_lm.grad-reduce-in-bf16", run.settings[wanted].name, True)
-    elif wanted in run:
-        builder.map(run.settings[wanted].name, grad_reduce_in_fp32=True)
-    elif not kept:
-        _reduction_by_mode(run.settings.get(wanted), mode, builder, automatic=mode == "bf16" and not low)
+    elif wanted is not None and WANTED in run:
+        if kept:
+            builder.record("megatron_lm.grad-reduce-in-bf16", wanted.name, True)
+        else:
+            builder.map(wanted.name, grad_reduce_in_fp32=True)
+    elif mode != "fp32" and not kept:
+        _reduction_by_mode(wanted, mode, builder, automatic=is_half)
 
 
 def _reduction_by_mode(written: Written | None, mode: str, builder: ImportBuilder, *, automatic: bool) -> None:
     """State what the mode alone means for the reduction; `automatic`: it turns FP32 on, whatever is written."""
-    off = written is not None and written.value is False and written.refused is None
-    option = "--accumulate-allreduce-grads-in-fp32"
-    if automatic and off and written is not None:
-        builder.record("megatron_lm.reduces-gradients-in-fp32", written.name, False)
-        builder.fields["grad_reduce_in_fp32"] = True
+    builder.fields["grad_reduce_in_fp32"] = automatic
+    if written is not None and written.value is False and written.refused is None:
+        if automatic:
+            builder.record("megatron_lm.reduces-gradients-in-fp32", written.name, False)
+        else:
+            builder.map(written.name, grad_reduce_in_fp32=False)
     elif automatic:
-        detail = f"{builder.system} reduces gradients in FP32 under --bf16"
-        builder.implied(option, True, detail, grad_reduce_in_fp32=True)
-    elif mode != "fp32" and off and written is not None:
-        builder.map(written.name, grad_reduce_in_fp32=False)
-    elif mode != "fp32":
-        detail = f"{builder.system} reduces gradients in {mode.upper()} without it"
-        builder.implied(option, False, detail, grad_reduce_in_fp32=False)
+        builder.record("megatron_lm.reduced-in-fp32-by-itself", IN_FP32, True)
+    else:
+        builder.record("megatron_lm.not-reduced-in-fp32", IN_FP32, False, mode=mode.upper())
 
 
 def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states_kept: bool) -> None:
     """State in what Megatron-FSDP reduces gradients; `states_kept`: the arguments ask for the weights' dtype."""
-    option, wanted = "--megatron-fsdp-main-grads-dtype", "--accumulate-allreduce-grads-in-fp32"
     kept = _dtype(run, "megatron_fsdp_main_grads_dtype") or mode
-    sent = _dtype(run, "megatron_fsdp_grad_comm_dtype") or kept
-    in_fp32 = kept == sent == "fp32"
+    in_fp32 = kept == (_dtype(run, "megatron_fsdp_grad_comm_dtype") or kept) == "fp32"
     builder.fields["grad_reduce_in_fp32"] = in_fp32
     if kept == mode and not states_kept:
-        detail = f"Megatron-FSDP keeps gradients in the weights' dtype since 0.19, {mode} here, whatever --{mode} means"
-        builder.implied(option, "auto", f"{detail} without it")
-    if "accumulate_allreduce_grads_in_fp32" in run:
-        detail = f"Megatron-FSDP ignores it since 0.19, where {option} decides"
-        remedy = "Drop it." if in_fp32 else f"Add {option} fp32."
-        builder.report(wanted, True, "dead knob", detail, remedy)
+        builder.record("megatron_lm.fsdp-keeps-gradients", "--megatron-fsdp-main-grads-dtype", "auto", mode=mode)
+    if WANTED in run:
+        builder.record(f"megatron_lm.fsdp-ignores-it{'-here' if in_fp32 else ''}", IN_FP32, True)
 
 
 def _dtype(run: Arguments, key: str) -> str | None:
@@ -106,28 +104,28 @@ def scheme(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
     """State the scheme that decides, and name the settings that it does not read."""
     fields = builder.fields
     builder.imply_scheme(_option, layers=1 if fields.get("fp8") or fields.get("fp4") else None)
+    chosen = str(fields.get("fp8_recipe")) if fields.get("fp8") else "no FP8 run"
     for key, written in run.settings.items():
         flag = BY_NAME.get(key)
         if flag is not None and builder.mapped.get(written.name):
-            dead = _unread(flag.field, fields, modern=modern)
+            dead = _unread(flag.field, fields, chosen, modern=modern)
             if dead:
-                builder.report(written.name, shown(written), "dead knob", dead, "Drop it, or set what makes it act.")
+                facts = {"chosen": chosen, "family": flag.field[:3]}
+                builder.record(f"megatron_lm.{dead}", written.name, shown(written), **facts)
 
 
-def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | None:
-    """Return why a setting that was written has no effect, or None."""
-    chosen = fields.get("fp8_recipe") if fields.get("fp8") else None
+def _unread(field: str, fields: Mapping[str, Any], chosen: str, *, modern: bool) -> str | None:
+    """Return the sentence that says why a setting that was written has no effect, or None."""
+    value, usual = fields.get(field), USUAL.get(field, False)
     read_by = settings_of(FP8_SCHEMES[chosen]) if chosen in FP8_SCHEMES else ()
-    if field in DELAYED and field not in read_by and fields[field] != DELAYED[field]:
-        return f"read by delayed scaling only, and this is {chosen or 'no FP8 run'}"
+    if field in DELAYED and field not in read_by and value != usual:
+        return "delayed-scaling-alone"
     if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]):
-        default = {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4", "fp8_wgrad": True}.get(field, False)
-        says_more = fields.get(field) not in (None, DELAYED.get(field, default))
-        return f"unread without --{field[:3]}-format" if says_more else None
-    if field == "fp8_wgrad" and fields[field] is False and modern:
-        return WGRAD
-    if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
-        return "unread without --first-last-layers-bf16"
+        return "without-the-format" if value not in (None, usual) else None
+    if field == "fp8_wgrad" and value is False and modern:
+        return "wgrad-in-fp8"
+    if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and value not in (0, 1):
+        return "without-layers-in-bf16"
     return None
 
 
