@@ -61,6 +61,8 @@ class Band:
 
     rows: tuple[BandRow, ...]
     """In the order of execution."""
+    rerouted: float | None = None
+    """Part of the tokens that the second precision alone would have sent to other experts; None without experts."""
 
     @property
     def first_outside(self) -> BandRow | None:
@@ -86,16 +88,22 @@ def rounding(formats: Iterable[str]) -> float:
 
 
 def band(
-    errors: Mapping[Place, float], control: Mapping[Place, float], *, num_layers: int, forward: float, backward: float
+    errors: Mapping[Place, float],
+    control: Mapping[Place, float],
+    *,
+    num_layers: int,
+    forward: float,
+    backward: float,
+    rerouted: float | None = None,
 ) -> Band:
     """Return the relative error of each GEMM's result, in the order of execution, with its bound.
 
     `control` is the error between two different batches; `forward` and `backward` are the roundings of the two
-    precisions together in each pass.
+    precisions together in each pass; `rerouted` is that of the result.
     """
     rows = []
     for place, error in errors.items():
         depth = place.layer if place.gemm == "fprop" else num_layers + 1 - place.layer
         bound = CONSTANT * GROWTH**depth * (forward if place.gemm == "fprop" else backward)
         rows.append(BandRow(place=place, error=error, bound=bound, control=control.get(place, math.nan)))
-    return Band(rows=tuple(rows))
+    return Band(rows=tuple(rows), rerouted=rerouted)

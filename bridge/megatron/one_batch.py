@@ -9,6 +9,9 @@
 Hooks on tensors do it, so that the layers may be Megatron's own, Transformer Engine's or emulated. A result is sampled
 at fixed places, in FP32 on the CPU. Of several micro-batches the first counts, apart from weight gradients, which are
 summed.
+
+Each expert has a number of tokens of its own, to which FP8 adds rows of zeros, so the first elements of its results are
+kept. `bridge.megatron.routes` gives the experts of two passes the same tokens.
 """
 
 import math
@@ -18,6 +21,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from bridge.compare.band import Place
 from bridge.megatron.record.telemetry import global_layer_names
@@ -80,7 +84,8 @@ def _keep(
     """Keep a sample of a result, if it is the first of its place."""
     place = Place(layer=where[0], module=where[1], gemm=gemm)
     if result is not None and place not in captured:
-        captured[place] = sample(result) / scale
+        taken = sample(result.reshape(-1)[:SAMPLED] if "experts" in place.module.split(".") else result)
+        captured[place] = taken / scale
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +96,8 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
 
 def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
     """Return |a - b| / |a| of each result that both have, in the order of the first; infinite where a is zero."""
-    return {place: relative_error(result, second[place]) for place, result in first.items() if place in second}
+    pairs = {place: (result, second[place]) for place, result in first.items() if place in second}
+    return {place: relative_error(*pad_sequence([*pair]).T) for place, pair in pairs.items()}
 
 
 def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -24,7 +24,7 @@ def _cells(row: BandRow) -> tuple[str, ...]:
 
 
 def band_sentence(band: Band) -> str:
-    """Return the verdict and the negative control as two sentences."""
+    """Return the verdict, the negative control and the experts of both runs as sentences."""
     first = band.first_outside
     if first is not None:
         where = first.place
@@ -37,7 +37,13 @@ def band_sentence(band: Band) -> str:
     else:
         text = "Cannot tell. Every error is inside, but the bounds of formats this coarse do not notice another batch."
     seen = len(band.rows) - len(band.blind)
-    return f"{text} Negative control: a shuffled batch is outside in {seen} of {len(band.rows)} GEMMs."
+    text += f" Negative control: a shuffled batch is outside in {seen} of {len(band.rows)} GEMMs."
+    if band.rerouted is None:
+        return text
+    return (
+        f"{text} Not compared: the choice of experts. Both runs take that of the first; by itself the second would "
+        f"send {band.rerouted:.2%} of the tokens elsewhere."
+    )
 
 
 def band_dict(band: Band) -> dict[str, Any]:
@@ -48,6 +54,7 @@ def band_dict(band: Band) -> dict[str, Any]:
         "verdict": band.verdict,
         "first_outside": dataclasses.asdict(first.place) | _numbers(first) if first is not None else None,
         "control_outside": len(band.rows) - len(band.blind),
+        "rerouted": band.rerouted,
         "rows": rows,
     }
 

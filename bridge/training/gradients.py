@@ -14,6 +14,7 @@ from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.one_batch import Captured, capture, relative_error, relative_errors, sample
 from bridge.megatron.process import training_process
+from bridge.megatron.routes import Routes
 from bridge.megatron.te.environment import read_environment
 from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
@@ -34,8 +35,8 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
 
     Both are runs as `pretrain` takes them, their recipes not yet written into the sections.
     """
-    shuffled = _pass(deepcopy(first), shuffle=True)
-    reference, other = _pass(first), _pass(second)
+    routes, again = Routes(), deepcopy(first)
+    reference, shuffled, other = _pass(first, routes), _pass(again, routes, shuffle=True), _pass(second, routes)
     differs = reference.weights.shape != other.weights.shape
     if differs or relative_error(reference.weights, other.weights) > SAME_WEIGHTS:
         raise RunConfigError.of(
@@ -49,6 +50,7 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
         num_layers=int(first.model.num_layers),  # type: ignore[union-attr]  # `require_sane_values` has seen it
         forward=roundings[0],
         backward=roundings[1],
+        rerouted=routes.rerouted,
     )
 
 
@@ -62,10 +64,21 @@ class _Pass(NamedTuple):
     """As `formats_of`."""
 
 
-def _pass(config: ConfigContainer, *, shuffle: bool = False) -> _Pass:
+def _require_routes(model: Any) -> None:
+    """Refuse routers that cannot take the experts of another pass."""
+    takes_none = "sinkhorn" in model.moe_router_load_balancing_type or model.moe_expert_capacity_factor is not None
+    if model.num_moe_experts and takes_none:
+        rule = "needs routers that send each token to the experts with the highest scores, and drop none"
+        got = f"{model.moe_router_load_balancing_type}, capacity {model.moe_expert_capacity_factor}"
+        remedy = "Set model.moe_router_load_balancing_type=aux_loss and model.moe_expert_capacity_factor=null."
+        raise RunConfigError.of("gradients", rule, got, remedy)
+
+
+def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> _Pass:
     require_sane_values(config)
     runtime_config_update(config)
     model: Any = config.model
+    _require_routes(model)
     model.hidden_dropout = model.attention_dropout = 0.0
     optimizer: Any = config.optimizer
     if optimizer.fp16 and optimizer.loss_scale is None:
@@ -84,7 +97,8 @@ def _pass(config: ConfigContainer, *, shuffle: bool = False) -> _Pass:
             for _ in range(WARM_UP):
                 run.trainer.forward_backward(iter(batches))
                 requantise_stored_weights(run.trainer.optimizer)
-        with capture(run.trainer.model, loss_scale=run.trainer.loss_scale) as results:
+        chunks = run.trainer.model
+        with routes.taken(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:
             run.trainer.forward_backward(iter(batches))
         return _Pass(results, weights, formats_of(model))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -12,9 +13,11 @@ from bridge.errors import RunConfigError
 from bridge.megatron.backend import Backend
 from bridge.megatron.one_batch import capture, relative_errors
 from bridge.megatron.process import training_process
+from bridge.report.gradients import band_sentence
 from bridge.training.gradients import check_gradients, formats_of
 from bridge.training.run import build_run
 from tests import warm
+from tests.training.grid import slow
 from tests.training.loop_tiny import tiny
 
 BROKEN = {"fp8_margin": 19}
@@ -50,6 +53,47 @@ def test_fp8_is_inside_and_a_margin_of_19_outside_from_the_first_layer_on():
     first = found.first_outside
     assert found.verdict == "outside"
     assert (first.place.layer, first.place.module, first.place.gemm) == (1, "self_attention.linear_qkv", "fprop")
+
+
+EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01}
+HYBRID = {
+    **EXPERTS,
+    "hybrid_layer_pattern": "M*E-",
+    "num_layers": 4,
+    "mamba_num_heads": 32,
+    "mamba_head_dim": 4,
+    "mamba_num_groups": 2,
+    "mamba_state_dim": 24,
+    "position_embedding_type": "none",
+}
+
+
+@pytest.mark.parametrize("model", [slow(EXPERTS), HYBRID], ids=["experts", "hybrid"])
+def test_both_runs_send_their_tokens_to_the_same_experts(model):
+    found, _ = check("fp8_current", model=model, first_last_layers_bf16=False)
+    compared = {(row.place.module, row.place.gemm) for row in found.rows}
+    experts = {f"mlp.experts.local_experts.{expert}.linear_fc{number}" for expert in range(4) for number in (1, 2)}
+    assert set(itertools.product(experts, ("fprop", "dgrad", "wgrad"))) < compared
+    assert found.first_outside is None
+    assert 0 < found.rerouted < 0.2
+    assert f"the second would send {found.rerouted:.2%} of the tokens elsewhere." in band_sentence(found)
+
+
+@pytest.mark.slow
+def test_a_broken_recipe_of_experts_is_outside_from_the_first_layer_on():
+    found, _ = check("fp8_delayed", model=EXPERTS, **BROKEN)
+    assert (found.verdict, found.first_outside.place.layer) == ("outside", 1)
+
+
+def test_experts_whose_router_takes_no_choice_are_refused():
+    model = {**EXPERTS, "moe_router_load_balancing_type": "sinkhorn", "moe_aux_loss_coeff": 0.0}
+    with pytest.raises(RunConfigError) as refused:
+        check("fp8_current", model=model)
+    assert str(refused.value) == (
+        "gradients: needs routers that send each token to the experts with the highest scores, and drop none, got "
+        "'sinkhorn, capacity None'. Set model.moe_router_load_balancing_type=aux_loss and "
+        "model.moe_expert_capacity_factor=null."
+    )
 
 
 def test_two_runs_of_one_precision_have_no_error():
