@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = (
-    "model=gpt_tiny",
     "train=smoke",
     "train.train_iters=2",
     "train.eval_iters=0",
@@ -108,8 +107,8 @@ CELLS_OF_A_LAUNCH = 18
 """More would gather threads: each run of a process starts some that end with the process."""
 
 Cell = dict[str, Any]
-"""`recipe`, `kind`, `layout`, `backend` and a test's overrides, `words`; once it was run `rows` and `equal`, `refused`
-or `failed`."""
+"""`recipe`, `kind`, `layout`, `backend` and a test's `model` and overrides, `words`; once it was run `rows` and
+`equal`, `refused` or `failed`."""
 
 
 def name_of(cell: Cell) -> str:
@@ -123,7 +122,8 @@ def words_of(cell: Cell) -> list[str]:
     kept = sum(getattr(precision, f"num_layers_at_{end}_in_bf16") or 0 for end in ("start", "end"))
     layers = 4 * -(-(kept + 2) // 4)  # at least two in low precision, and as many in each chunk of each stage
     chosen = (f"mixed_precision={cell['recipe']}", f"precision_backend={cell['backend']}", f"model.num_layers={layers}")
-    return [*WORDS, *chosen, *KINDS[cell["kind"]], *LAYOUTS[cell["layout"]], *cell.get("words", ())]
+    model = f"model={cell.get('model', 'gpt_tiny')}"
+    return [model, *WORDS, *chosen, *KINDS[cell["kind"]], *LAYOUTS[cell["layout"]], *cell.get("words", ())]
 
 
 def target_of(cell: Cell) -> str | None:

@@ -19,6 +19,7 @@ from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
+from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.emulation.model import prepare_emulation
 from bridge.megatron.hybrid.model import build_hybrid
 from bridge.megatron.initial_weights import draw_weights, marked_weights
@@ -186,7 +187,7 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
 
     Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1 has `fp4_param_gather` for them.
     """
-    is_packed = getattr(config, "fp4", None) and getattr(config, "fp4_param", False)
+    is_packed = getattr(config, "fp4", None) and scheme_of(config) and getattr(config, "fp4_param", False)
     if is_packed and ddp.use_distributed_optimizer and not hasattr(ddp, "fp4_param_gather"):
         raise RunConfigError(
             "model.fp4_param: this Megatron Core cannot keep Transformer Engine's NVFP4 weights in the buffers of the "

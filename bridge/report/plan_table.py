@@ -93,7 +93,8 @@ def _summary(plan: PrecisionPlan) -> str:
         return f"None of the {linears} linear layers computes in FP8 or FP4: the precision is {plan.settings.mode}."
     name = (plan.settings.family or "").upper()
     if not low:
-        return f"NONE of the {linears} linear layers computes in {name}, which the recipe asks for: a run refuses this."
+        end = ": a run refuses this" if plan.settings.reaches_layers else ""
+        return f"NONE of the {linears} linear layers computes in {name}, which the recipe asks for{end}."
     return f"{low} of {linears} linear layers compute in {name} ({plan.settings.scheme} scaling)."
 
 
