@@ -33,6 +33,7 @@ from bridge.megatron.emulation.linear import (
     KeptRowParallelLinear,
     is_low_layer,
 )
+from bridge.megatron.hybrid.variants import EmulatedWholeLinear, KeptWholeLinear, WholeLinear, with_variant
 from bridge.precision.matchers import quant_recipes
 
 
@@ -64,8 +65,14 @@ LOW: dict[Any, Any] = {
     ColumnParallelLinear: EmulatedColumnParallelLinear,
     RowParallelLinear: EmulatedRowParallelLinear,
     MLASelfAttention: EmulatedLatentAttention,
+    WholeLinear: EmulatedWholeLinear,
 }
-KEPT: dict[Any, Any] = {**LOW, ColumnParallelLinear: KeptColumnParallelLinear, RowParallelLinear: KeptRowParallelLinear}
+KEPT: dict[Any, Any] = {
+    **LOW,
+    ColumnParallelLinear: KeptColumnParallelLinear,
+    RowParallelLinear: KeptRowParallelLinear,
+    WholeLinear: KeptWholeLinear,
+}
 """Class of a local spec -> the class that takes its place, with Megatron's own linear layers or with emulated ones."""
 
 
@@ -105,12 +112,13 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases
     spec = get_gpt_decoder_block_spec(
         config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
     )
-    if with_te:
-        return spec
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    layers = with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
+    if with_te:
+        return dataclasses.replace(spec, layer_specs=layers)
     layers = [
         with_classes(layer, _layer_classes(config, number, backend=backend, phases=phases))
-        for number, layer in enumerate(spec.layer_specs, start=offset)
+        for number, layer in enumerate(layers, start=offset)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
 

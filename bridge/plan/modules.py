@@ -47,6 +47,10 @@ class Module:
     is_expert: bool = False
     is_high: bool = False
     """Transformer Engine does not run it, so it stays in high precision under each scheme."""
+    is_absorbed: bool = False
+    """The same from megatron-core 0.17 on (`Settings.absorbs`)."""
+    is_detached: bool = False
+    """Its input takes no gradient, so that it runs no dgrad."""
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()
     """Further parameters by name and length, split over TP like the outputs where `split` is column."""
@@ -169,7 +173,7 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
     query = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
     key_value = heads * (latent.qk_head_dim + latent.v_head_dim)
     down = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
-    # Sparse attention takes the weight of the key-value up projection into products of its own, outside of any linear.
+    # From 0.17 on sparse attention takes the weight of the key-value up projection into products outside of any linear.
     is_sparse, chooses = shape.indexer is not None, kind.removesuffix("_moe") == "sparse"
     if latent.q_lora_rank is None:
         queries = [_matrix("linear_q_proj", hidden, query, "column")]
@@ -184,7 +188,7 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
         *queries,
         _matrix("linear_kv_down_proj", hidden, down, ""),
         *([_norm(shape, "kv_layernorm", latent.kv_lora_rank)] if shape.qk_layernorm else []),
-        replace(_matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column"), is_high=is_sparse),
+        replace(_matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column"), is_absorbed=is_sparse),
         *(_indexer(shape, latent, shape.indexer) if chooses and shape.indexer is not None else ()),
         replace(_core(shape, query, heads * latent.v_head_dim), is_high=is_sparse),
         _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear),
@@ -192,14 +196,15 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
 
 
 def _indexer(shape: ModelShape, latent: Latent, indexer: Indexer) -> tuple[Module, ...]:
-    """Return the modules that choose keys; every tensor-parallel rank has all of them."""
+    """Return the modules that choose keys; every tensor-parallel rank has all of them, and a loss of their own."""
     hidden, width = shape.hidden_size, indexer.head_dim
-    return (
+    linears = (
         _matrix("indexer.linear_wq_b", latent.q_lora_rank or hidden, indexer.num_heads * width, ""),
         _matrix("indexer.linear_wk", hidden, width, ""),
-        Module(name="indexer.k_norm", kind="norm", outputs=width, bias=True),
         _matrix("indexer.linear_weights_proj", hidden, indexer.num_heads, ""),
     )
+    queries, keys, weights = (replace(linear, is_detached=True) for linear in linears)
+    return queries, keys, Module(name="indexer.k_norm", kind="norm", outputs=width, bias=True), weights
 
 
 def _mlp(shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None) -> tuple[Module, Module]:

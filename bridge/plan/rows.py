@@ -32,9 +32,10 @@ class PlanRow:
 @lru_cache(maxsize=4096)
 def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     """Return the rows of a module in a layer that is (`low`), or is not, in the scheme's context."""
-    low = low and not module.is_high
+    low = low and not module.is_high and not (module.is_absorbed and settings.absorbs)
     if module.kind == "linear":
-        return _linear(settings, low=low and settings.family is not None, bias=module.bias)
+        rows = _linear(settings, low=low and settings.family is not None, bias=module.bias)
+        return tuple(row for row in rows if row.item != "dgrad") if module.is_detached else rows
     if module.kind == "head":
         return _linear(settings, low=settings.output_layer, bias=False, stored=False)
     if module.kind == "attention":

@@ -22,6 +22,8 @@ LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}
 """Scheme -> first megatron-core that hands it FP8 attention."""
 HYBRID_FP4 = "0.17"
 """First megatron-core whose hybrid blocks enter the FP4 context."""
+ABSORBED = "0.17"
+"""First megatron-core whose sparse attention multiplies by the weight of the key-value up projection itself."""
 
 MAPPED_WEIGHTS = "0.17"
 """First megatron-core that maps BF16 weights into their buffer where MXFP8 weights are gathered through the gradients'.
@@ -52,6 +54,8 @@ class Settings:
     """The output layer runs in MXFP8 (megatron-core 0.18)."""
     reaches_layers: bool = True
     """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
+    absorbs: bool = True
+    """Sparse attention multiplies by the weight of the key-value up projection outside of any linear."""
     low_parameters: bool = False
     unused_weight_buffer: bool = False
     """The other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
@@ -135,6 +139,7 @@ class Settings:
             multi_head_attention="fp8_multi_head_attention" in reads and bool(model["fp8_multi_head_attention"]),
             output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]),
             low_parameters=family is not None and bool(model[f"{family}_param"]),
+            absorbs=at_least(mcore, ABSORBED) is not False,
             fp32_residual=bool(model["fp32_residual_connection"]),
             sent=tuple(dict.fromkeys(sent_between_stages(model, mcore, is_local=local) for local in (False, True))),
             router=model["moe_router_dtype"],

@@ -92,3 +92,26 @@ def test_every_kind_of_model_runs_as_planned_in_every_layout(grid, layout):
             done = list(grid.run(cells))
             assert [grid.outcome(cell) for cell in done if not grid.is_planned(cell)] == []
             assert len(done) == len(cells)
+
+
+OF_KINDS = (
+    ("nemotron_h_bf16_with_fp8_current_scaling_mixed", "hybrid_tiny", 8),
+    ("bf16_with_mxfp8_mixed", "hybrid_tiny", 8),
+    ("nemotron_3_super_bf16_with_nvfp4_mixed", "nemotron_3_super_tiny", 18),
+    ("bf16_with_fp8_current_scaling_mixed", "delta_tiny", 4),
+    ("bf16_with_mxfp8_mixed", "delta_tiny", 4),
+    ("bf16_with_fp8_current_scaling_mixed", "sparse_tiny", 3),
+    ("bf16_with_mxfp8_mixed", "sparse_tiny", 3),
+)
+"""Recipe, a model whose layers are of other kinds than the grid's, and its number of layers."""
+
+
+@needs_te
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "model", "layers"), OF_KINDS)
+@pytest.mark.parametrize("backend", ["emulated", "te_cpu"])
+def test_each_kind_of_layer_runs_as_planned_in_recipes_of_its_models(grid, recipe, model, layers, backend):
+    cell = {**DENSE, "recipe": recipe, "backend": backend, "model": model, "words": [f"model.num_layers={layers}"]}
+    (done,) = grid.run([cell])
+    assert done["rows"] == done["equal"] > 3 * layers, grid.outcome(done)
+    assert "refused" not in done

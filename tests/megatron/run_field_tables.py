@@ -11,6 +11,9 @@ attention_softmax_in_fp32 init_method output_layer_init_method init_method_std e
 embedding_init_method_std perform_initialization deterministic_mode
 multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type
 rotary_scaling_factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim
+experimental_attention_variant linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
+linear_num_key_heads linear_num_value_heads
+dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff dsa_indexer_use_sparse_loss
 num_moe_experts moe_layer_freq moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_shared_expert_gate
 moe_router_load_balancing_type moe_router_topk moe_router_num_groups moe_router_group_topk moe_router_pre_softmax
 moe_router_topk_scaling_factor moe_router_score_function moe_router_dtype moe_router_enable_expert_bias
@@ -56,9 +59,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
             masked_softmax_fusion persist_layer_norm moe_grouped_gemm cross_entropy_loss_fusion use_cpu_initialization
             """,
         "read only together with a field that is refused": """
-            kitchen_attention_backend dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff
-            dsa_indexer_use_sparse_loss linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
-            linear_num_key_heads linear_num_value_heads qk_clip_alpha qk_clip_threshold mrope_section
+            kitchen_attention_backend qk_clip_alpha qk_clip_threshold mrope_section
             cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights cpu_offloading_double_buffering
             offload_modules min_offloaded_tensor_size cuda_graph_use_single_mempool cuda_graph_retain_backward_graph
             cuda_graph_warmup_steps cuda_graph_scope cuda_graph_modules

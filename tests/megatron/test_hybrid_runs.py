@@ -92,6 +92,6 @@ def test_a_pattern_that_this_megatron_cannot_build_is_refused(pattern, tmp_path)
     with pytest.raises(RunConfigError) as raised:
         pretrain(tiny(model={**HYBRID, **layers, "hybrid_layer_pattern": pattern}), run_dir=tmp_path)
     assert str(raised.value) == (
-        "model.hybrid_layer_pattern: a run builds layers of M, *, - and E; Megatron Core has |, / and other layers "
-        f"from 0.17 on, got {pattern!r}. Write those alone."
+        "PB702 model.hybrid_layer_pattern: a run builds layers of M, *, - and E; Megatron Core has |, / and other "
+        f"layers from 0.17 on, got {pattern!r}. Write those alone."
     )

@@ -255,6 +255,22 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
             ],
         ),
         (
+            {"experimental_attention_variant": "dsa", "tensor_model_parallel_size": 2, "sequence_parallel": True},
+            [
+                "PB702 model.dsa_indexer_loss_coeff: must be stated for sparse attention: Megatron Core multiplies the "
+                "indexer's loss by it, got None. Set it to 0.01, say.",
+                "PB703 model.tensor_model_parallel_size: must be 1 for sparse attention without Transformer Engine's "
+                "layers: its indexer is whole on every rank, got 2. Set it to 1.",
+            ],
+        ),
+        (
+            {"hybrid_layer_pattern": "M+", "num_layers": 2},
+            [
+                "PB702 model.hybrid_layer_pattern: a run builds layers of M, *, - and E; Megatron Core has |, / and "
+                "other layers from 0.17 on, got 'M+'. Write those alone."
+            ],
+        ),
+        (
             {"position_embedding_type": "yarn", "qk_clip": True},
             [
                 "PB701 model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and "
@@ -312,6 +328,14 @@ HYBRID = {
     "mamba_state_dim": 16,
     "position_embedding_type": "none",
 }
+LATENT = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 16,
+    "v_head_dim": 16,
+}
 BASES: dict[str, dict[str, Any]] = {
     "dense": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "num_layers": 3},
     "gated": {"gated_linear_unit": True},
@@ -323,13 +347,22 @@ BASES: dict[str, dict[str, Any]] = {
     },
     "prediction": {"mtp_num_layers": 1},
     "hybrid": HYBRID,
-    "latent": {
-        "multi_latent_attention": True,
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_head_dim": 16,
-        "qk_pos_emb_head_dim": 16,
-        "v_head_dim": 16,
+    "latent": LATENT,
+    "delta": {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": 2,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 8,
+    },
+    "sparse": {
+        **LATENT,
+        "experimental_attention_variant": "dsa",
+        "dsa_indexer_n_heads": 4,
+        "dsa_indexer_head_dim": 32,
+        "dsa_indexer_topk": 8,
+        "dsa_indexer_loss_coeff": 0.1,
     },
 }
 SIGMOID = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
@@ -437,6 +470,18 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
     "use_mamba_mem_eff_path": ("hybrid", {}, False),
     "deterministic_mode": ("dense", {}, True),
     "recompute_granularity": ("dense", {}, RECOMPUTED),
+    "experimental_attention_variant": ("delta", {}, None),
+    "linear_attention_freq": ("delta", {}, 1),
+    "linear_conv_kernel_dim": ("delta", {}, 2),
+    "linear_key_head_dim": ("delta", {}, 16),
+    "linear_value_head_dim": ("delta", {}, 16),
+    "linear_num_key_heads": ("delta", {}, 4),
+    "linear_num_value_heads": ("delta", {}, 8),
+    "dsa_indexer_n_heads": ("sparse", {}, 8),
+    "dsa_indexer_head_dim": ("sparse", {}, 64),
+    "dsa_indexer_topk": ("sparse", {}, 4),
+    "dsa_indexer_loss_coeff": ("sparse", {}, 0.2),
+    "dsa_indexer_use_sparse_loss": ("sparse", {}, True),
     "recompute_method": ("dense", RECOMPUTED, {"recompute_method": "block"}),
     "recompute_num_layers": ("dense", RECOMPUTED | {"recompute_method": "block"}, 2),
     "recompute_modules": ("dense", {"recompute_granularity": "selective"}, ["mlp"]),

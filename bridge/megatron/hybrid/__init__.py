@@ -1,4 +1,4 @@
-"""Hybrid models: `model` builds them, `state_space` computes their Mamba layers in plain torch.
+"""Hybrid models and attention variants: `model` and `variants` build them, `state_space` is Mamba's scan in torch.
 
-`kernels` puts those functions where Megatron's layers import a compiled package that is not installed.
+`kernels` puts torch code where Megatron's layers import a compiled package that is not installed.
 """

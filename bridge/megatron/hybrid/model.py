@@ -30,9 +30,6 @@ from bridge.megatron.layer_spec import LOW, PLAIN, SequenceParallelNorm, with_cl
 from bridge.megatron.replacement import replaced
 from bridge.rules.shape.hybrid import HybridPattern
 
-BUILT = frozenset("M*-E")
-"""Letters of the layers that megatron-core 0.16.1 has."""
-
 
 def local_stack(config: Any) -> MambaStackSubmodules:
     """Return Megatron's `mamba_stack_spec` with its own layers in place of Transformer Engine's.
@@ -84,27 +81,19 @@ def _layer(module: type, norm: str, linear: str, **parts: Any) -> ModuleSpec:
     return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
 
 
-def _layers_of(config: Any) -> str:
-    """Return the letters of a hybrid's layers; RunConfigError for a pattern that this Megatron Core cannot build."""
-    pattern = HybridPattern.of(config) or HybridPattern(layers="")
-    if pattern.faults:
-        raise RunConfigError("\n".join(map(str, pattern.faults)))
-    if not pattern.layers or set(pattern.layers) - BUILT or pattern.chunks or pattern.depths:
-        rule = "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers from 0.17 on"
-        raise RunConfigError.of(f"model.{pattern.field}", rule, getattr(config, pattern.field), "Write those alone.")
-    return pattern.layers
-
-
 def build_hybrid(config: Any, *, backend: str, phases: Sequence[Any], **model: Any) -> Any:
     """Return this rank's `MambaModel`.
 
     Args:
-        config: A `GPTConfig` with the pattern of a hybrid model.
+        config: A `GPTConfig` with the pattern of a hybrid model, of layers that a run builds (`own_run`).
         backend: Name of a `Backend`.
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
         **model: Further arguments of `MambaModel`.
     """
-    arguments = {"config": config, "hybrid_override_pattern": _layers_of(config), **model}
+    pattern = HybridPattern.of(config) or HybridPattern(layers="")
+    if pattern.faults:
+        raise RunConfigError("\n".join(map(str, pattern.faults)))
+    arguments = {"config": config, "hybrid_override_pattern": pattern.layers, **model}
     if backend in ("te", "te_cpu"):
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec  # needs Transformer Engine
 

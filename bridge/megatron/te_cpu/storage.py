@@ -173,6 +173,8 @@ def create_empty_quantized_tensor(
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
     del device, pin_memory  # always the CPU
     shape = tuple(shape)
+    if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
+        raise RuntimeError(f"MXFP8 requires tensor dims that are divisible by 32 (got shape={shape})")  # quantizer.cpp
     if kind_of(quantizer) in _WHOLE_QUANTIZERS:
         return _whole_empty(quantizer, shape, dtype)
     if not hasattr(quantizer, "create_metadata"):

@@ -15,10 +15,10 @@ PREDICTION = "MultiTokenPredictionLayer"
 LAYERS = frozenset({"TransformerLayer", "MambaLayer", PREDICTION})
 """Megatron's classes of layers with a `layer_number` in the whole model."""
 ATTENTION_CORE = "core_attention"
-MIXERS = ("mixer", "self_attention")
-"""Modules between linear layers: of a Mamba layer, and of attention or a gated delta net."""
+MIXERS = ("mixer", "self_attention", "indexer")
+"""Modules between linear layers: of a Mamba layer, of attention or a gated delta net, and of sparse attention."""
 _CONTAINERS = re.compile(
-    r"^(mtp_model_layer\.|transformer_layer\.)?(self_attention\.|mlp\.|mixer\.)?(experts\.local_experts\.\d+\.)?"
+    r"^(mtp_model_layer\.|transformer_layer\.)?(self_attention\.(core_attention\.(?=indexer))?|mlp\.|mixer\.)?(experts\.local_experts\.\d+\.)?"
 )
 
 

@@ -12,6 +12,7 @@ Source: megatron-core 0.16.1, its readers of each field.
 import math
 
 from bridge.rules.fields import FIELDS
+from bridge.rules.shape.variants import DELTA_NET, SPARSE
 from bridge.rules.versions import parse_version
 
 TRIED = parse_version("0.16.1")
@@ -21,13 +22,14 @@ BUILT = (
     *("hybrid_layer_pattern", "hybrid_override_pattern"),
 )
 """Fields of the model that the build reads and no class of Megatron Core has."""
+BUILT_LAYERS = frozenset("M*-E")
+"""Letters of the layers of a hybrid model that megatron-core 0.16.1 has."""
 LATER = ("cuda_graph_modules", "inference_cuda_graph_scope", "fp4_param_gather")
 """Fields of later releases that change no number here, or that another check refuses."""
 
 REFUSED: dict[str, dict[str, str]] = {
     "model": {
         "the layers of a run are all of one config": "heterogeneous_block_specs hetereogenous_dist_checkpoint",
-        "layers have attention and an MLP or experts": "experimental_attention_variant linear_attention_freq",
         "the library is not a backend of a run": "use_kitchen use_kitchen_attention",
         "context-parallel ranks of a run share each sequence alike, in one step": """
             hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel
@@ -112,6 +114,7 @@ ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
         "transformer_impl": ("transformer_engine", "local"),
         "normalization": ("LayerNorm", "RMSNorm"),
         "rope_type": ("rope", "yarn"),
+        "experimental_attention_variant": (*DELTA_NET, SPARSE),
     },
     "optimizer": {"optimizer": ("adam", "sgd")},
     "ddp": {},

@@ -18,6 +18,7 @@ from bridge.rules.own_run.fields import (
     ACCEPTED,
     ACCEPTED_WITHOUT_TE,
     BETWEEN,
+    BUILT_LAYERS,
     COMMUNICATION,
     KNOWN,
     PLAIN_ATTENTION,
@@ -31,7 +32,9 @@ from bridge.rules.own_run.fields import (
 )
 from bridge.rules.rule import remedy_of
 from bridge.rules.section import read_section
+from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.parallel import Parallel, sent_between_stages
+from bridge.rules.shape.variants import SPARSE
 from bridge.rules.topics.mode import RECEIVED
 from bridge.rules.topics.parallel import TWO_STAGES
 from bridge.rules.versions import installed
@@ -82,7 +85,8 @@ def refusals(sections: Mapping[str, Values], defaults: Mapping[str, Values], *, 
     found = [one for name in REFUSED for one in unhonoured(name, sections[name], defaults[name], backend=backend)]
     model = sections["model"]
     biases = _expert_biases(model) if backend not in (*WITH_TE, None) else ()
-    return [*found, *_wrong_values(model), *_wrong_layouts(model, backend), *biases]
+    kinds = [*_wrong_pattern(model), *_wrong_variant(model, backend)]
+    return [*found, *_wrong_values(model), *kinds, *_wrong_layouts(model, backend), *biases]
 
 
 def unhonoured(section: str, values: Values, defaults: Values, *, backend: str | None) -> Iterator[Finding]:
@@ -154,6 +158,28 @@ def _wrong_values(model: Values) -> Iterator[Finding]:
         yield _wrong(
             WRONG_VALUE, model, "add_bias_linear", "shared experts have no biases", "Set model.add_bias_linear=false."
         )
+
+
+def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
+    """Yield what DeepSeek sparse attention of Megatron Core ends in a traceback for."""
+    if model["experimental_attention_variant"] != SPARSE:
+        return
+    if model["dsa_indexer_loss_coeff"] is None:
+        rule = "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
+        yield _wrong(WRONG_VALUE, model, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, say.")
+    if model["tensor_model_parallel_size"] > 1 and backend not in (*WITH_TE, None):
+        rule = "must be 1 for sparse attention without Transformer Engine's layers: its indexer is whole on every rank"
+        yield _wrong(WRONG_LAYOUT, model, "tensor_model_parallel_size", rule, "Set it to 1.")
+
+
+def _wrong_pattern(model: Values) -> Iterator[Finding]:
+    """Yield the layers of a hybrid model that this Megatron Core cannot build."""
+    pattern = HybridPattern.of(model)
+    if pattern is None or pattern.faults:
+        return
+    if {*pattern.layers} - BUILT_LAYERS or pattern.chunks or pattern.depths:
+        rule = "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers from 0.17 on"
+        yield _wrong(WRONG_VALUE, model, pattern.field, rule, "Write those alone.")
 
 
 def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:

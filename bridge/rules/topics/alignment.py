@@ -99,14 +99,25 @@ def _packing(run: RuleContext) -> list[Violation]:
     return [Violation(words=words)] if pad % needed else []
 
 
-def _mamba_width(run: RuleContext) -> list[Violation]:
-    model = run.model
-    if not run.fp8 or not run.shape.is_hybrid or run.is_emulated:
+def _projection_width(run: RuleContext) -> list[Violation]:
+    """Return the width of a mixer's input projection: Megatron asserts the whole, Transformer Engine a rank's part."""
+    mixer = run.shape.state_space or run.shape.delta_net
+    if mixer is None or not run.fp8 or run.row is None:
         return []
-    inner = model.mamba_num_heads * model.mamba_head_dim if model.mamba_num_heads else 2 * model.hidden_size
-    heads = model.mamba_num_heads or inner // max(1, model.mamba_head_dim)
-    width = 2 * inner + 2 * model.mamba_num_groups * model.mamba_state_dim + heads
-    return [Violation(words={"width": width})] if width % 16 else []
+    is_mamba = run.shape.delta_net is None
+    asserted = 32 if run.row.name == "mxfp8" and not is_mamba else 16
+    multiple = asserted if run.is_emulated else max(asserted, *(run.row.alignment or ()))
+    width = mixer.projected // (1 if run.is_emulated else run.parallel.tensor)
+    field, others = _PROJECTED["mamba" if is_mamba else "delta_net"]
+    words = {"width": width, "multiple": multiple, "others": others}
+    return [Violation(field, words=words)] if width % multiple else []
+
+
+_PROJECTED = {
+    "mamba": ("model.mamba_num_heads", "mamba_num_heads, mamba_num_groups or mamba_state_dim"),
+    "delta_net": ("model.linear_num_value_heads", "the heads of the layer or their widths"),
+}
+"""Mixer -> the field that decides most of its input projection, and what can be changed."""
 
 
 def _small(run: RuleContext) -> list[Violation]:
@@ -166,13 +177,14 @@ RULES = (
     ),
     Rule(
         id="PB505",
-        title="Mamba projection that FP8 does not take",
+        title="input projection of Mamba or a gated delta net that FP8 does not take",
         setting="model.mamba_num_heads",
         severity="error",
-        when=_mamba_width,
-        message="the input projection is {width} wide, and must be a multiple of 16 under FP8",
-        remedies=("change mamba_num_heads, mamba_num_groups or mamba_state_dim",),
-        source="megatron-core 0.16.1 ssm/mamba_mixer.py: an assertion",
+        when=_projection_width,
+        message="the input projection is {width} wide, and must be a multiple of {multiple} under {run.scheme}",
+        remedies=("change {others}",),
+        source="megatron-core 0.16.1 ssm/mamba_mixer.py:241 and ssm/gated_delta_net.py:131, assertions; Transformer "
+        "Engine 2.20 pytorch/csrc/quantizer.cpp: MXFP8, of the part on a rank",
     ),
     Rule(
         id="PB506",

@@ -2,6 +2,8 @@
 
 from tests.rules.cases.runs import BLOCKWISE, CURRENT, CURRENT_ALL, DENSE, H100, HYBRID, full, run
 
+MAMBA = dict(HYBRID, hybrid_layer_pattern="M" * DENSE["num_layers"])
+
 CASES = {
     "PB501": (
         full(CURRENT, H100, dict(DENSE, seq_length=1000), train={"micro_batch_size": 1}),
@@ -37,8 +39,8 @@ CASES = {
         full(CURRENT, H100, data={"packing": True, "pad_multiple": 16}),
     ),
     "PB505": (
-        full(CURRENT_ALL, H100, dict(HYBRID, mamba_num_heads=130)),
-        full(CURRENT_ALL, H100, dict(HYBRID, mamba_num_heads=128)),
+        full(CURRENT_ALL, H100, dict(MAMBA, mamba_num_heads=130)),
+        full(CURRENT_ALL, H100, dict(MAMBA, mamba_num_heads=128)),
     ),
     "PB506": (
         full(CURRENT, H100, dict(DENSE, hidden_size=1024, num_attention_heads=8, ffn_hidden_size=4096)),
