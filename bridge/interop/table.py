@@ -304,8 +304,13 @@ def _columns(row: str | Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def table(system: str, folder: Traversable = FOLDER) -> Table:
     """Return the table of a system."""
-    text = folder.joinpath(f"{system}.yaml").read_text("utf-8")
-    return Table(yaml.load(text, LOADER))  # noqa: S506  a safe one
+    return Table(rows(system, folder))
+
+
+def rows(name: str, folder: Traversable = FOLDER) -> dict[str, Any]:
+    """Return the content of a file of rows."""
+    content: dict[str, Any] = yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER)  # noqa: S506  safe
+    return content
 
 
 def record_named(name: str, **facts: object) -> Record:

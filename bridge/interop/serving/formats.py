@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
+from bridge.interop.table import rows
 
-from bridge.interop.table import FOLDER, LOADER
-
-ROWS: dict[str, Any] = yaml.load(FOLDER.joinpath("serving.yaml").read_text("utf-8"), LOADER)  # noqa: S506  a safe one
+ROWS = rows("serving")
 """Schemes, families of models, fused modules and systems."""
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import yaml
-
 from bridge.errors import BridgeError
 from bridge.interop import accelerate
 from bridge.interop.contract import ImportReport
-from bridge.interop.table import FOLDER, LOADER
+from bridge.interop.table import rows
 from bridge.registry.config import MixedPrecisionConfig
 
-ROWS = yaml.load(FOLDER.joinpath("sources.yaml").read_text("utf-8"), LOADER)  # noqa: S506  a safe one
+ROWS = rows("sources")
 ORDER: dict[str, str] = ROWS["order"]
 """Kind of source -> why it stands above the ones below it, the one that wins first."""
 VARIABLES = re.compile("|".join(f"(?P<{system}>{pattern})" for system, pattern in ROWS["variables"].items()))
