@@ -98,19 +98,23 @@ def _held(path: Path) -> Launch:
 
 
 def _listed(first: list[Launch], paths: list[tuple[Fork, list[Launch]]], texts: Mapping[str, str]) -> list[Launch]:
-    """Return the launches of the first path, and those of others whose precision is new at their place."""
-    others = list[Launch]()
+    """Return the launches of the first path, and those of others whose precision is new there."""
+    others, known = list[Launch](), _marks(first)
     decisions: dict[tuple[int, int], dict[str, None]] = {launch.at: {} for launch in first}
     defaults = {
         launch.at: {name: None for words in launch.known for word in words for name in word.defaults}
         for launch in first
     }
     for fork, found in paths:
-        for at in _changed(first, found):
-            defaults[at] |= dict.fromkeys(fork.because)
-            decisions[at] |= {} if fork.because else {fork.taken: None}
+        there = _marks(found)
+        for launch in first:
+            if not launch.marks & there:
+                defaults[launch.at] |= dict.fromkeys(fork.because)
+                decisions[launch.at] |= {} if fork.because else {fork.taken: None}
         if fork.label:
-            others += [replace(launch, decisions=(fork.label,)) for launch in _new(found, first, others)]
+            started = [launch for launch in found if launch.line or not first[0].line]
+            others += [replace(one, decisions=(fork.label,)) for one in started if not one.marks & known]
+            known |= _marks(started)
     if any(launch.line for launch in others):
         first = [launch for launch in first if launch.line or launch.arguments]
     found = [replace(launch, decisions=tuple(decisions[launch.at])) for launch in first]
@@ -118,28 +122,5 @@ def _listed(first: list[Launch], paths: list[tuple[Fork, list[Launch]]], texts: 
     return [replace(one, defaulted={name: texts[name] for name in defaults.get(one.at, ())}) for one in found]
 
 
-def _changed(first: list[Launch], other: list[Launch]) -> list[tuple[int, int]]:
-    """Return where the first path has launches that another one changes."""
-    there = {one.at: one.known for one in other}
-    known = {(one.name, one.known) for one in other}
-    return [
-        launch.at
-        for launch in first
-        if there.get(launch.at) != launch.known and (launch.at in there or (launch.name, launch.known) not in known)
-    ]
-
-
-def _new(found: list[Launch], first: list[Launch], others: list[Launch]) -> list[Launch]:
-    """Return the launches of another path whose precision is new at their place."""
-    places = {launch.at for launch in found}
-    moved = {(one.name, one.known) for one in first if one.at not in places}
-    known: dict[tuple[int, int], list[object]] = {}
-    for one in (*first, *others):
-        known.setdefault(one.at, []).append(one.known)
-    return [
-        launch
-        for launch in found
-        if (launch.line or not first[0].line)
-        and launch.known not in known.get(launch.at, ())
-        and (launch.at in known or (launch.name, launch.known) not in moved)
-    ]
+def _marks(found: list[Launch]) -> set[tuple[object, object]]:
+    return {mark for launch in found for mark in launch.marks}

@@ -6,20 +6,18 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import yaml
+from typing import TYPE_CHECKING
 
 from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.flags import SWITCH
-from bridge.interop.table import FOLDER, LOADER
+from bridge.interop.table import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bridge.interop.launch.files import WrittenFile
 
-ROWS: dict[str, Any] = yaml.load(FOLDER.joinpath("command_lines.yaml").read_text("utf-8"), LOADER)  # noqa: S506
+ROWS = rows("command_lines")
 
 
 def pattern(row: str, flags: int = 0) -> re.Pattern[str]:
@@ -73,6 +71,11 @@ class Launch:
     def at(self) -> tuple[int, int]:
         """Its line, and which start it is among those on that line."""
         return self.line, self.place
+
+    @property
+    def marks(self) -> set[tuple[object, object]]:
+        """By which it is known on another path: a launch of the same precision at its place, or of its program."""
+        return {(self.at, self.known), (self.name, self.known)}
 
     @property
     def label(self) -> str:
@@ -165,35 +168,27 @@ def _may_set_precision(launch: Launch) -> bool:
     return any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
 
 
-class TrainingCommand(NamedTuple):
-    """The words of a command that starts a training program."""
-
-    runner: tuple[Word, ...]
-    program: str
-    arguments: tuple[Word, ...]
-
-
-def found_launch(words: list[Word]) -> TrainingCommand | None:
-    """Return the parts of a command that starts a training program, None for another command."""
+def found_launch(words: list[Word], line: int) -> Launch | None:
+    """Return the launch that a command is, None for one that starts no training program."""
     if not words or (words[0] in QUIET and words[:3] != RAY) or words[0].startswith("-"):
         return None
     if words[:3] == RAY and "--" in words:
-        return found_launch(words[[*map(str, words)].index("--") + 1 :])
+        return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
         if word.startswith("-") and word != "-m":
             continue
         is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
         if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
-            return TrainingCommand((*words[:place],), word, (*words[place + 1 :],))
+            return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],))
         if word == "-m" and is_run and place + 1 < len(words):
             module = words[place + 1]
             if not module.startswith(STARTERS):
-                return TrainingCommand((*words[:place],), module, (*words[place + 2 :],))
+                return Launch(line=line, runner=(*words[:place],), program=module, arguments=(*words[place + 2 :],))
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
         program = next((word for word in words if SCRIPT.search(word)), words[0])
-        return TrainingCommand((), program, (*words[first:],))
+        return Launch(line=line, program=program, arguments=(*words[first:],))
     return None
 
 

@@ -7,6 +7,7 @@ what has to hold for another path. A piece that only a run decides is a part of 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path as File
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,6 +60,8 @@ class Arm(NamedTuple):
     labels: tuple[str, str]
     """The branch where it does not hold, and the one where it does."""
     body: Sequence[Node]
+    otherwise: Sequence[Node] = ()
+    """Commands that are read where it does not hold, and no other condition follows."""
 
 
 class Fork(NamedTuple):
@@ -95,6 +98,8 @@ class Path(Variables):
         """Options that stand where a command should."""
         self.forks: dict[object, Fork] = {}
         """What is otherwise on a path -> that path."""
+        self.taken: dict[str, str] = {}
+        """Condition, or variable that decides -> the branch that is taken on this path."""
         self.status: bool | None = None
         """Whether the last command succeeded; None: only the run decides it."""
         self.ended = False
@@ -148,8 +153,7 @@ class Path(Variables):
         """Read `left && right` or `left || right`."""
         left, right, is_and = node.children[0], node.children[-1], node.children[1].type == "&&"
         if is_test(left):
-            arm = self.arm([left], node, "if", [right] if is_and else [])
-            return self.branch([arm], [] if is_and else [right])
+            return self.branch([self.arm([left], node, "if", *(([right], []) if is_and else ([], [right])))])
         self.one(left)
         if not self.ended and (self.status is not False) == is_and:
             self.one(right)
@@ -158,19 +162,22 @@ class Path(Variables):
     def conditional(self, node: Node) -> None:
         """Read an `if`."""
         arms = []
-        for clause in [node, *(child for child in node.children if child.type == "elif_clause")]:
+        clauses = [node, *(child for child in node.children if child.type == "elif_clause")]
+        otherwise = [child for child in node.children if child.type == "else_clause"]
+        for clause in clauses:
             then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
             condition = [child for child in clause.children[:then] if child.is_named and child.type != "comment"]
             body = [child for child in clause.children[then:] if child.is_named and child.type not in NO_BODY]
             self.run(child for child in condition if not is_test(child))
-            arms.append(self.arm(condition, clause, "if" if clause is node else "elif", body))
-        self.branch(arms, [child for child in node.children if child.type == "else_clause"])
+            rest = otherwise if clause is clauses[-1] else []
+            arms.append(self.arm(condition, clause, "if" if clause is node else "elif", body, rest))
+        self.branch(arms)
 
-    def arm(self, condition: list[Node], at: Node, word: str, body: Sequence[Node]) -> Arm:
+    def arm(self, condition: list[Node], at: Node, word: str, body: Sequence[Node], otherwise: Sequence[Node]) -> Arm:
         """Return a condition of an `if`."""
         text, line = shown(condition), f"line {self.line or at.start_point.row + 1}"
         test = self.test(condition[-1]) if condition else Test(holds=True, is_open=False)
-        return Arm(test, text, (f"{line}, not {text}", f"{line}, {word} {text}"), body)
+        return Arm(test, text, (f"{line}, not {text}", f"{line}, {word} {text}"), body, otherwise)
 
     def case(self, node: Node) -> None:
         """Read a `case`."""
@@ -186,42 +193,37 @@ class Path(Variables):
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             like = f"line {self.line or item.start_point.row + 1}, if case {name} in {head})"
             arms.append(Arm(test, f"{name} in {head}", (label, like), item.named_children[len(patterns) :]))
-        self.branch(arms, [])
+        self.branch(arms)
 
-    def branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> None:
+    def branch(self, arms: Sequence[Arm]) -> None:
         """Read the commands of the first condition that holds, and note the paths through the others."""
-        chosen = None
+        chosen = next((arm for arm in arms if self.holds(arm)), None)
         for arm in arms:
-            if chosen is None and self.holds(arm, otherwise if arm is arms[-1] else ()):
-                chosen = arm
-        for arm in arms:
-            self.fork(arm, otherwise if arm is arms[-1] else (), chosen)
-        self.run(chosen.body if chosen else otherwise)
+            self.fork(arm, chosen.labels[1] if chosen else arm.labels[0])
+        if chosen is not None:
+            self.run(chosen.body)
+        elif arms:
+            self.run(arms[-1].otherwise)
         self.status = chosen is not None
 
-    def holds(self, arm: Arm, otherwise: Sequence[Node]) -> bool:
+    def holds(self, arm: Arm) -> bool:
         """Return whether a condition holds on this path; a branch that only ends the script is not taken."""
         is_free = arm.test.is_open or bool(arm.test.defaults)
         holds = self.forced.get(arm.key, arm.test.holds) if is_free else arm.test.holds
-        return holds != (self.ends(arm.body if holds else otherwise) and (arm.test.is_open or not self.launches))
+        return holds != (self.ends(arm.body if holds else arm.otherwise) and (arm.test.is_open or not self.launches))
 
-    def fork(self, arm: Arm, otherwise: Sequence[Node], chosen: Arm | None) -> None:
+    def fork(self, arm: Arm, taken: str) -> None:
         """Note the path on which a condition is answered otherwise, none where the file decides it."""
         test, holds = arm.test, not arm.test.holds
         point = test.equal or (arm.key, holds)
         is_decided = not test.is_open and not test.defaults
-        if is_decided or point in self.forks or self.ends(arm.body) or self.ends(otherwise):
+        if is_decided or point in self.forks or self.ends(arm.body) or self.ends(arm.otherwise):
             return
-        taken = chosen.labels[1] if chosen else arm.labels[0]
-        name, value = test.equal or ("", "")
-        for (other, _), fork in ((key, one) for key, one in self.forks.items() if isinstance(key, tuple)):
-            if test.equal and other == name:
-                taken = fork.taken
         self.forks[point] = Fork(
-            stated={name: Word(value)} if test.equal else {},
+            stated={test.equal[0]: Word(test.equal[1])} if test.equal else {},
             forced={arm.key: holds},
             label=arm.labels[holds] if test.is_open or test.equal else "",
-            taken=taken,
+            taken=self.taken.setdefault(f"${test.equal[0]}" if test.equal else arm.key, taken),
             because=() if test.is_open else test.defaults,
         )
 
@@ -385,15 +387,13 @@ class Path(Variables):
             self.nested(inner, line)
         if (inner is not None and inner is text) or len(self.launches) > count:
             return
-        started = found_launch(words)
+        started = found_launch(words, self.line or line)
         if started is not None:
-            line, place = self.line or line, sum(one.line == (self.line or line) for one in self.launches)
+            place = sum(one.line == started.line for one in self.launches)
             environment = {**self.exported, **prefix}
-            self.launches.append(
-                Launch(**started._asdict(), line=line, place=place, environment=environment, files=self.files.copy())
-            )
+            self.launches.append(replace(started, environment=environment, files=self.files.copy(), place=place))
         for redirect in redirects(node):
-            self.write(redirect, node.start_point.row + 1, text if words == ["cat"] else None)
+            self.write(redirect, line, text if words == ["cat"] else None)
         if name in EDITORS:
             for word in words[1:]:
                 self.note_file(word, None, line)

@@ -29,11 +29,13 @@ PLACEHOLDER = re.compile(
 )
 LISTED = re.compile(r"(?<=\w)(=)\$([A-Za-z_]\w*)(?=,\w)")
 """`n=$X,m=$Y` between two strings, which the grammar takes for two words."""
-LATE = frozenset({"command_substitution", "process_substitution", "arithmetic_expansion"})
+LATE = frozenset(
+    {"command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"}
+)
+"""Words that are not followed."""
 WORDS = LATE.union(
-    ("word", "number", "string", "raw_string", "ansi_c_string", "translated_string", "simple_expansion", "expansion"),
-    ("concatenation", "brace_expression", "variable_name", "special_variable_name", "subscript"),
-    ("regex", "extglob_pattern", "test_operator"),
+    ("word", "number", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "brace_expression"),
+    ("variable_name", "special_variable_name", "subscript", "regex", "extglob_pattern", "test_operator"),
 )
 BRANCHES = frozenset({"if_statement", "case_item", "list"})
 NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})

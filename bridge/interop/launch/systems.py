@@ -329,12 +329,9 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
     said = None if launcher is None else launcher.options.get("mixed_precision")
     environment = said.lower() if isinstance(said, str) else None
-    if environment == "fp8" and not switched:
-        return None
-    if not switched and environment is None and launcher is not None:
-        file = launcher.options.get("config_file")
-        if isinstance(file, str):
-            return CommandLine(system="accelerate", evidence="starts with `accelerate launch`", elsewhere=file)
+    file = launcher.options.get("config_file") if launcher is not None and environment is None else None
+    if not switched and (environment == "fp8" or isinstance(file, str)):
+        return None  # Accelerate decides
     program = ROWS["trainers"].get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
     context = {"program": program if line.launch.line else None, "accelerate_mixed_precision": environment}
     sharding = () if launcher is None else ("use_fsdp", "use_deepspeed")

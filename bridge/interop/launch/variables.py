@@ -95,12 +95,8 @@ class Variables:
             return [self._expansion(node, own, start, quoted=quoted)]
         if kind == "raw_string":
             return [([self.known(own[1:-1])], False)]
-        if kind == "ansi_c_string" and "\\" in own:
-            return [([Word([Part(own, "")])], False)]
-        if kind in ("string", "translated_string", "ansi_c_string"):
-            inner = node.children[-1] if kind == "translated_string" and node.children else node
-            start += len(own) - len(own.lstrip("$")) + 1
-            return self._stretch(inner, start, node.end_byte - 1, quoted=True) or [([Word()], False)]
+        if kind == "string":
+            return self._stretch(node, start + 1, node.end_byte - 1, quoted=True) or [([Word()], False)]
         return self._stretch(node, node.start_byte, node.end_byte, quoted=quoted or kind == "heredoc_body")
 
     def _stretch(self, node: Node, start: int, end: int, *, quoted: bool) -> list[Piece]:

@@ -47,7 +47,7 @@ SCRIPTS = [
     "A=1; B=2 ; { torchrun t.py $A; } ;\n ( torchrun t.py $B )",
     "A=x; A=y true; torchrun t.py $A",
     'A="a   b"; torchrun t.py $A"c" pre$A',
-    "A=$'x y'; torchrun t.py \"$A\" \"\" ''",
+    "A='x y'; torchrun t.py \"$A\" \"\" ''",
     "while false; do :; done; until true; do :; done; torchrun t.py ok",
     "! false && torchrun t.py --neg",
     'A=(1 2 3); torchrun t.py ${A[1]} "${A[*]}"',
