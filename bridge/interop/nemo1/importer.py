@@ -24,7 +24,6 @@ from bridge.errors import PayloadError
 from bridge.interop import lightning
 from bridge.interop.builders import DELAYED, ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
-from bridge.interop.lightning import report_apex
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.nemo1.exporter import export
 from bridge.interop.nemo1.file import TABLE, File
@@ -249,7 +248,7 @@ def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) ->
     """Report whatever else bears on precision; nothing of it has a field."""
     trainer, optim, custom = (file.payload.get("trainer"), file.model["optim"], file.written.values.get(CUSTOM))
     if isinstance(trainer, Mapping):
-        report_apex(builder, Settings(trainer, builder.system, "trainer"))
+        lightning.TABLE.read(builder, Settings(trainer, builder.system, "trainer"), "apex")
     apart = has_fp8 and file.model.given("reduce_amax") and not file.model.switch("reduce_amax")
     facts = {"raised on": file.model.switch("fp8_param"), "amax apart": apart}
     TABLE.read(builder, file.written, "model", **facts)
