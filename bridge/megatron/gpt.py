@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from megatron.core import parallel_state
 from megatron.core.activations import squared_relu
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.module import Float16Module
@@ -27,7 +28,13 @@ from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end
 from bridge.megatron.without_te import config_checks
 
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "squared_relu": squared_relu}
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "squared_relu": squared_relu,
+    "quick_gelu": quick_gelu,
+}
 """Names that `activation_func` accepts as well as a function."""
 
 

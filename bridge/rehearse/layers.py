@@ -11,6 +11,9 @@ from bridge.rules.fields import read_field, whole_number
 from bridge.rules.shape.hybrid import letters_of
 from bridge.rules.shape.model import has_experts
 
+PREDICTION = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
+"""Fields of a hybrid's prediction layers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptLayers:
@@ -43,7 +46,7 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
             run.set(f"{owner}.{name}", count, "fewer layers are kept in all")
     _state_kinds(run, kept.layers)
     _renumber_rows(run, kept.layers)
-    if shape.mtp_num_layers > 2:
+    if shape.mtp_num_layers > 2 and not shape.is_hybrid:
         run.set("model.mtp_num_layers", 2, "prediction layers are alike")
     fields = split.fields(len(kept.layers))
     for name in FIELDS:
@@ -62,11 +65,14 @@ def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
     shape, model = run.shape, run.model
     why = "the kinds of the kept layers"
     if shape.is_hybrid:
-        letters = letters_of([shape.kinds[layer] for layer in layers])
         name = "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
-        run.set(
-            f"model.{name}", "/".join([letters, *[letters_of(shape.mtp_kinds)] * min(2, shape.mtp_num_layers)]), why
-        )
+        run.set(f"model.{name}", letters_of([shape.kinds[layer] for layer in layers]), why)
+        if shape.mtp_num_layers:
+            run.note_left_out(
+                "model.mtp_num_layers", shape.mtp_num_layers, "a run builds no prediction layers of a hybrid"
+            )
+        for field in PREDICTION:
+            model.pop(field, None)
     elif shape.is_moe:
         frequency = [int(has_experts(shape.kinds[layer])) for layer in layers]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -24,11 +24,15 @@ from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round
 from bridge.rehearse.shrink import STEPS, SmallRun, shrink
 from bridge.rules.fields import DEFAULTS
+from bridge.rules.rulebook import BY_ID
 from bridge.rules.target import Target
 from bridge.rules.versions import TITLES, installed, parse_version
 
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
+STATELESS = "PB436"
+"""The rule of the fault by which megatron-core before 0.19 does not save grouped experts."""
+CORRECTED = f"{STATELESS}, which the target does not have: grouped experts were saved here as its releases save them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +111,8 @@ def rehearse(
         RunConfigError: No such model can be built, or its layers cannot be planned.
         BackendUnavailableError: The process that imports Megatron ended without an answer.
     """
-    small = shrink(run.sections, run.precision, gpus=target.count, processes=processes, max_layers=max_layers)
-    answer = _answer(run, small, backend, environment or {})
+    small = shrink(run.sections, run.precision, target=target, processes=processes, max_layers=max_layers)
+    answer = _answer(run, small, target, backend, environment or {})
     versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
         label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
@@ -119,11 +123,14 @@ def rehearse(
         layers=small.layers_of_run,
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
-        left_out=tuple(
-            Finding(path=one["field"], rule=one["reason"], value=one["value"], remedy="", severity="warning")
-            for one in answer["left_out"]
+        left_out=(
+            *small.left_out,
+            *(
+                Finding(path=one["field"], rule=one["reason"], value=one["value"], remedy="", severity="warning")
+                for one in answer["left_out"]
+            ),
         ),
-        unknown=_unknown(target, versions, small.dropped, answer),
+        unknown=_unknown(target, versions, small, answer),
     )
 
 
@@ -142,9 +149,7 @@ def _kept(run: RunValues, small: SmallRun) -> str:
     return f"{precision}, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
 
 
-def _unknown(
-    target: Target, versions: Mapping[str, str], dropped: Sequence[str], answer: dict[str, Any]
-) -> tuple[str, ...]:
+def _unknown(target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]) -> tuple[str, ...]:
     """Return what this rehearsal on a CPU does not know, as sentences."""
     found = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
@@ -154,22 +159,37 @@ def _unknown(
         ours = versions.get(name)
         if theirs is not None and ours is not None and theirs.release[:2] != parse_version(ours).release[:2]:
             found.append(f"{TITLES[name]} {theirs}, which the target declares: {ours} ran here.")
-    found += dropped
+    found += small.dropped
+    if _saves_without_state(target) and small.sections["model"].get("moe_grouped_gemm"):
+        found.append(CORRECTED)
     fails = any("error" in outcome for launch in answer["launches"] for outcome in launch["outcomes"])
     if fails and answer["left_out"]:
         found.append("Whether the run has the same error with the settings that were left out.")
     return tuple(found)
 
 
-def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def _saves_without_state(target: Target) -> bool:
+    """Return whether the target is known to save grouped experts that have no extra state."""
+    return any(one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions)
+
+
+def _answer(
+    run: RunValues, small: SmallRun, target: Target, backend: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Return what the process that imports Megatron found."""
     made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
-    plan = {"sections": {**small.sections, **keys}, "rounds": [asdict(one) for one in small.rounds], "steps": STEPS}
     chosen = any(change.field == "model.attention_backend" for change in small.changes)
     own = {name: value for name, value in environment.items() if name.startswith("NVTE_")}
     variables = {name: value for name, value in own.items() if not (chosen and name in ATTENTION)}
+    plan = {
+        "sections": {**small.sections, **keys},
+        "rounds": [asdict(one) for one in small.rounds],
+        "steps": STEPS,
+        "variables": variables,
+        "saves_without_state": _saves_without_state(target),
+    }
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan, default=str), encoding="utf-8")

@@ -5,6 +5,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
+from bridge.errors import Finding
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision.schemes import SCHEMES
 from bridge.rehearse.layout import Round
@@ -43,6 +44,8 @@ class Sections:
     changes: list[Change] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     """Choices per module that the kept layers cannot show, as sentences."""
+    left_out: list[Finding] = field(default_factory=list)
+    """Settings that no run here has, with the reason."""
 
     @property
     def shape(self) -> ModelShape:
@@ -78,6 +81,16 @@ class Sections:
     def note(self, path: str, before: Any, after: Any, reason: str) -> None:
         """Note a change."""
         self.changes.append(Change(field=path, before=before, after=after, reason=reason))
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Take a switch out of the precision and of every config, and note it where it was on."""
+        for section, held in (("mixed_precision", self.precision or {}), *self.held.items()):
+            if held.pop(name, None):
+                self.note_left_out(f"{section}.{name}", True, reason)
+
+    def note_left_out(self, path: str, value: Any, reason: str) -> None:
+        """Note a setting that no run here has."""
+        self.left_out.append(Finding(path=path, rule=reason, value=value, remedy="", severity="warning"))
 
     def fitted(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
         """Return a width near `wanted` that one of `small_ranks` holds a part of as one of `ranks` does of `size`."""

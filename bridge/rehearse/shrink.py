@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from bridge.errors import RunConfigError
+from bridge.errors import Finding
 from bridge.plan.precision_plan import plan_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layers import shrink_layers
 from bridge.rehearse.layout import Round
 from bridge.rehearse.sections import Change, Sections
 from bridge.rehearse.widths import shrink_widths
-from bridge.rules.fields import read_field, whole_number
-from bridge.rules.shape.hybrid import letters_of
+from bridge.rules.fields import FIELDS, read_field, whole_number
 from bridge.rules.target import Target
-from bridge.sync.prediction import Prediction, predict
+from bridge.rules.versions import installed
+from bridge.sync.prediction import predict
 
 TOKENS = 64
 """Tokens of a sequence on each context-parallel rank, at least."""
@@ -36,6 +36,11 @@ ON_A_GPU = {
     "use_transformer_engine_op_fuser": "its kernels need a GPU",
 }
 """Switch of the model that changes no format, and why it is off in a rehearsal."""
+NOT_HERE = {
+    "fp8_dot_product_attention": "attention in FP8 has no CPU version",
+    "fp8_multi_head_attention": "attention in FP8 has no CPU version",
+}
+"""Switch of the model, or of the precision, that changes formats, and why no rehearsal has it."""
 INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, which Megatron makes of other fields."""
 
@@ -56,27 +61,29 @@ class SmallRun:
     """The launches that together have every kind of the run's layout."""
     dropped: tuple[str, ...] = ()
     """Choices per module that the layers of the rehearsal cannot show, as sentences."""
+    left_out: tuple[Finding, ...] = ()
+    """Settings that no run here has, with the reason."""
 
 
 def shrink(
     sections: Mapping[str, Any],
     precision: MixedPrecisionConfig | None,
     *,
-    gpus: int | None = None,
+    target: Target | None = None,
     processes: int = 4,
     max_layers: int = 8,
 ) -> SmallRun:
     """Return a run made small, in launches of at most so many processes.
 
-    Without a number of GPUs they are the least that the parallel sizes need. There are more than `max_layers` where
+    Without GPUs in the target they are the least that the parallel sizes need. There are more than `max_layers` where
     first and last layers and the pipeline need more.
 
     Raises:
-        RunConfigError: No such model can be built, its layers cannot be planned, or some of them do not run on a CPU.
+        RunConfigError: No such model can be built, or its layers cannot be planned.
     """
     given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
-    whole = predict(precision, given, target=Target(count=gpus))
-    _refuse_mamba(whole)
+    place = target or Target()
+    whole = predict(precision, given, target=Target(count=place.count))
     plan = plan_of(whole)
     layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
     stated = precision.to_dict() if precision is not None else None
@@ -86,6 +93,7 @@ def shrink(
     _shrink_tokens(run)
     _replace_schedule(run)
     _drop(run)
+    _leave_out(run, sections, place)
     return SmallRun(
         sections=run.held,
         precision=run.precision,
@@ -94,15 +102,8 @@ def shrink(
         layers_of_run=plan.shape.num_layers,
         rounds=layout.rounds(processes, split),
         dropped=tuple(run.dropped),
+        left_out=tuple(run.left_out),
     )
-
-
-def _refuse_mamba(run: Prediction) -> None:
-    if "mamba" in run.shape.kinds:
-        rule = "cannot be rehearsed: a rehearsal does not shrink layers of Mamba"
-        raise RunConfigError.of(
-            "model", rule, letters_of(run.shape.kinds), "Check it, or train model=hybrid_tiny with its recipe."
-        )
 
 
 def _replace_kernels(run: Sections) -> None:
@@ -114,6 +115,19 @@ def _replace_kernels(run: Sections) -> None:
     for name, reason in ON_A_GPU.items():
         if read_field(run.model, name):
             run.set(f"model.{name}", False, reason)
+
+
+def _leave_out(run: Sections, sections: Mapping[str, Any], target: Target) -> None:
+    """Take out what changes formats or the weights that train, and no run here has."""
+    for name, reason in NOT_HERE.items():
+        run.leave_out(name, reason)
+    has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
+    is_later = has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(installed("mcore"))
+    if is_later and run.plan.settings.distributed:
+        for name in ("fp4_param", "fp4_param_gather"):
+            run.leave_out(name, "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers")
+    if sections.get("peft"):
+        run.note_left_out("peft", sections["peft"], "a run trains all weights")
 
 
 def _shrink_tokens(run: Sections) -> None:

@@ -1,10 +1,11 @@
 """The widths of a model, made small: heads and channels, hidden size, feed-forward and experts."""
 
+from dataclasses import replace
 from math import gcd
 
 from bridge.rehearse.sections import LEAST_ALIGNMENT, Sections
 from bridge.rules.fields import read_field
-from bridge.rules.shape.model import Latent
+from bridge.rules.shape.model import Latent, StateSpace
 
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
@@ -15,6 +16,8 @@ HEADS = "keeps the queries of a key on a rank"
 def shrink_widths(run: Sections) -> None:
     """Make every width small."""
     hidden = _attention(run)
+    if run.shape.state_space is not None:
+        _state_space(run, run.shape.state_space)
     _feed_forward(run, hidden)
     _experts(run, hidden)
 
@@ -92,6 +95,24 @@ def _latent(run: Sections, latent: Latent, heads: int, ratio: float) -> int:
     return hidden
 
 
+def _state_space(run: Sections, mixer: StateSpace) -> None:
+    """Make the heads of Mamba small: the fewest whose projections on a rank are aligned as they are."""
+    tp, small = run.parallel.tensor, run.layout.size("tensor")
+    groups = small + (mixer.num_groups % tp != 0)
+    least = StateSpace(num_heads=0, head_dim=4, state_dim=run.fitted(mixer.state_dim, 16), num_groups=groups)
+
+    def residues(one: StateSpace, ranks: int) -> tuple[object, ...]:
+        sizes = (gcd(size // ranks, run.unit) for size in (one.inner, one.projected))
+        return (one.num_heads % one.num_groups, one.num_heads % ranks == 0, *sizes)
+
+    wanted = residues(mixer, tp)
+    heads = (replace(least, num_heads=count) for count in range(groups, 8 * groups * run.unit + 1))
+    found = next((one for one in heads if residues(one, small) == wanted), replace(least, num_heads=groups * run.unit))
+    why = "keeps the alignment of Mamba's projections on a rank"
+    for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
+        run.set(f"model.mamba_{name}", getattr(found, name), why)
+
+
 def _feed_forward(run: Sections, hidden: int) -> None:
     shape = run.shape
     tp, small = run.parallel.tensor, run.layout.size("tensor")
@@ -123,6 +144,8 @@ def _experts(run: Sections, hidden: int) -> None:
         run.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
         model.pop("moe_flex_dispatcher_backend", None)
     ratio = hidden / run.shape.hidden_size
+    if experts.latent_size:
+        run.set("model.moe_latent_size", run.fitted(experts.latent_size, experts.latent_size * ratio), WIDTH)
     routed = run.parallel.expert_tensor, run.layout.expert_tensor
     if read_field(model, "moe_ffn_hidden_size") is not None:
         width = run.fitted(experts.ffn_hidden_size, experts.ffn_hidden_size * ratio, *routed)

@@ -34,7 +34,7 @@ from bridge.rules.own_run.refusals import class_defaults, unhonoured
 ANOTHER_MODEL = frozenset(
     f"model.{name}"
     for name in (
-        *("is_hybrid_model", "hybrid_layer_pattern", "hybrid_override_pattern", "heterogeneous_block_specs"),
+        "heterogeneous_block_specs",
         *("experimental_attention_variant", "linear_attention_freq", "use_kitchen"),
     )
 )
@@ -71,9 +71,18 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         if entry["field"] in ANOTHER_MODEL:
             rule = f"a rehearsal without it would be one of another model ({entry['reason']})"
             raise RunConfigError.of(entry["field"], rule, entry["value"], "Use `precision-bridge check` for this run.")
+    left_out += [
+        {"field": name, "value": value, "reason": f"a CPU needs {os.environ[name]}"}
+        for name, value in plan["variables"].items()
+        if os.environ[name] != value
+    ]
     gone = [kind for kind, path in SIZES.items() if path in {entry["field"] for entry in left_out}]
     for name in IN_EVERY_RANK:
         import_module(name)
+    if sections["precision_backend"] == te_cpu.BACKEND and plan["saves_without_state"]:
+        from bridge.megatron.te_cpu.patches import save_without_state
+
+        save_without_state()
     launches: list[Plan] = []
     for one in _without(rounds, gone):
         place = folder / f"launch-{len(launches)}"

@@ -259,7 +259,7 @@ def test_every_wrong_key_and_value_of_every_section_is_told_before_a_run_folder_
         "  train.train_itres: no such field of TrainConfig, got 5 (command line). Did you mean 'train_iters'?\n"
         "  model.normalization: must be one of LayerNorm, RMSNorm, got 'RMSNrom' (command line). "
         "Did you mean 'RMSNorm'?\n"
-        "  model.activation_func: must be one of gelu, relu, silu, squared_relu, got 'gleu' (command line). "
+        "  model.activation_func: must be one of gelu, relu, silu, squared_relu, quick_gelu, got 'gleu' (command line). "
         "Did you mean 'gelu'?\n"
         "  model.hiden_size: no such field of GPTConfig, got 3 (command line). "
         "Did you mean 'hidden_size', 'ffn_hidden_size' or 'moe_ffn_hidden_size'?\n"

@@ -21,7 +21,7 @@ def test_unknown_activation_is_refused():
     with pytest.raises(RunConfigError) as raised:
         GPTConfig(**SHAPE, activation_func="swish")
     assert str(raised.value) == (
-        "model.activation_func: must be one of gelu, relu, silu, squared_relu or a function, got 'swish'. "
+        "model.activation_func: must be one of gelu, relu, silu, squared_relu, quick_gelu or a function, got 'swish'. "
         "Choose one of them."
     )
 

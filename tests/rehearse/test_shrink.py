@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.plan.precision_plan import precision_plan
@@ -19,7 +18,10 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.layers import kept_layers
 from bridge.rehearse.shrink import SmallRun, shrink
 from bridge.rehearse.split import Split
+from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
+from bridge.rules.target import Target
+from bridge.rules.versions import parse_version
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"
@@ -29,7 +31,7 @@ DEEPSEEK = ROOT / "docs" / "showcase" / "deepseek_v3.yaml"
 
 def small_of(path: Path, *overrides: str, gpus: int | None = None, **limits: int) -> SmallRun:
     run = load_run(overrides, config_file=path)
-    return shrink(run.sections, run.precision, gpus=gpus, **limits)
+    return shrink(run.sections, run.precision, target=Target(count=gpus), **limits)
 
 
 def test_a_dense_layout_is_dealt_out_to_launches_of_four_processes():
@@ -60,11 +62,35 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
     }
 
 
-def test_layers_of_mamba_are_refused():
-    with pytest.raises(
-        RunConfigError, match=r"does not shrink layers of Mamba, .* train model=hybrid_tiny with its recipe\.$"
-    ):
-        small_of(NEMOTRON)
+def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections():
+    small = small_of(NEMOTRON, "+model.mtp_hybrid_override_pattern='*M'", "+model.mtp_num_layers=1")
+    assert small.layers == ("1", "2", "3", "4", "8", "117", "118")
+    assert small.sections["model"]["hybrid_override_pattern"] == "M-M-*M-"
+    assert [(one.path, one.value) for one in small.left_out] == [("model.mtp_num_layers", 1)]
+    run = ModelShape.of(load_run((), config_file=NEMOTRON).sections["model"])
+    made = ModelShape.of(small.sections["model"])
+    for size in ("inner", "projected"):
+        before, after = (getattr(shape.state_space, size) for shape in (run, made))
+        assert gcd(before // 8, 16) == gcd(after // 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mcore", "left_out"),
+    [
+        (("mixed_precision.fp8_dot_product_attention=true",), "0.16.1", ["mixed_precision.fp8_dot_product_attention"]),
+        (("mixed_precision=bf16_with_nvfp4_mixed", "mixed_precision.fp4_param_gather=true"), "0.16.1", []),
+        (
+            ("mixed_precision=bf16_with_nvfp4_mixed", "mixed_precision.fp4_param_gather=true"),
+            "0.20",
+            ["mixed_precision.fp4_param_gather"],
+        ),
+    ],
+)
+def test_formats_that_no_run_here_has_are_left_out_where_the_target_has_them(overrides, mcore, left_out):
+    run = load_run(overrides, config_file=LLAMA)
+    small = shrink(run.sections, run.precision, target=Target(mcore=parse_version(mcore)))
+    assert [one.path for one in small.left_out] == left_out
+    assert not {path.partition(".")[2] for path in left_out} & {*small.precision}
 
 
 LAYOUT = "model.pipeline_model_parallel_layout"
@@ -86,18 +112,18 @@ def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
     ]
     run = load_run((), config_file=LLAMA)
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
-    small = shrink(run.sections, precision, gpus=64)
+    small = shrink(run.sections, precision, target=Target(count=64))
     assert (small.layers, small.dropped) == (("1", "2", "41", "80"), ())
     assert [row["select"] for row in small.precision["modules"]] == [
         {"layers": [0, 2, 3], "module": "linear_fc2"},
         "decoder.layers.3.*",
         "*.linear_qkv",
     ]
-    small = shrink(run.sections, precision, gpus=64, max_layers=1)
+    small = shrink(run.sections, precision, target=Target(count=64), max_layers=1)
     assert small.dropped == ()
     rows += [{"select": {"layers": [layer], "module": "linear_proj"}, "precision": "bf16"} for layer in range(9, 19)]
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
-    dropped = shrink(run.sections, precision, gpus=64).dropped
+    dropped = shrink(run.sections, precision, target=Target(count=64)).dropped
     assert dropped[-1] == "The row layers 18: linear_proj of modules: none of its layers is among the kept ones."
 
 

@@ -33,6 +33,7 @@ _ENVIRONMENT = {
     "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries
     "NVTE_TORCH_COMPILE": "0",  # torch.compile has nothing to gain from functions of Python
     "NVTE_MASKED_SOFTMAX_FUSION": "0",  # the fused softmax is a CUDA kernel
+    "NVTE_CUTEDSL_FUSED_GROUPED_MLP": "0",  # so are the fused experts
 }
 """Variable -> the value that a CPU needs."""
 _TRITON = "transformer_engine.pytorch.triton"

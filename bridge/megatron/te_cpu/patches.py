@@ -130,3 +130,16 @@ def patches(capability: tuple[int, int], release: str) -> list[Replacement]:
         f"{te}.attention.DotProductAttention.forward": _ON_CUDA,
     }
     return [row for row in replacements(__file__, rows) if not row.releases or release in row.releases]
+
+
+def save_without_state() -> None:
+    """Let grouped experts that have no extra state be saved, as megatron-core 0.19 does.
+
+    Earlier ones split the state by expert without looking (extensions/transformer_engine.py:1705).
+    """
+    from megatron.core.extensions.transformer_engine import TEGroupedLinear  # imported by `install`, with its patches
+
+    split = TEGroupedLinear._split_extra_state  # noqa: SLF001 the one that Megatron calls
+    TEGroupedLinear._split_extra_state = lambda self, state: (  # noqa: SLF001
+        split(self, state) if state.numel() else [state] * self.num_gemms
+    )
