@@ -19,12 +19,12 @@ from typing import Any
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.meaning import semantics_of, unread_fields
 from bridge.interop.reading.settings import Settings
+from bridge.interop.table import table
 
+TABLE = table("pytorch")
 TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
 """Our field -> what an untouched `torch.amp.GradScaler` amounts to."""
 
-SCALER_USUAL = {"growth_factor": 2.0, "backoff_factor": 0.5, "enabled": True}
-"""Argument of a `GradScaler` without one of Megatron's -> the value that Megatron's amounts to."""
 NAMES = {"initial_loss_scale": "init_scale", "loss_scale_window": "growth_interval", "hysteresis": "hysteresis"}
 
 
@@ -36,23 +36,19 @@ def amp_fields(compute: str) -> dict[str, object]:
     return mode | {"autocast_enabled": True, "autocast_dtype": compute}
 
 
-def report_dropped_autocast(builder: ExportBuilder, detail: str) -> None:
-    """Record the run of a system over Megatron Core that never opens autocast, because `detail`: its mode decides."""
-    config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
-    if not config.autocast_enabled:
+def report_dropped_autocast(builder: ExportBuilder, why: str) -> None:
+    """Record the run of a system over Megatron Core that never opens autocast, because `why`: its mode decides."""
+    mode, compute = builder.config.mode, str(builder.values["autocast_dtype"])
+    facts = {"why": why, "mode": mode, "runs": mode.upper(), "compute": compute, "casts": compute.upper()}
+    if not builder.config.autocast_enabled:
         return
-    if semantics == "amp_o1" and mode == "fp32":
-        compute = builder.values["autocast_dtype"]
-        runs, choice = "it trains in FP32", f"take {compute}_mixed if {compute.upper()} weights are meant"
-        builder.report("autocast_enabled", "semantics", f"{detail}; {runs}", f"FP32 there; {choice}.")
-        return
-    runs = f"it trains {mode.upper()} weights with FP32 masters"
-    if semantics == "amp_o1":
-        remedy = f"{mode.upper()} weights there, as {mode}_mixed; take fp32 if FP32 weights are meant."
-        builder.report("params_dtype", "semantics", f"{mode} casts every weight, and {detail}; {runs}", remedy)
+    if semantics_of(builder.config) != "amp_o1":
+        builder.record("pytorch.no-autocast-around-half-weights", "autocast_enabled", **facts)
+    elif mode == "fp32":
+        builder.record("pytorch.no-autocast-over-fp32-weights", "autocast_enabled", **facts)
     else:
-        remedy = f"{mode.upper()} there, in norms and softmax too; state autocast_enabled=False if that is meant."
-    builder.report("autocast_enabled", "semantics", f"{detail}; {runs}", remedy)
+        builder.record("pytorch.mode-casts-weights", "params_dtype", **facts)
+        builder.record("pytorch.no-autocast-over-cast-weights", "autocast_enabled", **facts)
 
 
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
@@ -88,36 +84,23 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     return mode
 
 
-def assume_torch_scaler(builder: ImportBuilder, where: str, *, given: tuple[str, ...] = ()) -> None:
+def assume_torch_scaler(builder: ImportBuilder, where: str, *, given: tuple[str | None, ...] = ()) -> None:
     """Note the defaults of a `GradScaler` that `where` makes, except for the fields in `given`."""
     for field, value in TORCH_SCALER.items():
-        if field in given:
-            continue
-        builder.fields[field] = value
-        detail = f"{where} makes a torch GradScaler with {value:g} (PyTorch 2.13)"
-        if field == "hysteresis":
-            detail = "a torch GradScaler halves the scale at the first overflow (PyTorch 2.13)"
-        remedy = f"State {field} for Megatron's own default."
-        builder.report(f"GradScaler.{NAMES[field]}", value, "implied default", detail, remedy)
+        if field not in given:
+            builder.fields[field] = value
+            row = "torch-scaler-halves" if field == "hysteresis" else "torch-scaler-default"
+            facts = {"where": where, "field": field, "value": value}
+            builder.record(f"pytorch.{row}", f"GradScaler.{NAMES[field]}", value, **facts)
     builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
 
 
 def import_scaler(builder: ImportBuilder, scaler: Settings, where: str) -> bool:
     """Map the arguments of a `GradScaler` that `where` makes; return whether Megatron's own lacks one of them."""
-    taken, lacks = [], False
-    for key, field in (("init_scale", "initial_loss_scale"), ("growth_interval", "loss_scale_window")):
-        value = scaler.number(key, least=0) if key == "init_scale" else scaler.whole(key, least=1)
-        if value is not None:
-            builder.map(scaler.name(key), **{field: value})
-            taken.append(field)
-    for key, usual in SCALER_USUAL.items():
-        if scaler.given(key) and scaler[key] != usual:
-            lacks = True
-            builder.record("pytorch.megatron-scaler-has", scaler.name(key), scaler[key], usual=usual)
-        elif scaler.given(key):
-            builder.map(scaler.name(key))
-    assume_torch_scaler(builder, where, given=tuple(taken))
-    return lacks
+    TABLE.read(builder, scaler, "scaler")
+    given = {key: row for key, row in TABLE.parts["scaler"].named.items() if scaler.given(key)}
+    assume_torch_scaler(builder, where, given=tuple(row.field for row in given.values()))
+    return any(row.detail and not row.is_harmless(scaler[key]) for key, row in given.items())
 
 
 def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ...] = ()) -> None:

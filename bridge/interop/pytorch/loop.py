@@ -1,38 +1,29 @@
 """Plain PyTorch: autocast, `GradScaler`, torchao's config and TF32 as one mapping of settings."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.contract import ExportReport, ImportReport, System, as_json
 from bridge.interop.pytorch import torchao
-from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.pytorch.amp import TABLE, amp_fields, export_as_amp
 from bridge.interop.reading.settings import Settings
 from bridge.pytorch.loop import SCALE_FIELDS, scaler_settings
 from bridge.registry.config import MixedPrecisionConfig
 
-TITLE = "PyTorch"
-VERSION = "PyTorch 2.13.0"
-PARTS = ("autocast", "grad_scaler", "tf32")
-
 
 def import_(payload: object) -> ImportReport:
     """Return what autocast, a `GradScaler` and TF32 in one mapping ask for; converted linear layers are reported."""
-    top = Settings(payload, TITLE)
-    builder = ImportBuilder(TITLE)
+    top = Settings(payload, TABLE.title)
+    builder = ImportBuilder(TABLE.title)
     compute = _autocast(builder, top.section("autocast"))
     _scaler(builder, top.section("grad_scaler"), compute)
-    if top.given("tf32"):
-        builder.map("tf32", tf32=bool(top.switch("tf32")))
-    for name, value in top.values.items():
-        if name not in PARTS and value is not None:
-            builder.record("pytorch.no-part", name, value)
+    TABLE.read(builder, top)
     return builder.finish("fp32" if compute == "fp32" else "amp_o1")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the set-up as data; the functions of `bridge.pytorch` make the objects."""
-    builder = ExportBuilder(config, TITLE)
+    builder = ExportBuilder(config, TABLE.title)
     compute = export_as_amp(builder, "autocast.dtype", "autocast.enabled")
     payload: dict[str, Any] = {"autocast": {"dtype": compute, "enabled": compute != "fp32"}}
     payload["grad_scaler"] = scaler_settings(config)
@@ -64,7 +55,7 @@ def _autocast(builder: ImportBuilder, block: Settings) -> str:
     compute = block.dtype("dtype", "must be bfloat16 or float16 (autocast warns and switches itself off for others)")
     if not (bool(block.values) if enabled is None else enabled):
         if enabled is None:
-            builder.implied("autocast", None, f"off in {VERSION}", fp32=True)
+            builder.implied("autocast", None, f"off in {TABLE.version}", fp32=True)
         else:
             builder.map(block.name("enabled"), fp32=True)
         if compute is not None:
@@ -72,7 +63,7 @@ def _autocast(builder: ImportBuilder, block: Settings) -> str:
         return "fp32"
     if compute is None:
         compute = "bf16" if block.values.get("device_type") == "cpu" else "fp16"
-        builder.implied(name, compute, f"BF16 on a CPU and FP16 on CUDA in {VERSION}", **amp_fields(compute))
+        builder.implied(name, compute, f"BF16 on a CPU and FP16 on CUDA in {TABLE.version}", **amp_fields(compute))
     else:
         builder.map(name, **amp_fields(compute))
     if enabled is not None:
@@ -98,11 +89,4 @@ def _scaler(builder: ImportBuilder, block: Settings, compute: str) -> None:
                 builder.map(block.name(key), **{field: block.number(key, least=0)})
 
 
-def _recognise(document: Any) -> Recognised | None:
-    content = document.mapping
-    if isinstance(content.get("autocast"), Mapping) and "grad_scaler" in content:
-        return Recognised(certainty=0.8, evidence="has `autocast` and `grad_scaler`, as this program writes them")
-    return None
-
-
-SYSTEM = System("pytorch", "plain PyTorch", VERSION, import_, export, _recognise, as_json)
+SYSTEM = System("pytorch", "plain PyTorch", TABLE.version, import_, export, TABLE.recognise, as_json)

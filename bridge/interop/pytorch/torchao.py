@@ -32,9 +32,6 @@ VERSION = "torchao 0.18.0"
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 FILTER = "filter_fqns"
 """Names of modules that are left out, as torchao's own filter functions take them."""
-ROWWISE = "torchao scales each row by itself, with powers of two; Megatron has no such scheme, so no FP8 was written"
-ROWWISE_REMEDY = "Choose tensorwise or blockwise scaling by hand."
-MODULES = "State first_last_layers_bf16 if you want whole layers."
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
@@ -53,9 +50,8 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
         if not config.fp8_wgrad:
             builder.map("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
     elif config.fp8 is not None:
-        detail = f"{VERSION} has no {config.fp8_recipe} scaling, so no FP8 was written"
         fields = ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad")
-        builder.report_if_on(fields, detail, "Use tensorwise or MXFP8 scaling.")
+        builder.record_if_on("pytorch.no-such-scaling", fields, scheme=config.fp8_recipe)
     if payload or (config.scheme is None and builder.values["modules"]):
         schemes = schemes_for(builder, num_layers, available=("tensorwise", "mxfp8"), setting=FILTER)
         written: dict[str, Chosen] = {}
@@ -64,10 +60,8 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
             if written.setdefault(kind, chosen) == chosen:
                 payload[kind] = {**settings, FILTER: left_out(schemes, chosen)}
                 continue
-            detail = (
-                f"rows ask for {chosen.scheme} in {chosen.format} too, and one config has one format; it is in BF16"
-            )
-            builder.report("modules", "semantics", detail, f"BF16 there; state {written[kind].format} in these rows.")
+            facts = {"scheme": chosen.scheme, "format": chosen.format, "written": written[kind].format}
+            builder.record("pytorch.one-format", "modules", **facts)
     return builder.finish(payload)
 
 
