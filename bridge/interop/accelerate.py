@@ -9,7 +9,6 @@ default `amax_compute_algo="most_recent"` never reaches Transformer Engine, whos
 Its settings and sentences, with their sources, are `rows/accelerate.yaml`.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,9 +22,9 @@ from bridge.interop.pytorch.torchao import (
     export_layers,
     import_gather,
     left_out,
-    module_filter,
     report_gather,
 )
+from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
@@ -35,14 +34,9 @@ PRECISIONS = ("no", "fp16", "bf16", "fp8")
 BACK_ENDS = ("TE", "AO", "MSAMP")
 HANDLERS = {"TE": "TERecipeKwargs", "AO": "AORecipeKwargs"}
 PREFIX = "ACCELERATE_"
-ENVIRONMENT_LINE = re.compile(r"""\s*(?:export\s+)?(\w+)=(?:"([^"]*)"|'([^']*)'|([^\s#]*))""")
 ALGORITHM = "amax_compute_algo"
 GATHER, FUNCTION = "enable_fsdp_float8_all_gather", "module_filter_func"
 OVERRIDES = ("override_linear_precision", "override_fprop", "override_dgrad", "override_wgrad")
-OFF = "the dtype that the model is loaded in, since mixed_precision no only means no autocast,"
-UNSAID = "the program that is launched (accelerate 1.15.0 takes no where that says nothing)"
-DEEPSPEED_SCALE = {"initial_loss_scale": 65536, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
-"""The loss scale of DeepSpeed 0.19.8 by itself: accelerate writes none for it."""
 
 
 def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
@@ -59,11 +53,7 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     builder.fields |= fields
     if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
         builder.map("mixed_precision", **fields)
-    if compute == "fp8":
-        backend = _fp8(builder, top.section("fp8_config"), backend)
-    scheme = builder.fields.get("fp8_recipe")
-    acting = {one: one == backend for one in BACK_ENDS}
-    TABLE.read(builder, top.section("fp8_config"), "fp8", fp8=compute == "fp8", delayed=scheme == "delayed", **acting)
+    _fp8(builder, top.section("fp8_config"), backend, on=compute == "fp8")
     if base == "fp16" and sharding not in ("deepspeed", "megatron"):
         assume_torch_scaler(builder, TABLE.title)
     if sharding == "fsdp" and base != "fp32":
@@ -71,18 +61,17 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
         builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, base=base)
     decided_elsewhere = sharding == "deepspeed" and _deepspeed(builder, top, base)
     if base == "fp32":
-        decided_by = OFF if top.given("mixed_precision") else UNSAID
-        builder.leave_mode("DeepSpeed's own configuration" if decided_elsewhere else decided_by)
-    if compute == "fp16" and top.switch("use_cpu"):
-        builder.record("accelerate.on-a-cpu-accelerate-turns", "use_cpu", True)
+        decided_by = TABLE.data["decides"]["model" if top.given("mixed_precision") else "program"]
+        builder.leave_mode(TABLE.data["decides"]["deepspeed"] if decided_elsewhere else decided_by)
     _compiled(builder, top, compute)
     TABLE.read(
         builder,
         top,
+        fp16=compute == "fp16",
         no_mixed_precision="mixed_precision" not in top,
         fsdp=sharding == "fsdp",
         deepspeed=sharding == "deepspeed",
-        torchao_under_fsdp=sharding == "fsdp" and scheme == "tensorwise",
+        torchao_under_fsdp=sharding == "fsdp" and builder.fields.get("fp8_recipe") == "tensorwise",
     )
     semantics = {"fsdp": "fsdp_policy", None: "amp_o1"}.get(sharding, "megatron_o2")
     is_lost = compute == "fp8" and "fp8" not in builder.fields
@@ -117,19 +106,6 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int 
     else:
         report_scaler(builder, TABLE.title)
     return builder.finish(payload)
-
-
-def accelerator_arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Accelerator` for an export of the form "arguments". Imports accelerate."""
-    from accelerate import utils
-
-    names = [name for name in (*HANDLERS.values(), "GradScalerKwargs") if name in payload]
-    given = {name: dict(payload[name]) for name in names}
-    for arguments in given.values():
-        if FILTER in arguments:
-            arguments[FUNCTION] = module_filter(arguments.pop(FILTER))
-    handlers = [getattr(utils, name)(**arguments) for name, arguments in given.items()]
-    return {"mixed_precision": payload["mixed_precision"], "kwargs_handlers": handlers}
 
 
 def _flattened(payload: object) -> object:
@@ -191,7 +167,7 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
         builder.fields["grad_reduce_in_fp32"] = False
         builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, base=base)
     if base == "fp16":
-        builder.fields |= DEEPSPEED_SCALE
+        builder.fields |= TABLE.data["scale of DeepSpeed"]
         builder.record("accelerate.no-loss-scale-for-deepspeed", f"{block.path}.fp16.loss_scale", None)
         builder.record("accelerate.accelerate-writes-it-inputs", f"{block.path}.fp16.auto_cast", True)
     return False
@@ -208,23 +184,23 @@ def _compiled(builder: ImportBuilder, top: Settings, compute: str) -> None:
     builder.record(f"accelerate.{sentence}", "dynamo_backend", backend)
 
 
-def _fp8(builder: ImportBuilder, block: Settings, assumed: str) -> str:
-    """Return the back end of FP8, with the format and scheme that it runs mapped."""
-    backend = assumed
-    if block.given("backend"):
+def _fp8(builder: ImportBuilder, block: Settings, backend: str, *, on: bool) -> None:
+    """Map the settings of FP8 for the back end that runs it, `backend` where the file does not say."""
+    if on and block.given("backend"):
         backend = str(block["backend"]).upper().replace("TORCHAO", "AO")
         if backend not in BACK_ENDS:
             raise TABLE.wrong("back-ends", block, "backend")
         builder.map(block.name("backend"))
-    else:
+    elif on:
         builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", backend)
-    if backend == "TE":
+    if on and backend == "TE":
         _transformer_engine(builder, block)
-    elif backend == "AO":
+    elif on and backend == "AO":
         _torchao(builder, block)
-    else:
+    elif on:
         builder.record("accelerate.ms-amp-keeps", block.name("opt_level"), block.values.get("opt_level", "O2"))
-    return backend
+    acting = {one: one == backend for one in BACK_ENDS}
+    TABLE.read(builder, block, "fp8", fp8=on, delayed=builder.fields.get("fp8_recipe") == "delayed", **acting)
 
 
 def _transformer_engine(builder: ImportBuilder, fp8: Settings) -> None:
@@ -308,7 +284,7 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
     return block
 
 
-def _recognise(document: Any) -> Recognised | None:
+def _recognise(document: Document) -> Recognised | None:
     if document.kind == "env":
         names = [name for name in _read(document) if name.startswith((PREFIX + "MIXED_PRECISION", PREFIX + "FP8_"))]
         return Recognised(certainty=0.9, evidence=f"sets `{names[0]}`, which accelerate reads") if names else None
@@ -318,13 +294,11 @@ def _recognise(document: Any) -> Recognised | None:
     return found
 
 
-def _read(document: Any) -> Any:
+def _read(document: Document) -> Any:
     """Return accelerate's variables of an environment file, and the content of any other."""
     if document.kind != "env":
         return document.content
-    found = [match for line in document.text.splitlines() if (match := ENVIRONMENT_LINE.match(line))]
-    values = {match[1]: next((part for part in match.groups()[1:] if part is not None), "") for match in found}
-    return {name: value for name, value in values.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in document.variables.items() if name.startswith(PREFIX)}
 
 
 CONTEXT = (

@@ -15,25 +15,19 @@ Its settings and sentences, with their sources, are `rows/huggingface.yaml`.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
-from bridge.interop.reading.settings import Settings, half_or_fp32, shown
+from bridge.interop.reading.settings import Settings, half_or_fp32
+from bridge.interop.reading.trainer_words import SWITCHES, arguments
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("huggingface")
-SWITCHES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
 MODES = ("fp32", "bf16", "fp16")
 ENVIRONMENT = "ACCELERATE_MIXED_PRECISION"
-OFF = f"the environment's {ENVIRONMENT}, and without it the dtype that the model is loaded in,"
-"""The source that decides where both switches are off."""
-NO_AUTOCAST = f"the dtype that the model is loaded in, since {ENVIRONMENT}=no only means no autocast,"
-PROGRAM = (
-    "the program that reads these arguments (transformers 5.23.0 leaves bf16 off, TRL turns it on, ms-swift chooses by "
-    "torch_dtype)"
-)
+DECIDES = TABLE.data["decides"]
+"""The source that decides where both switches are off, as a noun."""
 GATHER = "fp8_enable_fsdp_float8_all_gather"
 DTYPES = ("torch_dtype", "dtype", "model_dtype")
 INNER = "model_init_kwargs"
@@ -81,11 +75,7 @@ def import_(
         builder.map("fp8")
     model, sharding = _loaded(builder, top, stated), _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
-    if compute == "fp16" and (top.values.get("use_cpu") or top.values.get("no_cuda")):
-        builder.record("huggingface.without-cuda-accelerate", "fp16", True)
-    if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
-        builder.record("huggingface.compile-turns-tf32-on", "tf32", None)
-        builder.fields["tf32"] = True
+    _device(builder, top, compute)
     TABLE.read(
         builder,
         top,
@@ -112,26 +102,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         if builder.values[field] is not None:
             builder.record("huggingface.there-is-no-argument-for-it", field)
     return builder.finish(payload)
-
-
-def arguments(words: Any) -> dict[str, Any]:
-    """Return the arguments that command-line words set: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`."""
-    found: dict[str, Any] = {}
-    waiting: str | None = None
-    for word in words:
-        if not isinstance(word, str):
-            raise PayloadError(f"{TABLE.title}: command-line words must be strings, got {shown(word)}. Quote it.")
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            if name.startswith("no_") and name[3:] in SWITCHES and not equals:
-                found[name[3:]], waiting = False, None
-                continue
-            found[name], waiting = (value if equals else True), (None if equals else name)
-        elif waiting is not None:
-            found[waiting], waiting = word, None
-    switches = Settings({name: found[name] for name in SWITCHES if name in found}, TABLE.title, lenient=True)
-    return found | {name: switches.switch(name) for name in switches.values}
 
 
 def _switches(builder: ImportBuilder, top: Settings) -> None:
@@ -188,6 +158,15 @@ def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
     return "bf16"
 
 
+def _device(builder: ImportBuilder, top: Settings, compute: str) -> None:
+    """Report what the switches about the device and the compiler change."""
+    if compute == "fp16" and (top.values.get("use_cpu") or top.values.get("no_cuda")):
+        builder.record("huggingface.without-cuda-accelerate", "fp16", True)
+    if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
+        builder.record("huggingface.compile-turns-tf32-on", "tf32", None)
+        builder.fields["tf32"] = True
+
+
 def _sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or the block it is launched with, shards so."""
     launcher = top.values.get("accelerate_launch_args")
@@ -241,14 +220,16 @@ def _mode(
         semantics = "megatron_o2" if sharding == "deepspeed" else "fsdp_policy"
     elif sharding == "deepspeed":
         fields, semantics = {}, "unstated"
-        own = "DeepSpeed's own configuration"
+        own = DECIDES["deepspeed"]
         builder.leave_mode(own if names or program is None else f"{program} or {own}")
     elif kept and not (model.adapter and compute != "fp32"):
         fields, semantics = {str(half): True, "params_dtype": half}, "true"
     elif compute == "fp32" and not ((names or ENVIRONMENT in builder.mapped) and model.dtype == "fp32"):
         fields, semantics = {}, "unstated"
-        decider = NO_AUTOCAST if ENVIRONMENT in builder.mapped else (OFF if names else program or PROGRAM)
-        builder.leave_mode(decider)
+        source = "environment" if names else "program"
+        if ENVIRONMENT in builder.mapped:
+            source = "model"
+        builder.leave_mode(program if program and source == "program" else DECIDES[source])
     builder.fields |= fields
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False

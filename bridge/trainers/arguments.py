@@ -1,9 +1,11 @@
 """Lightning, Accelerate, the Hugging Face Trainer and NeMo 2: the arguments that their own objects take."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from bridge.interop.accelerate import accelerator_arguments
+from bridge.interop.accelerate import FUNCTION, HANDLERS
+from bridge.interop.pytorch.torchao import FILTER, module_filter
 from bridge.precision.dtypes import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.trainers.exported import exported
@@ -36,6 +38,19 @@ def accelerate_arguments(recipe: str | MixedPrecisionConfig, *, num_layers: int 
         ImportError: accelerate, or the FP8 library that the recipe needs, is not installed.
     """
     return accelerator_arguments(exported("accelerate", recipe, form="arguments", num_layers=num_layers).payload)
+
+
+def accelerator_arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Accelerator` for an export of the form "arguments". Imports accelerate."""
+    from accelerate import utils
+
+    names = [name for name in (*HANDLERS.values(), "GradScalerKwargs") if name in payload]
+    given = {name: dict(payload[name]) for name in names}
+    for arguments in given.values():
+        if FILTER in arguments:
+            arguments[FUNCTION] = module_filter(arguments.pop(FILTER))
+    handlers = [getattr(utils, name)(**arguments) for name, arguments in given.items()]
+    return {"mixed_precision": payload["mixed_precision"], "kwargs_handlers": handlers}
 
 
 def transformers_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]:

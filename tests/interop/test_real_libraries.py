@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate, huggingface
+from bridge.interop.reading.trainer_words import arguments
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.trainers.arguments import accelerator_arguments
 from tests.interop.properties import check_export, check_return, configs
 
 UNUSED = "unused"
@@ -119,7 +121,7 @@ class TestTransformers:
     def test_words_are_read_as_the_real_parser_reads_them(self, version: str, words: list[str]) -> None:
         from transformers import HfArgumentParser, TrainingArguments
 
-        ours = huggingface.arguments(words)
+        ours = arguments(words)
         if words != ["--no_tf32"]:  # which the real parser does not know, tf32 having no default of True
             (made,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
                 ["--output_dir", UNUSED, "--use_cpu", *words]
@@ -167,7 +169,7 @@ class TestAccelerate:
         check_export(config, exported)
         # Only whether Transformer Engine is installed is pretended; it is not needed to make the handler.
         with patch("accelerate.utils.dataclasses.is_transformer_engine_available", lambda: True):
-            made = accelerate.accelerator_arguments(exported.payload)
+            made = accelerator_arguments(exported.payload)
         read = {"mixed_precision": made["mixed_precision"]}
         for handler in made["kwargs_handlers"]:
             kept = vars(handler)

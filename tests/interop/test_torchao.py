@@ -9,6 +9,7 @@ from bridge.interop.pytorch import torchao
 from bridge.pytorch import float8_linear_config_for, linear_schemes
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.trainers.arguments import accelerator_arguments
 from tests.interop.properties import reasons
 
 
@@ -53,7 +54,7 @@ def test_a_list_leaves_out_in_torchaos_own_filter_what_the_plan_leaves_in_bf16()
     exported = torchao.export(config, num_layers=4)
     takes = ours._auto_filter_for_recipe("tensorwise", filter_fqns=exported.payload["float8"]["filter_fqns"])
     made = accelerate.export(config, form="arguments", num_layers=4)
-    own = accelerate.accelerator_arguments(made.payload)["kwargs_handlers"][0].module_filter_func
+    own = accelerator_arguments(made.payload)["kwargs_handlers"][0].module_filter_func
     for name, scheme in linear_schemes(model, config).items():
         module = model.get_submodule(name)
         assert takes(module, name) == own(module, name) == (scheme is not None), name

@@ -20,6 +20,7 @@ from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
 from bridge.interop.megatron_lm.importer import ARGUMENTS
+from bridge.interop.reading.trainer_words import arguments
 
 NEMO, TORCHTITAN, FAIRSEQ = pattern("nemo1"), pattern("torchtitan"), pattern("fairseq")
 HOLDS_OPTIONS = pattern("holds options", re.IGNORECASE)
@@ -313,8 +314,6 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
-    from bridge.interop.huggingface import arguments
-
     words, launcher = line.words, line.accelerate
     if not (forced or _is_trainers(words, is_launched=launcher is not None)):
         return None

@@ -34,6 +34,8 @@ DOTTED = re.compile(
 )
 """A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
 
+VARIABLE = re.compile(r"""\s*(?:export\s+)?(\w+)=(?:"([^"]*)"|'([^']*)'|([^\s#]*))""")
+"""A line of an environment file."""
 SUFFIXES = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -110,6 +112,12 @@ class Document:
         """The parsed value where it is a mapping, else an empty one: what `recognise` asks."""
         content = self.content if self.kind in ("yaml", "json") else None
         return content if isinstance(content, dict) else {}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that an environment file sets, with their values."""
+        found = filter(None, map(VARIABLE.match, self.text.splitlines()))
+        return {match[1]: "".join(part or "" for part in match.groups()[1:]) for match in found}
 
     @property
     def parts(self) -> tuple[Document, ...]:
