@@ -134,7 +134,7 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: 
     layers = get_gpt_decoder_layer_specs(
         config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
-    whole = TransformerBlockSubmodules(layer_specs=layers)
+    whole = TransformerBlockSubmodules(layer_specs=with_variant(config, layers, first=0, with_te=with_te))
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec

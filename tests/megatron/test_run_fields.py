@@ -264,6 +264,23 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
             ],
         ),
         (
+            {
+                "hybrid_layer_pattern": "M*",
+                "num_layers": 2,
+                "recompute_granularity": "full",
+                "account_for_loss_in_pipeline_split": True,
+                "qk_layernorm": True,
+            },
+            [
+                "PB701 model.account_for_loss_in_pipeline_split: this run does not honour it: the pipeline stages of a "
+                "hybrid model have equal numbers of layers, got True. Leave it at its default.",
+                "PB701 model.recompute_granularity: this run does not honour it: Megatron Core before 0.18 recomputes "
+                "no whole layer of a hybrid model, got 'full'. Leave it at its default.",
+                "PB701 model.qk_layernorm: this run does not honour it: the attention layers of megatron-core 0.16.1's "
+                "hybrid models are plain, got True. Leave it at its default.",
+            ],
+        ),
+        (
             {"hybrid_layer_pattern": "M+", "num_layers": 2},
             [
                 "PB702 model.hybrid_layer_pattern: a run builds layers of M, *, - and E; Megatron Core has |, / and "
@@ -298,6 +315,8 @@ OWN = (
         "model.tensor_model_parallel_size=2",
         "model.multi_latent_attention=true",
     ],
+    ["model.hybrid_layer_pattern='M+-/+'", "model.mtp_num_layers=1", "model.qk_layernorm=true"],
+    ["model.hybrid_layer_pattern='M*|-'", "model.qk_layernorm=true"],
     ["ddp.use_megatron_fsdp=true", "model.fp32_residual_connection=true", "model.context_parallel_size=2"],
 )
 

@@ -89,6 +89,18 @@ REFUSED_WITHOUT_TE: dict[str, dict[str, str]] = {
 }
 """Section -> reason -> fields that need Transformer Engine's layers, or the GPU that these run on."""
 
+REFUSED_OF_HYBRIDS = {
+    "Megatron Core interleaves no hybrid model": "virtual_pipeline_model_parallel_size",
+    "the pipeline stages of a hybrid model have equal numbers of layers": """
+        pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+        """,
+    "Megatron Core before 0.18 recomputes no whole layer of a hybrid model": "recompute_granularity",
+    "the attention layers of megatron-core 0.16.1's hybrid models are plain": """
+        qk_layernorm qk_l2_norm multi_latent_attention experimental_attention_variant
+        """,
+}
+"""Reason -> fields of the model that a hybrid does not honour."""
+
 REFUSED_ON_CPU: dict[str, dict[str, str]] = {
     "model": {
         "Transformer Engine's kernel has no CPU version": """

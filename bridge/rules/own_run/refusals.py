@@ -24,6 +24,7 @@ from bridge.rules.own_run.fields import (
     PLAIN_ATTENTION,
     PLAIN_LOCAL_ATTENTION,
     REFUSED,
+    REFUSED_OF_HYBRIDS,
     REFUSED_ON_CPU,
     REFUSED_WITHOUT_TE,
     UNKNOWN,
@@ -85,7 +86,7 @@ def refusals(sections: Mapping[str, Values], defaults: Mapping[str, Values], *, 
     found = [one for name in REFUSED for one in unhonoured(name, sections[name], defaults[name], backend=backend)]
     model = sections["model"]
     biases = _expert_biases(model) if backend not in (*WITH_TE, None) else ()
-    kinds = [*_wrong_pattern(model), *_wrong_variant(model, backend)]
+    kinds = [*_wrong_hybrid(model), *_wrong_variant(model, backend)]
     return [*found, *_wrong_values(model), *kinds, *_wrong_layouts(model, backend), *biases]
 
 
@@ -172,11 +173,15 @@ def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
         yield _wrong(WRONG_LAYOUT, model, "tensor_model_parallel_size", rule, "Set it to 1.")
 
 
-def _wrong_pattern(model: Values) -> Iterator[Finding]:
-    """Yield the layers of a hybrid model that this Megatron Core cannot build."""
+def _wrong_hybrid(model: Values) -> Iterator[Finding]:
+    """Yield the layers of a hybrid model that this Megatron Core cannot build, and what it leaves out for one."""
     pattern = HybridPattern.of(model)
     if pattern is None or pattern.faults:
         return
+    for name, reason in by_field(REFUSED_OF_HYBRIDS).items():
+        if model[name] and model[name] != "selective":  # the recomputation of a part of a layer, which is the layer's
+            rule = f"this run does not honour it: {reason}"
+            yield _wrong(NOT_HONOURED, model, name, rule, "Leave it at its default.")
     if {*pattern.layers} - BUILT_LAYERS or pattern.chunks or pattern.depths:
         rule = "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers from 0.17 on"
         yield _wrong(WRONG_VALUE, model, pattern.field, rule, "Write those alone.")
