@@ -313,7 +313,7 @@ def rows(name: str, folder: Traversable = FOLDER) -> dict[str, Any]:
     return content
 
 
-def record_named(name: str, **facts: object) -> Record:
+def record_named(name: str, /, **facts: object) -> Record:
     """Return the record of a sentence, "SYSTEM.SENTENCE", with the facts of a file in it."""
     system, _, sentence = name.partition(".")
     return table(system).sentences[sentence].about(facts)

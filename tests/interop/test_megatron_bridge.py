@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
-from bridge.interop import megatron_bridge
 from bridge.interop.meaning import meaning
+from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig

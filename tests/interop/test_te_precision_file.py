@@ -12,9 +12,9 @@ from megatron.core.quantization.quant_config import MatchContext, RecipeConfig
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import PayloadError
-from bridge.interop import megatron_bridge
 from bridge.interop.contract import as_yaml
 from bridge.interop.conversion import Run, convert, runs_of
+from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.megatron_lm import exporter
 from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, write
 from bridge.interop.reading.document import Document

@@ -16,31 +16,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
-from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.builders import ImportBuilder
+from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
+from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
 from bridge.interop.megatron_lm.flags import report_other
-from bridge.interop.megatron_lm.stage_files import LAYOUT, Layout, shared_file
+from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.megatron_lm.te_precision_file import rows_of
-from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
-from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS, PEER_FIELDS
-from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
+from bridge.precision.dtypes import SPELLINGS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.sync.routes import ROUTES
 
-TITLE = "Megatron Bridge 0.7"
-TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
-RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
-DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-OWN = PEER_FIELDS
-ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
-"""Field that the peer's class does not have -> the section of a run that holds it, under the same name."""
-SINCE_0_4 = ("fp4_param", "fp4_param_gather")
-TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
+__all__ = ["SYSTEM", "export", "import_"]
+
 OWNERS = ("model", "optimizer", "ddp")
 EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
@@ -48,8 +39,6 @@ RENAMED = {"enable_autocast": "autocast_enabled"}
 MADE_BY, MODULES = "_recipe_", "modules"
 """Keys of our own configurations alone: the recipe that the fields are from, and the rows of single modules."""
 INSTANTIATION = ("_target_", "_call_", "_convert_", "_partial_", "_recursive_")
-NO_AUTOCAST = f"{TITLE} copies fields of the same name, and Megatron's is enable_autocast"
-"""Why `autocast_enabled` has no effect there. Source: Megatron Bridge 0.6.2 training/mixed_precision.py."""
 
 
 def import_(payload: object, *, base: str | None = None) -> ImportReport:
@@ -57,9 +46,9 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
 
     Overrides go over `base`, a noun for the configuration that is not read.
     """
-    builder = ImportBuilder(TITLE)
+    builder = ImportBuilder(TABLE.title)
     if isinstance(payload, str):
-        return _named(payload, "mixed_precision", builder)
+        return _named(payload, builder)
     if not isinstance(payload, Mapping):
         remedy = "Give the parsed contents of the file."
         raise PayloadError(f"megatron-bridge: must be a mapping or a recipe's name, got {payload!r:.60}. {remedy}")
@@ -69,7 +58,7 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
     if chosen is None:
         return _of_owners(payload, builder, base)
     if isinstance(chosen, str):
-        imported = _named(chosen, "mixed_precision", builder)
+        imported = _named(chosen, builder)
     elif isinstance(chosen, Mapping):
         model = payload.get("model")
         opens_autocast = isinstance(model, Mapping) and bool(model.get("enable_autocast"))
@@ -80,14 +69,14 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
     return _report_others(payload, imported, builder)
 
 
-def _named(name: str, where: str, builder: ImportBuilder) -> ImportReport:
+def _named(name: str, builder: ImportBuilder) -> ImportReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BridgeWarning)
         config = REGISTRY.get(name)
     known = REGISTRY.recipe(name)
-    builder.map(where, **config.to_dict())
+    builder.map("mixed_precision", **config.to_dict())
     if "misnamed" in known.tags:
-        builder.record("megatron_bridge.the-name-says-current", where, name)
+        builder.record("megatron_bridge.the-name-says-current", "mixed_precision", name)
     return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
 
 
@@ -105,7 +94,7 @@ def _fields(
         name = str(key)
         if name in INSTANTIATION:
             continue
-        if name not in OWN:
+        if name not in PEER_FIELDS:
             builder.record("megatron_bridge.not-a-field-of-mixedprecisionconfig-megatron", prefix + name, value)
         elif name in DTYPES:
             token = named_dtype(value, prefix + name)
@@ -121,7 +110,7 @@ def _fields(
         builder.record("megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True)
     if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
         in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
-        why = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
+        why = f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept"
         builder.imply_scheme(
             lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=why
         )
@@ -136,8 +125,8 @@ def _own_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, 
         if name == MADE_BY:
             builder.map(prefix + name)
         elif name not in FIELD_DEFAULTS:
-            hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "Correct the name, or drop it."
-            builder.report(prefix + name, value, "dead knob", "not a field of MixedPrecisionConfig", hint)
+            words, near = TABLE.sentences["no-field"], did_you_mean(close_matches(name, FIELD_DEFAULTS))
+            builder.report(prefix + name, value, words.reason, words.detail, near or words.remedy)
         else:
             builder.map(prefix + name, **{name: named_dtype(value, prefix + name) if name in DTYPES else value})
     if not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
@@ -162,8 +151,8 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
             if values[key] in (said, None) or (values[key] is False and not said):
                 builder.map(prefix + str(key), **({ddp_name: said} if said is not None else {}))
                 continue
-            how = f"the constructor takes {ddp_name} and only that" if constructed else f"{keys[-1]} is assigned last"
-            builder.report(prefix + str(key), values[key], "dead knob", how, f"Say {ddp_name} instead.")
+            row = "megatron_bridge.constructor-takes-one" if constructed else "megatron_bridge.assigned-last"
+            builder.record(row, prefix + str(key), values[key], gather=ddp_name, last=keys[-1])
             builder.fields[ddp_name] = bool(said)
 
 
@@ -183,7 +172,7 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[_Owne
             continue
         for key, value in section.items():
             where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
-            if name in OWN:
+            if name in PEER_FIELDS:
                 yield _OwnerSetting(where, name, named_dtype(value, where) if name in DTYPES else value)
             elif ELSEWHERE.get(name) == owner:
                 _elsewhere(where, name, value, builder)
@@ -225,8 +214,7 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
         if is_same or is_derived or TWINS.get(name, name) not in acting:
             builder.map(where)
         else:
-            detail = f"mixed_precision.{name} ({values[name]!r}) is written over it"
-            builder.report(where, value, "dead knob", detail, "Drop it.")
+            builder.record("megatron_bridge.written-over", where, value, name=name, held=values[name])
     return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
 
 
@@ -251,85 +239,6 @@ def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) 
     builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
 
 
-def export(
-    config: MixedPrecisionConfig,
-    *,
-    shape: str = "fields",
-    bridge_version: str = "0.7",
-    num_layers: int | None = None,
-    pipeline_model_parallel_size: int = 1,
-    virtual_pipeline_model_parallel_size: int = 1,
-) -> ExportReport:
-    """Return `{"mixed_precision": ...}` in a shape.
-
-    That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
-    overrides) or "name" (the recipe's name, where there is one).
-    """
-    layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
-    builder = ExportBuilder(config, TITLE)
-    report_dropped_autocast(builder, NO_AUTOCAST)
-    if shape not in ("fields", "strings", "name"):
-        raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
-    name = recipe_named(config) if shape == "name" else None
-    if name is not None:
-        for field in config.stated.intersection(OWN):
-            builder.map(field, "mixed_precision")
-        return builder.finish({"mixed_precision": name, **_sections(builder, shape)})
-    sections = _sections(builder, shape)
-    recipe = _recipe(builder, shape, layout)
-    if recipe is not None:
-        sections.setdefault("model", {})["quant_recipe"] = recipe
-    return builder.finish({"mixed_precision": _own(builder, shape, bridge_version), **sections})
-
-
-def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, Any]:
-    """Return every field of the peer's class, in a shape, as a release has them."""
-    config = builder.config
-    payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
-    for field in OWN:
-        if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
-            continue
-        builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
-        if field not in TWINS:  # one of the two names: written together, the order of the keys would decide
-            payload[field] = _spelt(builder.values[field], field, shape)
-    for field in DTYPES[:2]:
-        if builder.values[field] is None:
-            payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
-    if config.first_last_layers_bf16:
-        payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
-    return payload
-
-
-def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
-    """Return the sections of Megatron's own with the stated fields that the peer's class does not have."""
-    sections: dict[str, Any] = {}
-    for field, owner in ELSEWHERE.items():
-        if field in builder.config.stated:
-            value = _spelt(builder.values[field], field, shape)
-            sections.setdefault(owner, {})[field] = list(value) if isinstance(value, tuple) else value
-            builder.map(field, f"{owner}.{field}")
-    return sections
-
-
-def _recipe(builder: ExportBuilder, shape: str, layout: Layout) -> dict[str, Any] | None:
-    """Return the rows of `modules` as the recipe that the model's config holds; None where it holds none."""
-    if shape != "fields" and builder.values["modules"]:
-        builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
-        return None
-    content = shared_file(builder, layout)
-    if content is None:
-        return None
-    builder.map("modules", "model.quant_recipe")
-    return {"_target_": RECIPE_TARGET, "config": content}
-
-
-def _spelt(value: Any, field: str, shape: str) -> Any:
-    if value not in TORCH_NAMES or FIELDS[field].kind != "dtype":
-        return value
-    name = f"torch.{TORCH_NAMES[value]}"
-    return {"_target_": name, "_call_": False} if shape == "fields" else name
-
-
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
     top = document.mapping
@@ -339,16 +248,17 @@ def recognise(document: Document) -> Recognised | None:
         target = inner.get("_target_", target)
     if isinstance(target, str) and target.startswith("megatron.bridge."):
         return Recognised(0.97, f"has the target `{target}`")
-    if isinstance(inner, Mapping) and any(name in inner for name in OWN):
+    if isinstance(inner, Mapping) and any(name in inner for name in PEER_FIELDS):
         return Recognised(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
     sections = [top[owner] for owner in OWNERS if isinstance(top.get(owner), Mapping)]
     if any(str(section.get("_target_", "")).startswith(("megatron.", "bridge.")) for section in sections):
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
-    if isinstance(inner, Mapping) and (MODULES in inner or MADE_BY in inner):
-        return Recognised(0.9, "has `mixed_precision` with fields of our own recipes")
-    known = [name for name in (*OWN, MODULES) if name in top]
+    ours = TABLE.recognise(document)
+    if ours is not None:
+        return ours
+    known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
         certainty = 0.6 if len(known) == len(top) else 0.4  # among other keys `bf16` and `fp8` are other systems' too
         return Recognised(certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class")
@@ -360,4 +270,6 @@ CONTEXT = (
     ContextKey("bridge_version", "Megatron Bridge of the run", default="0.7", use=("export",)),
     *LAYOUT,
 )
-SYSTEM = System("megatron-bridge", "Megatron Bridge", "0.7.0", import_, export, recognise, as_yaml, context=CONTEXT)
+SYSTEM = System(
+    "megatron-bridge", "Megatron Bridge", TABLE.version, import_, export, recognise, as_yaml, context=CONTEXT
+)

@@ -1,0 +1,1 @@
+"""Megatron Bridge: its recipes, run configs and overrides."""
