@@ -5,7 +5,9 @@ import json
 import pytest
 
 from bridge.training.loop import pretrain
+from tests.megatron.test_hybrid_runs import HYBRID
 from tests.megatron.test_model_kinds import EXPERTS, LATENT
+from tests.megatron.test_variants import DELTA
 from tests.training.grid import slow
 from tests.training.loop_tiny import in_two_processes, losses, tiny
 
@@ -26,10 +28,30 @@ SCHEMES = (None, "tensorwise", slow("delayed"), slow("mxfp8"), slow("nvfp4"))
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_kind_learns_in_two_processes(scheme, tmp_path):
+    assert_learns(MODELS, scheme, tmp_path)
+
+
+MAMBA = {**HYBRID, "moe_aux_loss_coeff": 0.01}
+STAGES = {"pipeline_model_parallel_size": 2}
+OTHERS = {
+    "a hybrid under tensor parallelism": {"model": {**MAMBA, **SPLIT}},
+    "a hybrid on two stages": {"model": {**MAMBA, **STAGES}},
+    "a gated delta net under tensor parallelism": {"model": {**DELTA, **SPLIT}},
+    "a gated delta net on two stages": {"model": {**DELTA, **STAGES}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [None, "tensorwise"])
+def test_hybrids_and_variants_learn_in_two_processes(scheme, tmp_path):
+    assert_learns(OTHERS, scheme, tmp_path)
+
+
+def assert_learns(models, scheme, tmp_path):
     """The losses of three steps are those of one process: the weights begin alike, only the order of sums differs."""
     mode, tolerance = ("fp32", 1e-5) if scheme is None else ("bf16", 3e-3)
     common = {"mode": mode, "low": scheme, "train": SHORT, "sharded": True}
-    runs = {name: {**common, **run} for name, run in MODELS.items()}
+    runs = {name: {**common, **run} for name, run in models.items()}
     folder = in_two_processes(runs, tmp_path)
     for name, run in runs.items():
         alone = {field: value for field, value in run["model"].items() if "parallel" not in field}
