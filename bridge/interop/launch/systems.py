@@ -19,7 +19,7 @@ from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
-from bridge.interop.megatron_lm.importer import ARGUMENTS
+from bridge.interop.megatron_lm.recognition import ARGUMENTS
 from bridge.interop.reading.trainer_words import arguments
 
 NEMO, TORCHTITAN, FAIRSEQ = pattern("nemo1"), pattern("torchtitan"), pattern("fairseq")

@@ -12,12 +12,12 @@ from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, Unmapped
+from bridge.interop.contract import ContextKey, ImportReport, System, Unmapped
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import deepspeed_engine, te_precision_file
 from bridge.interop.megatron_lm import effects as megatron_effects
-from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, argument_groups, runs_of, runs_printed
+from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import (
     BY_NAME,
@@ -27,11 +27,10 @@ from bridge.interop.megatron_lm.flags import (
     TABLE,
     Flag,
     bears_on_precision,
-    dest,
     is_default,
-    pattern,
 )
-from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX, printed_arguments
+from bridge.interop.megatron_lm.printed import START, printed_arguments
+from bridge.interop.megatron_lm.recognition import is_per_module, recognise
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.interop.table import Row
@@ -39,18 +38,7 @@ from bridge.precision.config import MEGATRON_FIELDS
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
-STRONG = pattern("strong")
-ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
 READ_TOGETHER = ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer")
-MANY = 12
-"""Where none of them bears on precision: four names of a model's sizes are anybody's."""
-KEYS = (
-    "tensor_model_parallel_size",
-    "micro_batch_size",
-    "accumulate_allreduce_grads_in_fp32",
-    "fp8_format",
-    "num_layers",
-)
 
 
 def import_(payload: object, *, te_version: str = "2.8", variables: object = None) -> ImportReport:
@@ -101,11 +89,6 @@ def write(payload: list[str]) -> str:
         else:
             lines[-1] += f" {word}"
     return "\n".join(["MIXED_PRECISION_ARGS=(", *lines, ")"]) + "\n"
-
-
-def is_per_module(content: Mapping[Any, Any]) -> bool:
-    """Return whether a mapping is the content of a file for `--te-precision-config-file`."""
-    return all(isinstance(content.get(key), Mapping) for key in ("configs", "matchers"))
 
 
 def _per_module(content: Mapping[str, Any]) -> ImportReport:
@@ -244,51 +227,6 @@ def _is_modern(te_version: object) -> bool:
     if major is None:
         raise PayloadError(f"te_version: must be a version, got {te_version!r}. Write te_version=2.8.")
     return int(major[0]) >= 2
-
-
-def recognise(document: Document) -> Recognised | None:
-    """Return why a document is taken for Megatron-LM's, or None."""
-    is_text = document.kind in ("shell", "text", "env")
-    certainty, evidence = _of_text(document) if is_text else _of_mapping(document)
-    return Recognised(certainty=certainty, evidence=evidence) if certainty else None
-
-
-def _of_text(document: Document) -> tuple[float, str]:
-    """Return the certainty, 0 for none, and the evidence of a script or a log."""
-    if START.search(document.text):
-        is_saved = document.path.endswith(SUFFIX)
-        return 0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
-    found = sorted(set(STRONG.findall(document.text)))
-    if found:
-        return min(0.95, 0.5 + 0.15 * len(found)), f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
-    is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
-    if document.kind == "shell" and is_switched:
-        return 0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
-    return 0.0, ""
-
-
-def _of_mapping(document: Document) -> tuple[float, str]:
-    """Return the certainty, 0 for none, and the evidence of an argument file."""
-    top = document.mapping
-    if is_per_module(top):
-        return 0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do"
-    if document.has("language_model", "model_parallel"):
-        return 0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
-    groups = argument_groups(top)
-    if groups:
-        return 0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments"
-    keys = list(map(str, top))
-    if top and all(key.startswith("--") for key in keys):
-        return 0.8, "every key is a command-line flag"
-    found = [f"`{key}`" for key in KEYS if key in top]
-    if len(found) > 1:
-        return 0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments"
-    own = [f"`{key}`" for key in keys if key in ARGUMENTS]
-    plain = not any(isinstance(value, dict) for value in top.values())
-    wanted = 4 if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
-    if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
-        return 0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
-    return 0.0, ""
 
 
 CONTEXT = (

@@ -1,11 +1,7 @@
 """NeMo 1.x: `megatron_gpt_config.yaml` and its kin, and the files of models that are not Megatron's.
 
 `trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights, FP32 masters) and O1
-(FP32 weights under autocast). The FP8 recipe is delayed scaling unless a key `fp8_recipe` says otherwise.
-
-Everything called `fp8_*` acts only on Transformer Engine's layers. NeMo's own transformer takes them where
-`transformer_engine` is true. Megatron Core's GPT (`mcore_gpt`) has them in any case up to 1.23, so that `fp8` alone
-decides; from 2.0 on it has local layers without `transformer_engine`.
+(FP32 weights under autocast).
 
 Defaults moved: the shipped file had `fp8_hybrid: False`, history 1 and `most_recent` up to 1.21, and has `True`, 1024
 and `max` since 1.22; precision 16 and O1 became bf16 and O2 by 2.0. A key that is absent from the composed
@@ -22,24 +18,22 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop import lightning
-from bridge.interop.builders import DELAYED, ImportBuilder
+from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.nemo1.exporter import export
 from bridge.interop.nemo1.file import TABLE, File
+from bridge.interop.nemo1.fp8 import FP8, read_fp8
 from bridge.interop.pytorch.amp import amp_fields
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
-from bridge.precision.fields import LAYER_COUNTS
 
 __all__ = ["SYSTEM", "export", "import_"]
 
-FP8, SCALER, MODEL = (TABLE.parts[part].named for part in ("fp8", "scaler", "model"))
+SCALER, MODEL = TABLE.parts["scaler"].named, TABLE.parts["model"].named
 PRECISIONS: Mapping[str, str] = TABLE.data["precisions"]
 NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
-LOCAL_LAYERS = (2, 0)
-"""The first release whose GPT on Megatron Core asks `transformer_engine`."""
 QK_SCALING, CUSTOM = "apply_query_key_layer_scaling", "mcore_customization_config"
 TRAINER = ("precision", "accelerator", "strategy", "plugins", "amp_backend", "amp_level")
 """Keys of the section `trainer` that Lightning's importer reads."""
@@ -64,7 +58,7 @@ def import_(payload: object, *, nemo_version: str | None = None, base: str | Non
     base = None if file.shipped else base
     dtype = _precision(file, builder, base)
     o2 = _weights(file, dtype, builder, base)
-    has_fp8 = _low_precision(file, builder)
+    has_fp8 = read_fp8(file, builder)
     TABLE.read(builder, file.model if dtype == "fp16" else file.written, "scaler", fp16=dtype == "fp16")
     if dtype == "fp16" and "mcore_distributed_optim" in str(file.model["optim"] or ""):
         for key in (key for key in SCALER if file.model.given(key)):
@@ -152,71 +146,6 @@ def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -
     if dtype == "fp16" and o2 and "dist" not in str(file.get("model.optim.name") or file.get("optim.name") or "dist"):
         builder.record("nemo1.nemo-raises-on-fp16", where, True)
     return o2
-
-
-def _low_precision(file: File, builder: ImportBuilder) -> bool:
-    """Map the FP8 settings; return whether they act."""
-    model, fields = file.model, builder.fields
-    if not (_has_engine_layers(file, builder) and model.switch("fp8")):
-        gate = model.switch("transformer_engine")
-        why = "ignored-by-local-layers" if file.is_on_megatron_core else "ignored-without-te"
-        for key in (key for key in FP8 if model.given(key)):  # one may be a reference that leads nowhere
-            if file.written[key] is True and key != "fp8_hybrid" and not gate:
-                builder.record(f"nemo1.{why}", f"model.{key}", True)
-            else:
-                builder.map(f"model.{key}")
-        return False
-    _format(file, builder)
-    TABLE.read(builder, model, "fp8")
-    source = "mcore" if file.is_on_megatron_core else "nemo"
-    values = file.shipped or TABLE.data["absent"][source]
-    for key in (key for key in DELAYED if not model.given(key)):
-        if model["fp8_recipe"] in (None, "delayed"):
-            fields[key] = values[key]
-            builder.record(f"nemo1.absent-{'in-shipped' if file.shipped else source}", f"model.{key}", values[key])
-    if not model.given("fp8_recipe"):
-        builder.implied("model.fp8_recipe", "delayed", fp8_recipe="delayed")
-    for key in (key for key in LAYER_COUNTS if not model.given(key) and fields.get("first_last_layers_bf16")):
-        builder.implied(f"model.{key}", 1, **{key: 1})
-    return True
-
-
-def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
-    """Return whether the layers can run FP8, and account for `transformer_engine`."""
-    where, value = "model.transformer_engine", file.model["transformer_engine"]
-    is_on, always = file.model.switch("transformer_engine"), file.release is None or file.release < LOCAL_LAYERS
-    if is_on or not (always and file.model.switch("fp8") and file.is_on_megatron_core):
-        if value is not None:
-            builder.map(where)
-        elif not file.shipped and file.model.switch("fp8"):
-            builder.implied(where, False)
-        return is_on
-    if file.release is None:
-        kind = "is-not-written" if value is None else "is-off"
-        builder.record(f"nemo1.the-release-is-not-known-and-it-{kind}", where, value)
-    elif value is not None:
-        builder.record("nemo1.the-layers-of-mcore_gpt-in-nemo", where, value, version=file.version)
-    return True
-
-
-def _format(file: File, builder: ImportBuilder) -> None:
-    on = {}
-    for key in ("fp8_e4m3", "fp8_hybrid"):
-        on[key] = file.model.switch(key)
-        if file.model[key] is None and file.shipped.get(key):
-            on[key] = True
-            builder.implied(f"model.{key}", True)
-    e4m3, hybrid = on.values()
-    if not e4m3 and not hybrid:
-        rule = "NeMo raises on fp8 with neither fp8_e4m3 nor fp8_hybrid"
-        remedy = "Set model.fp8_hybrid=True, or give nemo_version if this file overrides a shipped one."
-        raise PayloadError(f"model.fp8: {rule}, got True. {remedy}")
-    builder.fields["fp8"] = chosen = "e4m3" if e4m3 else "hybrid"
-    for key in ("fp8", "fp8_e4m3", "fp8_hybrid"):
-        if key == "fp8_hybrid" and e4m3 and hybrid:
-            builder.record("nemo1.fp8_e4m3-wins-where", "model.fp8_hybrid", True)
-        elif file.model.given(key):
-            builder.map(f"model.{key}", **({"fp8": chosen} if file.model.switch(key) else {}))
 
 
 def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> None:
