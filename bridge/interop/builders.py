@@ -10,13 +10,12 @@ An export finishes only with every stated field accounted for: a field that the 
 other system already, has no effect, or is reported as unmapped.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
-from bridge.interop.reading.settings import Settings
 from bridge.interop.table import record_named
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
@@ -82,12 +81,6 @@ class ImportBuilder:
         words = record_named(row, system=self.system, **facts)
         self.report(setting, value, words.reason, words.detail, words.remedy)
 
-    def dead(self, settings: Settings, keys: Iterable[str], detail: str, remedy: str = "Drop it.") -> None:
-        """Report each of these settings that is given, and has no effect for the reason of `detail`."""
-        for key in keys:
-            if settings.given(key):
-                self.report(settings.name(key), settings[key], "dead knob", detail, remedy)
-
     def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
         """Record a default of the system that decides, since the setting is not written, and state it."""
         detail = why or f"it is not written, and {self.system} takes this value"
@@ -124,17 +117,6 @@ class ImportBuilder:
         for name, (value, detail) in defaults.items():
             if name not in fields:
                 self.implied(spell(name), value, detail, **{name: value})
-
-    def take(self, setting: str, field: str, value: object, default: object, why: str) -> None:
-        """Map the value of a setting to a field, or state its default where the value is None."""
-        if value is None:
-            self.implied(setting, default, why, **{field: default})
-        else:
-            self.map(setting, **{field: value})
-
-    def without_masters(self, setting: str, value: object, detail: str) -> None:
-        """Record that weights are in half precision and nothing is FP32, which no field states."""
-        self.report(setting, value, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
 
     def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
         """Leave the mode unstated, and record what decides it, a noun, and the system's own default mode."""
@@ -218,12 +200,6 @@ class ExportBuilder:
         for field in names:
             if field in self.config.stated:
                 self.report(field, reason, detail, remedy)
-
-    def report_if_on(self, fields: tuple[str, ...], detail: str, remedy: str) -> None:
-        """Record that none of `fields` has a form there: the first, and others that are stated and on."""
-        for field in fields:
-            if field == fields[0] or (field in self.config.stated and self.values[field] not in (False, None)):
-                self.report(field, "unsupported", detail, remedy)
 
     def record_if_on(self, row: str, fields: tuple[str, ...], /, **facts: object) -> None:
         """Record that none of `fields` has a form there: the first, and others that are stated and on."""
