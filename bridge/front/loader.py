@@ -17,7 +17,7 @@ import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
 from bridge.front.decode import container, decoded_sections
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
-from bridge.front.files.reading import FileReading
+from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import (
     MADE_BY,
     PRECISION,
@@ -121,6 +121,7 @@ class RunValues:
             origins=self.origin_of,
             choice=self.choice,
             environment=self.reading.environment,
+            is_bridge=self.reading.framework == MEGATRON_BRIDGE,
             **options,
         )
 

@@ -121,6 +121,7 @@ def check_run(
     origins: Callable[[str], str] | None = None,
     choice: Choice | None = None,
     environment: Mapping[str, str] | None = None,
+    is_bridge: bool = False,
     prediction: Prediction | None = None,
 ) -> Report:
     """Check a run before anything of it is built.
@@ -134,6 +135,7 @@ def check_run(
         origins: Path of a setting -> its source.
         choice: The choice that `auto` was resolved to, where the caller resolved it.
         environment: Variables that the run sets itself; those of this machine count first where it is the target.
+        is_bridge: Megatron Bridge wrote the run's file.
         prediction: The run after the sync, where the caller has made it: its target and its precision count.
 
     Raises:
@@ -154,6 +156,7 @@ def check_run(
         "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
         "is_own": stated is not None and section_of(sections["model"], "seq_length") is not None,
         "origins": origins,
+        "is_bridge": is_bridge,
     }
     setup = Setup(**given, **known, choice=choice)
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}

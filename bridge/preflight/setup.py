@@ -47,6 +47,7 @@ class Setup(RuleContext):
         backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
             GPU.
         is_own: The run is one of scripts/train.py, whose build does not honour every field.
+        is_bridge: Megatron Bridge wrote the run's file.
         origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
@@ -61,6 +62,7 @@ class Setup(RuleContext):
         environment: Mapping[str, str] | None = None,
         backend: str | None = None,
         is_own: bool = False,
+        is_bridge: bool = False,
         origins: Origins | None = None,
         choice: Choice | None = None,
         **sections: Any,
@@ -81,7 +83,7 @@ class Setup(RuleContext):
         self.checkpoint = checkpoint
         self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
-        self.backend, self.is_own = backend, is_own
+        self.backend, self.is_own, self.is_bridge = backend, is_own, is_bridge
         self.choice = choice
         self.read_owners()
         self._read_kind()

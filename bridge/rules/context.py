@@ -107,6 +107,8 @@ class RuleContext:
     backend: str | None
     is_own: bool
     """The run is one of scripts/train.py."""
+    is_bridge: bool
+    """Megatron Bridge wrote the run's file."""
     environment: Mapping[str, str]
     has_environment: bool
 

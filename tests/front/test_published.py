@@ -22,7 +22,7 @@ from bridge.front.files.kinds import read_file
 PUBLISHED = Path(__file__).parents[2].parent / "shared" / "published"
 COMMANDS = ("check", "plan", "memory", "align", "modules")
 pytestmark = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs the published recipes in ../shared/published")
-REPLACED = {("PB123", "model.first_last_layers_bf16"), ("PB410", "data.seq_length")}
+REPLACED = {("PB123", "model.first_last_layers_bf16"), ("PB411", "data.seq_length")}
 """Findings about values that the runtime replaces; the file after it holds the new values alone."""
 
 
@@ -50,9 +50,9 @@ def answer(command: str, path: Path, target: str) -> Any:
         return err.getvalue().partition(", got")[0]
     content = json.loads(out.getvalue())
     content.pop("read")
-    if command != "check":
-        return content
-    return {(one["id"], one["path"]) for one in content["findings"]} - REPLACED
+    found = content["findings" if command == "check" else "check"] if command != "modules" else []
+    ids = {(one["id"], one["path"]) for one in found} - REPLACED
+    return ids if command == "check" else {**content, "check": ids}
 
 
 def is_cut(path: Path) -> bool:

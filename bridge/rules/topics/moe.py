@@ -20,6 +20,13 @@ def _low_precision_transport(run: RuleContext) -> list[Violation]:
     return [Violation(f"model.{name}") for name in names if getattr(model, name) not in ("bf16", None)]
 
 
+def _two_numbers_of_processors(run: RuleContext) -> bool:
+    """Return whether a file states both of the older numbers; as defaults of older classes they differ too."""
+    model = run.model
+    older = {model.moe_deepep_num_sms, model.moe_hybridep_num_sms} - {None}
+    return run.is_bridge and len(older) > 1 and model.moe_flex_dispatcher_num_sms is None
+
+
 def _lacks_the_fused_mlp(run: RuleContext) -> bool:
     is_off = run.has_environment and run.environment.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP") != "1"
     return run.target.is_before(10) or is_off
@@ -221,5 +228,17 @@ RULES = (
         source="a rehearsal; megatron-core 0.16.1 extensions/transformer_engine.py:1705 _split_extra_state, "
         "Transformer Engine 2.18 pytorch/module/base.py get_extra_state (pull request 3123); fixed in megatron-core "
         "0.19.0",
+    ),
+    Rule(
+        id="PB437",
+        title="two numbers of processors for the dispatcher",
+        setting="model.moe_hybridep_num_sms",
+        severity="error",
+        versions=(mcore(since="0.19"),),
+        when=all_of(_two_numbers_of_processors),
+        message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron takes one of them "
+        "for the moe_flex_dispatcher_num_sms that is not set",
+        remedies=("set moe_flex_dispatcher_num_sms alone",),
+        source="megatron-core main of 2026-08-22 transformer/transformer_config.py:1806 __post_init__",
     ),
 )

@@ -1,5 +1,7 @@
 """Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
 
+from functools import partial
+
 from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
@@ -47,12 +49,18 @@ def _broken_batch(run: RuleContext) -> list[Violation]:
     return [Violation(words=words)] if micro > 0 and whole % (micro * data) else []
 
 
-def _two_lengths(run: RuleContext) -> list[Violation]:
+def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
     data, length = run.data.seq_length, run.model.seq_length
-    if not data or not length or data == length:
+    if run.is_bridge != is_bridge or not data or not length or data == length:
         return []
     where = COMMAND_LINE if COMMAND_LINE in map(run.where, ("data.seq_length", "model.seq_length")) else None
     return [Violation(where=where, words={"length": length})]
+
+
+def _two_numbers_of_chunks(run: RuleContext) -> list[Violation]:
+    stated, layout = run.model.virtual_pipeline_model_parallel_size, run.model.pipeline_model_parallel_layout
+    is_other = run.has_model and stated and layout and run.parallel.layout and stated != run.parallel.virtual
+    return [Violation(words={"chunks": run.parallel.virtual})] if is_other else []
 
 
 def _odd_for_user_buffers(run: RuleContext) -> bool:
@@ -202,10 +210,29 @@ RULES = (
         title="two sequence lengths",
         setting="data.seq_length",
         severity="warning",
-        when=_two_lengths,
-        message="is not model.seq_length, which is {length} and counts here; Megatron Bridge refuses the difference "
-        "for its own datasets",
+        when=partial(_two_lengths, is_bridge=False),
+        message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
-        source="Megatron Bridge training/config.py ConfigContainer.validate, 2026-08-22",
+        source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and data",
+    ),
+    Rule(
+        id="PB411",
+        title="two sequence lengths, which Megatron Bridge refuses",
+        setting="data.seq_length",
+        severity="error",
+        when=partial(_two_lengths, is_bridge=True),
+        message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the run starts",
+        remedies=("give both the same value",),
+        source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
+    ),
+    Rule(
+        id="PB412",
+        title="two numbers of model chunks",
+        setting="model.virtual_pipeline_model_parallel_size",
+        severity="error",
+        when=_two_numbers_of_chunks,
+        message="must be the {chunks} chunks of a stage in model.pipeline_model_parallel_layout",
+        remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
+        source=MODEL_CHECK,
     ),
 )

@@ -62,4 +62,8 @@ CASES = {
         full(CURRENT, "h100x8,te2.18,cuda12.9,mcore0.18", dict(PADDED_MOE, moe_grouped_gemm=True)),
         full(CURRENT, "h100x8,te2.18,cuda12.9,mcore0.19", dict(PADDED_MOE, moe_grouped_gemm=True)),
     ),
+    "PB437": (
+        run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_deepep_num_sms=20, moe_hybridep_num_sms=16), is_bridge=True),
+        run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_hybridep_num_sms=16), is_bridge=True),
+    ),
 }

@@ -16,6 +16,8 @@ from tests.rules.cases.runs import (
 
 WEIGHT_SHARDS = dict(DENSE, tensor_parallel_num_weight_shards=2)
 
+LAID_OUT = dict(DENSE, overlap_p2p_comm=True, batch_p2p_comm=False)
+
 CASES = {
     "PB401": (run(BLOCKWISE, H100, model=SEQUENCE_PARALLEL), run(BLOCKWISE, H100, model=DENSE)),
     "PB402": (run("bf16_mixed", model=dict(DENSE, tp_comm_overlap=True)), run("bf16_mixed", model=OVERLAPPED)),
@@ -58,5 +60,16 @@ CASES = {
     "PB410": (
         run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}),
         run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}),
+    ),
+    "PB411": (
+        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}, is_bridge=True),
+        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}, is_bridge=True),
+    ),
+    "PB412": (
+        run(
+            "bf16_mixed",
+            model=dict(INTERLEAVED, **LAID_OUT, pipeline_model_parallel_layout="Et*8|t*8|t*8|t*4|t*2|t*2L"),
+        ),
+        run("bf16_mixed", model=dict(INTERLEAVED, **LAID_OUT, pipeline_model_parallel_layout="Et*8|t*8|t*8|t*8L")),
     ),
 }
