@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
 
-.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale grid faults soak clean
+.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale grid faults published published-rehearse soak clean
 
 setup: $(VENV)/.ready
 
@@ -83,6 +83,15 @@ faults: setup
 
 grid: setup
 	$(RUN) -W ignore scripts/audit_grid.py --write docs/howto/is-it-really-fp8.md $(ARGS)
+
+# One process; PUBLISHED is a folder or an archive of recipes that Megatron Bridge saved.
+published: setup
+	$(RUN) scripts/published.py $(PUBLISHED) --write docs/explain/published.md $(ARGS)
+
+# Trains for a few steps per class of recipes; the answers in RESULTS are not made again.
+RESULTS ?= outputs/published.json
+published-rehearse: setup
+	$(RUN) scripts/published.py $(PUBLISHED) --rehearse --results $(RESULTS) --write docs/explain/published.md $(ARGS)
 
 soak: setup
 	$(RUN) scripts/soak.py $(ARGS)

@@ -1,0 +1,231 @@
+"""Check published recipes: how many are read, planned and fit, and the findings of all of them by rule.
+
+    python scripts/published.py FOLDER                                               the tables
+    python scripts/published.py FOLDER --write docs/explain/published.md             into a page as well
+    python scripts/published.py FOLDER --rehearse --results FILE --write PAGE        rehearse one recipe of each class
+
+`make published PUBLISHED=FOLDER` is the second line, `make published-rehearse PUBLISHED=FOLDER` the third: a class is
+the kinds of layers, the scaling scheme and the kinds of parallelism, and FILE keeps the answers of an earlier run.
+FOLDER holds the YAML files, or is an archive of them. A file's name says where it runs, as the performance recipes of
+Megatron Bridge are named: ``..._256gpu_b200_...yaml``. All are asked in one process, as `precision-bridge check`,
+`plan` and `memory` ask each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BridgeError
+from bridge.front.loader import load_run
+from bridge.plan.run import PlannedRun
+from bridge.preflight.check import target_of
+from bridge.rehearse.rehearse import rehearse
+from bridge.rehearse.shrink import shrink
+from bridge.rules.rule import SEVERITIES
+from bridge.rules.shape.model import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from bridge.front.loader import RunValues
+    from bridge.rules.rule import RuleFinding
+
+MARKS = "<!-- {part}: begin -->", "<!-- {part}: end -->"
+PLACE = re.compile(r"_(\d+)gpu_([a-z]+\d+)_")
+"""The GPUs in the name of a recipe."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """The answers about one recipe."""
+
+    name: str
+    refused: str = ""
+    """Why it cannot be planned, without the value."""
+    findings: tuple[RuleFinding, ...] = ()
+    fit: str = ""
+    """Whether it fits into its GPUs."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """The findings of one rule with one outcome."""
+
+    recipes: set[str] = field(default_factory=set)
+    first: RuleFinding
+
+
+def answers(folder: Path) -> list[Answer]:
+    """Return the answers about every recipe of a folder."""
+    return [asked(path) for path in sorted(folder.rglob("*.yaml"))]
+
+
+def place_of(path: Path) -> list[str]:
+    """Return the override by which a recipe runs on the GPUs in its name, none where it names none."""
+    place = PLACE.search(path.stem)
+    return [f"target={place[2]}x{place[1]}"] if place else []
+
+
+def asked(path: Path) -> Answer:
+    """Return the answers about one recipe."""
+    answer = Answer(name=path.stem)
+    try:
+        run = load_run(place_of(path), config_file=path, strict=False)
+        answer.findings = run.report.findings
+        planned = PlannedRun(prediction=run.prediction)
+        answer.fit = fit_of(planned)
+    except BridgeError as error:
+        answer.refused = str(error).partition(", got")[0].removeprefix(f"{path}: ")
+    return answer
+
+
+def fit_of(run: PlannedRun) -> str:
+    """Return whether a run fits into its GPUs."""
+    if not run.memory.largest.total or run.memory_bytes is None:
+        return "not known"
+    if run.overflow is None:
+        return "fits"
+    return "may fit" if run.overflow.may_fit else "does not fit"
+
+
+def tables(found: Sequence[Answer]) -> str:
+    """Return the answers in Markdown."""
+    return f"{summary(found)}\n\n{table(found)}"
+
+
+def summary(found: Sequence[Answer]) -> str:
+    """Return how many recipes are read, planned and fit."""
+    planned = [one for one in found if not one.refused]
+    fits = Counter(one.fit for one in planned)
+    clean = sum(not {"error", "warning"} & {finding.severity for finding in one.findings} for one in planned)
+    refused = Counter(one.refused for one in found if one.refused)
+    date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    lines = [
+        f"{len(found)} recipes, asked on {date}: {len(planned)} are planned, and {clean} of them have neither an error "
+        f"nor a warning. Memory: {', '.join(f'{count} {name}' for name, count in fits.most_common())}.",
+        *(["", "Those that are not planned:", ""] if refused else []),
+        *(f"- {count}: {sentence}" for sentence, count in refused.most_common()),
+    ]
+    return "\n".join(lines)
+
+
+def rows(found: Iterable[Answer]) -> list[Row]:
+    """Return a row for each rule and severity, the worst and the most frequent first."""
+    table: dict[tuple[str, str], Row] = {}
+    for answer in found:
+        for finding in answer.findings:
+            table.setdefault((finding.severity, finding.id), Row(first=finding)).recipes.add(answer.name)
+    return sorted(table.values(), key=lambda row: (SEVERITIES.index(row.first.severity), -len(row.recipes)))
+
+
+def table(found: Sequence[Answer]) -> str:
+    """Return the findings as a Markdown table, each with its first example and the changes that mend it."""
+    lines = ["| Rule | Recipes | Finding, of the first of them | Ways out |", "|---|---|---|---|"]
+    for row in rows(found):
+        one = row.first
+        said = f"{one.path}: {one.rule}".replace("|", "\\|")
+        ways = "; ".join(one.remedies).replace("|", "\\|")
+        lines.append(f"| {one.severity} {one.id}, {one.title} | {len(row.recipes)} | {said} | {ways} |")
+    return "\n".join(lines)
+
+
+def class_of(run: RunValues) -> str:
+    """Return the class of a run that a rehearsal stands for: its layers, its scheme and its parallelism."""
+    shape = ModelShape.of(run.model)
+    target = target_of(run.target)
+    small = shrink(run.sections, run.precision, target=target, processes=8)
+    marks = {"latent attention": shape.latent, "softmax offset": shape.has_softmax_offset, "prediction": shape.has_mtp}
+    layers = ", ".join([*dict.fromkeys(shape.kinds), *(name for name, has in marks.items() if has)])
+    scheme = run.prediction.precision.scheme if run.prediction.precision is not None else None
+    return f"{layers} | {scheme or 'bf16'} | {'; '.join(map(str, small.rounds))}"
+
+
+def classes(folder: Path) -> dict[str, list[Path]]:
+    """Return class -> its recipes, the largest class first; a recipe that cannot be shrunk is in none."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*.yaml")):
+        with contextlib.suppress(BridgeError):
+            found.setdefault(class_of(load_run(place_of(path), config_file=path)), []).append(path)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def rehearsed(path: Path) -> dict[str, Any]:
+    """Return the answer of the rehearsal of a recipe."""
+    run = load_run(place_of(path), config_file=path)
+    try:
+        answer = rehearse(run, target=target_of(run.target), environment=run.reading.environment)
+    except BridgeError as error:
+        return {"recipe": path.stem, "refused": str(error)}
+    return {
+        "recipe": path.stem,
+        "planned": sum(one.planned or 0 for one in answer.launches),
+        "equal": sum(one.equal or 0 for one in answer.launches),
+        "resumed": all(one.loss is not None and one.loss == one.resumed_loss for one in answer.launches),
+        "seconds": round(sum(one.seconds for one in answer.launches)),
+        "left_out": [one.path for one in answer.left_out],
+        "findings": [f"{one.path}: {one.rule}" for one in answer.findings],
+    }
+
+
+def rehearsals(folder: Path, results: Path | None) -> str:
+    """Rehearse a recipe of each class that is not in the results; return the Markdown table."""
+    known = json.loads(results.read_text(encoding="utf-8")) if results is not None and results.is_file() else {}
+    found = classes(folder)
+    for name, paths in found.items():
+        if name not in known:
+            known[name] = rehearsed(paths[0])
+            print(name, known[name], flush=True)
+            if results is not None:
+                results.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    heads = (
+        "Layers",
+        "Scheme",
+        "Parallelism",
+        "Recipes",
+        "Plan = record",
+        "Resumed",
+        "Seconds",
+        "Left out, or why not",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for name, paths in found.items():
+        one = known[name]
+        last = [one.get("refused", ""), *one.get("findings", ()), ", ".join(one.get("left_out", ()))]
+        equal = f"{one['equal']} of {one['planned']}" if one.get("planned") else "-"
+        cells = (name, len(paths), equal, "yes" if one.get("resumed") else "no", one.get("seconds", "-"))
+        lines.append(f"| {' | '.join(map(str, cells))} | {'. '.join(filter(None, last))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder or archive of the recipes")
+    parser.add_argument("--rehearse", action="store_true", help="rehearse one recipe of each class")
+    parser.add_argument("--results", type=Path, help="JSON file of the rehearsals that were made")
+    parser.add_argument("--write", type=Path, help="Markdown file that gets the tables")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as unpacked:
+        if given.folder.is_file():
+            shutil.unpack_archive(given.folder, unpacked, filter="data")
+        folder = Path(unpacked) if given.folder.is_file() else given.folder
+        text = rehearsals(folder, given.results) if given.rehearse else tables(answers(folder))
+    print(text)
+    if given.write is not None:
+        begin, end = (mark.format(part="rehearsals" if given.rehearse else "findings") for mark in MARKS)
+        before, _, rest = given.write.read_text(encoding="utf-8").partition(begin)
+        given.write.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
