@@ -12,32 +12,28 @@ class does not have, tell them apart; all fields are ours there, and none of the
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
+from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
-from bridge.interop.megatron_lm.flags import report_other
+from bridge.interop.megatron_bridge.exporter import DTYPES, TABLE, TWINS, export
+from bridge.interop.megatron_bridge.owners import MODULES, OWNERS, owned
 from bridge.interop.megatron_lm.stage_files import LAYOUT
-from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
-from bridge.precision.dtypes import SPELLINGS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 __all__ = ["SYSTEM", "export", "import_"]
 
-OWNERS = ("model", "optimizer", "ddp")
 EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
-RENAMED = {"enable_autocast": "autocast_enabled"}
-MADE_BY, MODULES = "_recipe_", "modules"
-"""Keys of our own configurations alone: the recipe that the fields are from, and the rows of single modules."""
+MADE_BY = "_recipe_"
+"""Key of our own configurations alone, next to `modules`: the recipe that the fields are from."""
 INSTANTIATION = ("_target_", "_call_", "_convert_", "_partial_", "_recursive_")
 
 
@@ -156,40 +152,9 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
             builder.fields[ddp_name] = bool(said)
 
 
-class _OwnerSetting(NamedTuple):
-    """A setting of precision in the section of an owner."""
-
-    path: str
-    field: str
-    value: Any
-
-
-def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[_OwnerSetting]:
-    """Yield the owners' own settings that have a field; report the others."""
-    for owner in OWNERS:
-        section = payload.get(owner)
-        if not isinstance(section, Mapping):
-            continue
-        for key, value in section.items():
-            where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
-            if name in PEER_FIELDS:
-                yield _OwnerSetting(where, name, named_dtype(value, where) if name in DTYPES else value)
-            elif ELSEWHERE.get(name) == owner:
-                _elsewhere(where, name, value, builder)
-            elif name == "quant_recipe" and MODULES in builder.fields:
-                builder.map(where)  # a sync wrote it from the rows
-            elif name == "quant_recipe" and isinstance(value, Mapping):
-                _quant_recipe(where, value, builder)
-            elif isinstance(value, Mapping) and "_target_" in value:
-                dtype = str(value["_target_"])
-                report_other(builder, where, name, SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype))
-            else:
-                report_other(builder, where, name, value)
-
-
 def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
-    for where, name, value in _owned(payload, builder):
+    for where, name, value in owned(payload, builder):
         builder.map(where, **({TWINS.get(name, name): value} if value is not None else {}))
     is_half = builder.fields.get("fp16") or builder.fields.get("bf16")
     if base is not None:
@@ -208,7 +173,7 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | N
 def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
-    for where, name, value in _owned(payload, builder):
+    for where, name, value in owned(payload, builder):
         is_same = value == values[name] or (value in (None, False) and not values[name])
         is_derived = name in DTYPES and not imported.config.is_stated(name)
         if is_same or is_derived or TWINS.get(name, name) not in acting:
@@ -216,27 +181,6 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
         else:
             builder.record("megatron_bridge.written-over", where, value, name=name, held=values[name])
     return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
-
-
-def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> None:
-    """Map a field that a section of Megatron's own holds; its default there is what an unstated field leaves."""
-    if isinstance(value, Mapping) and "_target_" in value:
-        value = named_dtype(value, where)
-    read = MixedPrecisionConfig()
-    try:
-        read.state(**{name: value})
-    except PrecisionTypeError as error:
-        raise PayloadError.of(where, error.rule, error.value, "Correct the value there.") from None
-    builder.map(where, **({} if read.reading(name) == FIELD_DEFAULTS[name] else read.to_dict()))
-
-
-def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) -> None:
-    is_low = bool(builder.fields.get("fp8") or builder.fields.get("fp4"))
-    rows = rows_of(value, is_low=is_low)
-    if rows is not None:
-        builder.map(where, modules=rows)
-        return
-    builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
 
 
 def recognise(document: Document) -> Recognised | None:
