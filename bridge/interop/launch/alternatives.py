@@ -1,6 +1,6 @@
 """`launches`: what a script starts on the path that bash takes with nothing set, and on the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -99,22 +99,22 @@ def _held(path: Path) -> Launch:
 
 def _listed(first: list[Launch], paths: list[tuple[Fork, list[Launch]]], texts: Mapping[str, str]) -> list[Launch]:
     """Return the launches of the first path, and those of others whose precision is new there."""
-    others, known = list[Launch](), _marks(first)
+    others, listed = list[Launch](), _Known(first)
     decisions: dict[tuple[int, int], dict[str, None]] = {launch.at: {} for launch in first}
     defaults = {
         launch.at: {name: None for words in launch.known for word in words for name in word.defaults}
         for launch in first
     }
     for fork, found in paths:
-        there = _marks(found)
+        there = _Known(found)
         for launch in first:
-            if not launch.marks & there:
+            if not there.has(launch):
                 defaults[launch.at] |= dict.fromkeys(fork.because)
                 decisions[launch.at] |= {} if fork.because else {fork.taken: None}
         if fork.label:
             started = [launch for launch in found if launch.line or not first[0].line]
-            others += [replace(one, decisions=(fork.label,)) for one in started if not one.marks & known]
-            known |= _marks(started)
+            others += [replace(one, decisions=(fork.label,)) for one in started if not listed.has(one)]
+            listed.add(started)
     if any(launch.line for launch in others):
         first = [launch for launch in first if launch.line or launch.arguments]
     found = [replace(launch, decisions=tuple(decisions[launch.at])) for launch in first]
@@ -122,5 +122,19 @@ def _listed(first: list[Launch], paths: list[tuple[Fork, list[Launch]]], texts: 
     return [replace(one, defaulted={name: texts[name] for name in defaults.get(one.at, ())}) for one in found]
 
 
-def _marks(found: list[Launch]) -> set[tuple[object, object]]:
-    return {mark for launch in found for mark in launch.marks}
+class _Known:
+    """What bears on precision in launches, by their places and by their programs."""
+
+    def __init__(self, found: Iterable[Launch]) -> None:
+        self.by: dict[object, set[object]] = {}
+        self.add(found)
+
+    def add(self, found: Iterable[Launch]) -> None:
+        """Take further launches."""
+        for launch in found:
+            for key in (launch.at, launch.name):
+                self.by.setdefault(key, set()).add(launch.known)
+
+    def has(self, launch: Launch) -> bool:
+        """Return whether one at its place, or of its program where there is none, has the same precision."""
+        return launch.known in self.by.get(launch.at, self.by.get(launch.name, ()))

@@ -73,11 +73,6 @@ class Launch:
         return self.line, self.place
 
     @property
-    def marks(self) -> set[tuple[object, object]]:
-        """By which it is known on another path: a launch of the same precision at its place, or of its program."""
-        return {(self.at, self.known), (self.name, self.known)}
-
-    @property
     def label(self) -> str:
         """Which run it is: "line 41, pretrain_gpt.py"."""
         held = f"arguments in {self.program}" if self.program else ""
