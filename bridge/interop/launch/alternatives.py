@@ -1,16 +1,21 @@
 """`launches`: what a script starts on the path that bash takes with nothing set, and on the others."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from __future__ import annotations
+
 from dataclasses import replace
 from itertools import islice
-
-from tree_sitter import Node
+from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.launch.launches import MODES, STATING, UNREADABLE, Launch, trainings
 from bridge.interop.launch.reader import MAX_STEPS, Fork, Path
 from bridge.interop.launch.script import broken_line, parse, unexecuted
 from bridge.interop.launch.word import Word, fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tree_sitter import Node
 
 MAX_PATHS = 48
 
