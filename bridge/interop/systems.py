@@ -20,7 +20,7 @@ ROWS = {
     "te-recipe": ("te_recipe", "json"),
     "axolotl": ("axolotl", "yaml"),
     "huggingface": ("huggingface", "json yaml"),
-    "accelerate": ("accelerate", "yaml json env"),
+    "accelerate": ("accelerate.importer", "yaml json env"),
     "deepspeed": ("deepspeed", "json"),
     "lightning": ("lightning", "yaml json"),
     "torchao": ("pytorch.torchao", "json"),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from bridge.interop.accelerate import FUNCTION, HANDLERS
+from bridge.interop.accelerate.fp8 import FUNCTION, HANDLERS
 from bridge.interop.pytorch.torchao import FILTER, module_filter
 from bridge.precision.dtypes import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate
+from bridge.interop.accelerate import importer as accelerate
 from bridge.interop.contract import ImportReport
 from bridge.interop.table import rows
 from bridge.registry.config import MixedPrecisionConfig
