@@ -168,6 +168,11 @@ def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
     if model["dsa_indexer_loss_coeff"] is None:
         rule = "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
         yield _wrong(WRONG_VALUE, model, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, say.")
+    if model["mtp_num_layers"]:
+        rule = (
+            "must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the other layers alone"
+        )
+        yield _wrong(WRONG_VALUE, model, "mtp_num_layers", rule, "Leave it at None.")
     if model["tensor_model_parallel_size"] > 1 and backend not in (*WITH_TE, None):
         rule = "must be 1 for sparse attention without Transformer Engine's layers: its indexer is whole on every rank"
         yield _wrong(WRONG_LAYOUT, model, "tensor_model_parallel_size", rule, "Set it to 1.")
