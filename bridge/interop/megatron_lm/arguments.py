@@ -11,7 +11,7 @@ from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
 from bridge.interop.launch.word import Word, joined
-from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
+from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, SWITCH, TABLE, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.inert import SCALER_SCHEDULE
 
@@ -28,9 +28,6 @@ PARALLELISM = frozenset(
 TRUTH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
-ARGUMENT_FILE = (
-    "where the program lets argparse read arguments from files, this one can set the precision; it is not read"
-)
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
 
@@ -153,7 +150,7 @@ def _of_words(words: Sequence[Word]) -> Arguments:
             option, values = word.option()[0], _option(found, word, words[place:])
             place += values
         elif word.startswith("@") and len(word) > 1:
-            found.unmapped.append(Unmapped(str(word), word[1:], "unsupported", ARGUMENT_FILE, "Convert that file too."))
+            found.unmapped.append(Unmapped(str(word), word[1:], *TABLE.sentences["argument-file"]))
         elif word.is_unknown:
             first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
             listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(word)
@@ -256,13 +253,7 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     return runs
 
 
-INCOMPLETE = Unmapped(
-    field="arguments",
-    value=None,
-    reason="unsupported",
-    detail="the block of arguments is incomplete, and the rest of it may set the precision too",
-    remedy="Give the whole log.",
-)
+INCOMPLETE = Unmapped("arguments", None, *TABLE.sentences["incomplete"])
 
 
 def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Arguments]:

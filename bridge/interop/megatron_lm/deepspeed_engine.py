@@ -11,8 +11,8 @@ from bridge.interop import deepspeed
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ImportReport
 from bridge.interop.launch.files import settings_of
-from bridge.interop.megatron_lm.arguments import Arguments, Written
-from bridge.interop.megatron_lm.effects import LATE, shown
+from bridge.interop.megatron_lm.arguments import Arguments
+from bridge.interop.megatron_lm.effects import shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.rules.inert import SCALER_SCHEDULE
 
@@ -50,25 +50,29 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     file = run.launch.files.get(str(PurePosixPath(name)))
     found = settings_of(file, name) if file is not None else None
     if file is None or found is None:
-        why = f"the script changes it on line {file.line}" if file is not None and file.text is None else ""
-        return _unread(option, why, mode, builder)
+        if file is not None and file.text is None:
+            builder.record("megatron_deepspeed.file-is-changed", option.name, name, line=file.line)
+        else:
+            builder.report(option.name, shown(option), *OTHER_SETTINGS[FILE].record)
+        return mode, None
     values, open_ = found[0], {key: value for key, value in found[1].items() if is_read(key)}
     switch = next((key for key in open_ if key.endswith("enabled")), "")
     if switch:
-        return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)
+        builder.record("megatron_deepspeed.file-is-open", option.name, name, switch=switch, given=open_[switch])
+        return mode, None
     try:
         imported = deepspeed.import_(values)
     except BridgeError as error:
-        return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, builder)
+        builder.record("megatron_deepspeed.file-is-refused", option.name, name, error=str(error).rstrip("."))
+        return mode, None
     builder.map(option.name)
     if mode == "fp32":
         imported = imported.assume_default()  # no layer above adds a block
     elif imported.decided_by is not None:
         builder.leave_mode(f"{imported.decided_by.rstrip(',')}, as {name} has it, or --{mode}")
     elif mode != imported.config.mode:
-        detail = f"{name}, written on line {file.line}, trains in {imported.config.mode}"
-        detail += ", and DeepSpeed goes by it or refuses to start"
-        builder.report(f"--{mode}", True, "semantics", detail, "Make the two agree.")
+        facts = {"file": name, "line": file.line, "mode": imported.config.mode}
+        builder.record("megatron_deepspeed.two-modes", f"--{mode}", True, **facts)
     if mode != imported.config.mode:
         for field in ("bf16", "fp16", "fp32", "params_dtype", "pipeline_dtype"):
             builder.fields.pop(field, None)
@@ -83,14 +87,6 @@ def _owned(run: Arguments, builder: ImportBuilder) -> None:
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
             builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, shown(written), does=does)
-
-
-def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tuple[str, None]:
-    """Report that the file decides and is not read."""
-    words = OTHER_SETTINGS[FILE].record
-    detail = "; ".join(filter(None, (words.detail, why)))
-    builder.report(option.name, shown(option), *words._replace(detail=detail))
-    return mode, None
 
 
 def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:

@@ -86,8 +86,7 @@ def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any], say: Callable
         if value == FIELD_DEFAULTS[field] and value is not True:
             builder.map(field)
         elif value is False:
-            detail = f"it is off there without {OPTIONS[field]}, which is not written"
-            builder.report(field, "implied default", detail, "Nothing to do.")
+            builder.record("megatron_lm.off-by-itself", field, option=OPTIONS[field])
         elif value is True:
             say(field)
         else:

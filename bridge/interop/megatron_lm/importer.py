@@ -45,8 +45,7 @@ def import_(payload: object, *, te_version: str = "2.8", variables: object = Non
     """Return what the first run of a payload asks for: a list of arguments, a mapping, or what `read` returns."""
     first, *others = import_all(payload, te_version=te_version, variables=variables)
     if any(meaning(other.config) != meaning(first.config) for other in others):
-        detail = "the file starts runs of different precision, and this is the first"
-        several = Unmapped("runs", len(others) + 1, "unsupported", detail, "Read them all.")
+        several = Unmapped("runs", len(others) + 1, *TABLE.sentences["several-runs"])
         return replace(first, unmapped=(*first.unmapped, several))
     return first
 
@@ -159,10 +158,8 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
     if not on and not is_open:
         builder.fields["fp32"] = True
     if "fp32" in builder.fields and not is_silent:
-        detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
-        if run.elsewhere:
-            detail += f", unless {', '.join(run.elsewhere)} says otherwise"
-        builder.implied("--bf16", False, detail)
+        row = "megatron_lm.fp32-unless" if run.elsewhere else "megatron_lm.fp32-by-itself"
+        builder.record(row, "--bf16", False, elsewhere=", ".join(run.elsewhere))
     return on[-1] if on else "fp32", is_open
 
 
