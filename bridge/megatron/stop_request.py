@@ -1,11 +1,18 @@
-"""`StopRequest`: the first Ctrl-C or SIGTERM of a run that trains or ends, which never interrupts it half way."""
+"""`StopRequest`: the first Ctrl-C or SIGTERM of a run that trains or ends, which never interrupts it half way.
+
+A scheduler that signals a whole job, and a terminal, reach the launcher and its workers, and torchrun forwards its own
+signal to the workers: each has it twice. So a second signal within `COPY_SECONDS` is the same request.
+"""
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+COPY_SECONDS = 10.0
+"""How long after the first signal a second one counts as the launcher's copy of it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -21,18 +28,30 @@ class StopRequest:
 
     number = 0
     is_noted_only = False
+    _noted_at = 0.0
+    _has_copy = False
 
     def __call__(self) -> int:
         """Return the number."""
         return self.number
 
+    def note(self, number: int) -> bool:
+        """Return whether a signal is this request, or the launcher's one copy of it; any other ends the process."""
+        if self.is_noted_only and not self.number:
+            self.number, self._noted_at = number, time.monotonic()
+            return True
+        if not self.number or self._has_copy or time.monotonic() - self._noted_at > COPY_SECONDS:
+            return False
+        self._has_copy = True
+        return True
+
 
 @contextmanager
 def noted_signals() -> Iterator[StopRequest]:
-    """Note SIGINT and SIGTERM for the length of a ``with`` block; a second one acts as it did before the block.
+    """Note SIGINT and SIGTERM for the length of a ``with`` block; one that is not noted acts as before the block.
 
-    Until `is_noted_only` is set, the first one acts as before too. Outside the main thread, where Python allows no
-    signal handlers, nothing is changed.
+    Until `is_noted_only` is set, none is noted. Outside the main thread, where Python allows no signal handlers,
+    nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -40,15 +59,13 @@ def noted_signals() -> Iterator[StopRequest]:
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        if request.is_noted_only and not request.number:
-            request.number = number
-            return
-        signal.signal(number, before[signal.Signals(number)])
-        signal.raise_signal(number)
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if not request.note(number):
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
 
     for number in _SIGNALS:
-        signal.signal(number, note)
+        signal.signal(number, handle)
     try:
         yield request
     finally:

@@ -19,6 +19,7 @@ from rich.console import Console
 from bridge.errors import RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm
 from bridge.megatron.process import training_process
+from bridge.megatron.stop_request import COPY_SECONDS, StopRequest
 from bridge.training.console import display, show_summary
 from bridge.training.loop import pretrain
 from bridge.training.metrics import TrainRecord, ValidationRecord
@@ -159,6 +160,18 @@ def test_sigterm_without_a_folder_to_save_to_says_that_nothing_was_saved(tmp_pat
         assert pretrain(tiny(), run_dir=tmp_path).stop_signal == signal.SIGTERM
     end = "Stopped on request after step 1 of 6. Nothing was saved: checkpoint.save names no folder."
     assert end in caplog.messages
+
+
+def test_a_launchers_copy_of_a_signal_is_the_same_request_and_a_third_or_late_one_ends_at_once(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("bridge.megatron.stop_request.time.monotonic", lambda: now[0])
+    for seconds, noted in (((0.0, 1.0, 2.0), (True, True, False)), ((0.0, COPY_SECONDS + 1), (True, False))):
+        request = StopRequest()
+        assert not request.note(signal.SIGTERM), "before the first step a signal ends the process"
+        request.is_noted_only = True
+        for now[0], expected in zip(seconds, noted, strict=True):
+            assert request.note(signal.SIGTERM) is expected
+        assert request() == signal.SIGTERM
 
 
 def test_a_signal_while_a_failing_run_ends_does_not_hide_its_error(tmp_path, monkeypatch):
