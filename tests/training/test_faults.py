@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bridge.checkpoint.folder import latest_iteration
-from bridge.errors import TrainingError
+from bridge.errors import AuditError, TrainingError
 from bridge.megatron.step import Trainer
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import records, tiny
@@ -76,6 +76,16 @@ def test_gradients_that_stay_not_finite_end_the_run(poisoned, tmp_path) -> None:
         "steps, or choose a recipe with a wider range."
     )
     assert len(records(tmp_path)) == 12
+
+
+@pytest.mark.parametrize("low", ["delayed", "mxfp8", "nvfp4"])
+def test_a_learning_rate_beyond_reason_ends_the_run_by_its_gradients_or_loss_and_not_by_the_audit(
+    low, tmp_path
+) -> None:
+    config = tiny(low=low, optimizer={"lr": 1e9, "min_lr": 0.0}, train={"train_iters": 40, "eval_iters": 0})
+    with pytest.raises(TrainingError, match=r"Lower optimizer\.lr") as raised:
+        pretrain(config, run_dir=tmp_path)
+    assert not isinstance(raised.value, AuditError)
 
 
 def test_a_constant_loss_scale_that_is_too_high_is_what_to_lower(tmp_path) -> None:

@@ -2,8 +2,8 @@
 """Two checks of the tensors behind the formats: a right format can hold a wrong tensor.
 
 - Error: the result of each low-precision module's first fprop GEMM, compared with the GEMM in FP32 on the operands
-  before they were quantised and on the weight as it is now. A healthy FP8 linear layer has 0.03 to 0.05; a transposed
-  weight, or one from elsewhere, has 1 and more.
+  before they were quantised, as far as their scales reach, and on the weight as it is now. A healthy FP8 linear layer
+  has 0.03 to 0.05; a transposed weight, or one from elsewhere, has 1 and more.
 - Freshness: the weight's operand is the quantisation of the weight as it is now. A cache that is not cleared after an
   optimizer step has too small an error to be seen otherwise.
 
@@ -29,20 +29,32 @@ TOKENS = 256
 def error_limit(format_: str, scheme: str) -> float:
     """Return the largest healthy error: some four times that of two operands rounded to the format.
 
-    Under delayed scaling values may saturate, since the scale is from earlier steps.
+    Under delayed scaling values may be far below the reach of the scale, which is from earlier steps.
     """
     return 0.5 if scheme == "delayed" else float(2.0 ** -FORMATS[format_].mantissa_bits)
 
 
 def relative_error(out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None) -> float:
-    """Return the Frobenius norm of the error of a result, divided by that of the result in FP32; 0 for zeros."""
+    """Return the Frobenius norm of the error of a result, divided by that of the result in FP32.
+
+    0 for zeros, and where the result in FP32 has no finite norm: the run itself judges values that leave the range.
+    """
     rows = min(TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
         wanted = x_MK[:rows].float() @ w_NK.float().T
     if bias is not None:
         wanted += bias.float()
     norm = wanted.norm()
-    return float((out[:rows].float() - wanted).norm() / norm) if norm > 0 else 0.0
+    is_measurable = norm > 0 and norm.isfinite()
+    return float((out[:rows].float() - wanted).norm() / norm) if is_measurable else 0.0
+
+
+def _in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
+    """Return values as far as a format reaches with a tensor's scale, which delayed scaling has from earlier steps.
+
+    Values that saturate are no fault of the GEMM: a run whose values grow that fast ends by its loss or gradients.
+    """
+    return values if scale is None else values.clamp(-FORMATS[format_].max / scale, FORMATS[format_].max / scale)
 
 
 def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
@@ -64,7 +76,7 @@ def of_emulated(
     module: torch.nn.Module,
     place: Place,
     x_MK: torch.Tensor,
-    operand: GemmOperand,
+    operands: tuple[GemmOperand, GemmOperand],
     out: torch.Tensor,
     *,
     bias: torch.Tensor | None,
@@ -73,6 +85,7 @@ def of_emulated(
     weight = live_weight(module)
     if weight is None:
         return None
+    left, operand = operands
     fresh = None
     if operand.amax is None:
         if operand.spec.scheme != "delayed":  # its stored weights keep the scale of the step before
@@ -80,9 +93,10 @@ def of_emulated(
     else:
         fresh = make_operand(weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale)
     is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
-    return _row(
-        place, (operand.spec.format, operand.spec.scheme), relative_error(out, x_MK, weight, bias), is_fresh=is_fresh
-    )
+    x_MK = _in_range(x_MK, left.spec.format, left.scale)
+    weight = _in_range(weight, operand.spec.format, operand.scale)
+    error = relative_error(out, x_MK, weight, bias)
+    return _row(place, (operand.spec.format, operand.spec.scheme), error, is_fresh=is_fresh)
 
 
 def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]) -> HealthRow | None:
@@ -104,7 +118,16 @@ def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tupl
     if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
         with torch.no_grad():
             is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
+    x_MK, weight = (
+        _in_range(values, format_[0], None if scale_inv is None else 1 / float(scale_inv))
+        for values, scale_inv in ((x_MK, _scale_inv(call.left)), (weight, _scale_inv(call.right)))
+    )
     return _row(place, format_, relative_error(out, x_MK, weight, call.bias), is_fresh=is_fresh)
+
+
+def _scale_inv(operand: Any) -> Any:
+    """Return the scale of a whole operand of Transformer Engine; None where tiles have their own."""
+    return getattr(operand, "_scale_inv", None)
 
 
 def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ class GemmWatch(Observer):
         self._quantised: GemmOperand | None = None
         self._inputs: dict[torch.nn.Module, Any] = {}
         self._source: torch.Tensor | None = None
-        self._pending: tuple[torch.nn.Module, GemmOperand] | None = None
+        self._pending: tuple[torch.nn.Module, tuple[GemmOperand, GemmOperand]] | None = None
         self._health: dict[tuple[torch.nn.Module, int | None], HealthRow | None] = {}
 
     @property
@@ -102,7 +102,7 @@ class GemmWatch(Observer):
         self._note(gemm, _of_operand(left), _of_operand(right), weight=self._origin(right))
         module = self.running.module
         if gemm == "fprop" and module is not None and (module, None) not in self._health:
-            self._pending = module, right
+            self._pending = module, (left, right)
 
     def _origin(self, right: GemmOperand) -> str:
         """Return where the operand of a weight comes from; empty for another tensor."""
@@ -116,8 +116,8 @@ class GemmWatch(Observer):
         """Leave an emulated GEMM."""
         del gemm
         if self._pending is not None and self._source is not None:
-            module, weight = self._pending
-            row = of_emulated(module, self.places[module], self._source, weight, out, bias=bias)
+            module, operands = self._pending
+            row = of_emulated(module, self.places[module], self._source, operands, out, bias=bias)
             self._health[module, None] = row
         self._source = self._pending = None
         self._depth -= 1
