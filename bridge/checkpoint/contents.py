@@ -75,8 +75,8 @@ class Contents:
     @property
     def settings(self) -> Mapping[str, str]:
         """The settings of the run that wrote it."""
-        settings = self.run.get("settings")
-        return settings if isinstance(settings, dict) else {}
+        settings: Mapping[str, str] = self.run.get("settings", {})
+        return settings
 
     @property
     def parts(self) -> list[Part]:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def newest_finished(folder: Path) -> int | None:
 
 def latest_iteration(folder: Path) -> int | None:
     """Return the number that the pointer of a folder names; None where there is no pointer, or a torn one."""
+    if not (folder / LATEST).is_file():
+        return None
     try:
         with (folder / LATEST).open(errors="replace") as stream:
             text = stream.read(100).strip()
@@ -66,6 +69,14 @@ def load_fault(folder: Path) -> Finding | None:
         return None
     remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
     return Finding(path="checkpoint.load", rule="no checkpoint there", value=str(folder), remedy=remedy)
+
+
+def pointer_fault(folder: Path, key: str) -> Finding | None:
+    """Return the fault of a pointer that cannot be written over, or None; `key` is the setting of its folder."""
+    pointer = folder / LATEST
+    if not os.path.lexists(pointer) or pointer.is_file():
+        return None
+    return Finding(path=key, rule=f"{LATEST} must be a file", value=str(pointer), remedy="Move it away.")
 
 
 def set_aside(checkpoint: Path, why: str) -> None:

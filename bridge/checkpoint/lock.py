@@ -56,6 +56,28 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
         os.close(handle)
 
 
+def require_unlocked(folder: Path, key: str) -> None:
+    """Refuse a folder whose lock another process of this machine holds; nothing is made."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _held(folder, key, _holder(handle)) from None
+    finally:
+        os.close(handle)
+
+
+def _held(folder: Path, key: str, holder: dict[str, Any]) -> CheckpointError:
+    """Return the error of a folder that another run writes into."""
+    return CheckpointError(
+        f"{key}: one run may write into a folder, got {str(folder)!r}, which {_named(holder)} writes into. Choose "
+        "another folder, or wait for the end of that run."
+    )
+
+
 def _acquired(folder: Path, key: str) -> int:
     """Return the open lock file of a folder, locked."""
     path = folder / LOCK
@@ -69,10 +91,7 @@ def _acquired(folder: Path, key: str) -> int:
         if not is_free:
             holder = _holder(handle)
             os.close(handle)
-            raise CheckpointError(
-                f"{key}: one run may write into a folder, got {str(folder)!r}, which {_named(holder)} writes "
-                "into. Choose another folder, or wait for the end of that run."
-            )
+            raise _held(folder, key, holder)
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             return handle
         os.close(handle)  # the last holder removed the file between the two calls
@@ -92,7 +111,7 @@ def _holder(handle: int) -> dict[str, Any]:
     """Return what a lock file says about its holder, empty where it says nothing."""
     try:
         found = json.loads(os.pread(handle, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -44,8 +44,11 @@ class Manifest:
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
         """Return the manifest of a checkpoint."""
+        path = checkpoint / MANIFEST
         try:
-            with (checkpoint / MANIFEST).open("rb") as stream:
+            if path.exists() and not path.is_file():
+                raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is no regular file")
+            with path.open("rb") as stream:
                 data = stream.read(_LARGEST + 1)
             if len(data) > _LARGEST:
                 raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is too large")
@@ -61,7 +64,8 @@ class Manifest:
             raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged") from None
-        if not sizes or any(not _is_inside(name) for name in sizes) or len(checksums) not in (0, len(sizes)):
+        is_plain = isinstance(manifest.run.get("settings", {}), dict) and all(_is_inside(name) for name in sizes)
+        if not sizes or not is_plain or len(checksums) not in (0, len(sizes)):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
         return manifest
 

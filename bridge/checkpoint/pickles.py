@@ -163,6 +163,9 @@ def read_listing(checkpoint: Path) -> Listing:
 
 def pickle_fault(checkpoint: Path) -> str | None:
     """Return why the pickles of a checkpoint must not be read, as a clause, or None where they are plain data."""
+    odd = next((path for path in checkpoint.glob("*") if not (path.is_file() or path.is_dir())), None)
+    if odd is not None:  # a pipe or a device, which could block for ever
+        return f"{odd.name:.80} is no regular file"
     try:
         backend = json.loads((checkpoint / "metadata.json").read_bytes())["sharded_backend"]
         if backend != BACKEND:

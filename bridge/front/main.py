@@ -29,6 +29,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
+from bridge.checkpoint.lock import require_unlocked
 from bridge.errors import BridgeError, RunConfigError, TrainingError, close_matches
 from bridge.front.compose import (
     JOB,
@@ -194,7 +195,12 @@ def _runs_of(folder: Path, began: float) -> list[Path]:
 def _run_once(job: Job, search: Search, overrides: list[str], name: str) -> None:
     """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
     with composed(search, overrides, job_name=name) as composition:
-        task = Task(job, _container(run_of(composition.given(name=search.config_name, missing=False))))
+        run = _container(run_of(composition.given(name=search.config_name, missing=False)))
+        if is_first_process():  # before Hydra makes a folder, or writes into that of another run
+            require_unlocked(Path(HydraConfig.get().runtime.output_dir), "logging.run_dir")
+            if run.checkpoint.save is not None:
+                require_unlocked(Path(run.checkpoint.save), "checkpoint.save")
+        task = Task(job, run)
         with _started(composition, name) as app:
             app.run(search.config_name, task, overrides)
     if task.refused is not None:
@@ -219,7 +225,8 @@ class Task:
         try:
             with own_environment():
                 run = run or _container(run_of(retraced(config, settings).given(missing=False)))
-                self.job(run, Path(run.logging.run_dir or run_dir))
+                run_dir = Path(run.logging.run_dir or run_dir)
+                self.job(run, run_dir)
         except Exception as raised:
             error = _of_disk(raised, run_dir)
             if not isinstance(error, BridgeError):

@@ -221,8 +221,9 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     if schedule is not None:
         schedule.bind(adapted)
     start, resumed = _resume(config, trainer, schedule, backend)
-    if config.checkpoint.save is not None:
-        require_free(Path(config.checkpoint.save), start)
+    files = config.checkpoint
+    if files.save is not None:
+        require_free(Path(files.save), start, checksum=files.checksum, trust=files.trust)
     return Run(
         config=config,
         process=process,

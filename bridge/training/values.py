@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridge.checkpoint.folder import load_fault
+from bridge.checkpoint.folder import load_fault, pointer_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
@@ -81,10 +81,7 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
             faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
         elif math.isinf(value) and path not in UNBOUNDED:
             faults.append(_fault(path, "must be finite", value, "Use a number."))
-    if config.checkpoint.save_interval is not None and config.checkpoint.save is None:
-        interval = config.checkpoint.save_interval
-        remedy = "Give the folder with checkpoint.save, or leave the interval out."
-        faults.append(_fault("checkpoint.save_interval", "has no effect without checkpoint.save", interval, remedy))
+    faults += _checkpoint_faults(config)
     for path, value, most in _bounded(config, BELOW):
         if value >= most:
             faults.append(_fault(path, f"must be less than {most}", value, "Use a smaller number."))
@@ -107,6 +104,18 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
         rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
         faults.append(_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it."))
     return faults
+
+
+def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
+    """Yield what no run can save or load with."""
+    files = config.checkpoint
+    if files.save_interval is not None and files.save is None:
+        remedy = "Give the folder with checkpoint.save, or leave the interval out."
+        yield _fault("checkpoint.save_interval", "has no effect without checkpoint.save", files.save_interval, remedy)
+    for key, folder in (("checkpoint.load", files.load), ("checkpoint.save", files.save)):
+        fault = None if folder is None else pointer_fault(Path(folder), key)
+        if fault is not None:
+            yield fault
 
 
 def _bounded(config: ConfigContainer, bounds: Mapping[str, Mapping[str, float]]) -> Iterator[_Bounded]:

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bridge.checkpoint.folder import LATEST
 from bridge.checkpoint.lock import LOCK, folder_lock
 from bridge.checkpoint.manifest import Manifest, checksums, damage, outline
 from bridge.checkpoint.pickles import pickle_fault, read_listing
@@ -164,8 +164,68 @@ def test_a_damaged_checkpoint_is_named_and_skipped(
     assert (summary.steps, summary.iteration) == (2, 6)
     assert losses(tmp_path / "run") == losses(saved / "run")[4:]
     assert not (copy / "ran").exists()
-    word = "unfinished" if damage is unfinished else "damaged"
+    word = "unfinished" if damage is unfinished else "skipped"
     assert sorted(path.name for path in copy.glob("iter_0000006*")) == ["iter_0000006", f"iter_0000006.{word}"]
+
+
+def without_checksums(checkpoint: Path) -> str:
+    Manifest(sizes=outline(checkpoint), checksums={}).write(checkpoint)
+    return "manifest.json holds no checksums; checkpoint.checksum=false compares sizes alone"
+
+
+def swapped(checkpoint: Path) -> str:
+    shutil.rmtree(checkpoint)
+    shutil.copytree(checkpoint.with_name("iter_0000002"), checkpoint)
+    return "it holds step 2"
+
+
+def later(checkpoint: Path) -> str:
+    (checkpoint.parent / LATEST).write_text("4\n")
+    return f"it is later than the one that {LATEST} names"
+
+
+def settings_as_a_list(checkpoint: Path) -> str:
+    sizes = outline(checkpoint)
+    Manifest(sizes=sizes, checksums=checksums(checkpoint, sizes), run={"settings": ["a"]}).write(checkpoint)
+    return "manifest.json is damaged"
+
+
+def manifest_as_a_pipe(checkpoint: Path) -> str:
+    (checkpoint / "manifest.json").unlink()
+    os.mkfifo(checkpoint / "manifest.json")
+    return "manifest.json is no regular file"
+
+
+@pytest.mark.parametrize(
+    "make", [forged_object, without_checksums, swapped, later, settings_as_a_list, manifest_as_a_pipe]
+)
+def test_a_checkpoint_that_does_not_count_stops_no_run_from_saving_into_its_folder(
+    make: Callable[[Path], str], copy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = make(copy / "iter_0000006")
+    summary = pretrain(tiny(train=SCHEDULE, load=str(copy), save=str(copy)), run_dir=tmp_path / "run")
+    assert f"checkpoint.load: {copy / 'iter_0000006'} is skipped: {wrong}." in caplog.messages
+    assert (summary.steps, summary.iteration) == (2, 6)
+    with pytest.raises(CheckpointError, match="holds a checkpoint of step 6, and this run begins at step 0"):
+        pretrain(tiny(train=SCHEDULE, save=str(copy)), run_dir=tmp_path / "run")
+
+
+def test_a_folder_whose_checkpoints_do_not_count_is_saved_to_by_a_fresh_run(copy: Path, tmp_path: Path) -> None:
+    for number in (2, 4, 6):
+        deleted(copy / f"iter_000000{number}")
+    assert pretrain(tiny(train=SCHEDULE, save=str(copy)), run_dir=tmp_path / "run").steps == 6
+    assert len(list(copy.glob("*.skipped"))) == 3
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_pointer_that_is_no_file_is_refused_before_anything_is_built(make, tmp_path: Path) -> None:
+    make(tmp_path / LATEST)
+    for key in ("save", "load"):
+        with pytest.raises(RunConfigError) as raised:
+            pretrain(tiny(**{key: str(tmp_path)}), run_dir=tmp_path / "run")
+        assert str(raised.value) == (
+            f"checkpoint.{key}: {LATEST} must be a file, got '{tmp_path / LATEST}'. Move it away."
+        )
 
 
 def test_a_forged_manifest_lets_no_code_run(copy: Path, saved: Path) -> None:
@@ -262,23 +322,12 @@ def test_two_runs_in_one_run_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("bridge.checkpoint.lock.WATCHED_SECONDS", 0.3)
     lock = tmp_path / LOCK
     lock.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(0.02):
-            os.utime(lock)
-
-    writer = threading.Thread(target=beat)
-    writer.start()
-    try:
-        with pytest.raises(CheckpointError, match="which process 7 on elsewhere writes into"), folder_lock(tmp_path):
-            pass
-    finally:
-        ended.set()
-        writer.join()
+    beats = iter([True, False])  # while the lock is watched, its holder sets its time, or no longer does
+    monkeypatch.setattr("bridge.checkpoint.lock.time.sleep", lambda _seconds: next(beats) and os.utime(lock, (1, 1)))
+    with pytest.raises(CheckpointError, match="which process 7 on elsewhere writes into"), folder_lock(tmp_path):
+        pass
     with folder_lock(tmp_path) as taken_over:
         assert taken_over is not None
 

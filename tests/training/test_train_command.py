@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.checkpoint.folder import latest_iteration
+from bridge.checkpoint.lock import folder_lock
 from tests import warm
 from tests.training.grid import slow
 
@@ -19,14 +22,15 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
 @contextmanager
-def endless_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def endless_run(tmp_path: Path, *launcher: str) -> Iterator[subprocess.Popen[str]]:
     words = ["model=gpt_tiny", "train=smoke", "train.train_iters=100000", "train.eval_interval=0"]
     words += [f"checkpoint.save={tmp_path / 'saved'}", f"hydra.run.dir={tmp_path / 'run'}"]
-    command = [sys.executable, str(SCRIPT), *words]
+    command = [sys.executable, *launcher, str(SCRIPT), *words]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     # A command that a shell starts in the background ignores Ctrl-C, and the tests may be one.
     heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, **output, text=True, cwd=tmp_path, preexec_fn=heard) as process:  # noqa: PLW1509
+    own = {"preexec_fn": heard, "process_group": 0}
+    with subprocess.Popen(command, **output, text=True, cwd=tmp_path, **own) as process:
         yield process
 
 
@@ -46,6 +50,19 @@ def test_a_signal_ends_the_run_after_its_step_with_everything_written(number: in
     assert (tmp_path / "run" / "loss.png").is_file()
     saved = (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text()
     assert int(saved) == summary["iteration"]
+
+
+@pytest.mark.slow
+def test_a_signal_to_a_whole_job_which_torchrun_forwards_to_its_workers_keeps_the_checkpoint(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    with endless_run(tmp_path, *launcher) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if "step" in line and "tokens/s" in line)
+        os.killpg(process.pid, signal.SIGTERM)
+        output = process.stdout.read()
+    assert "Stopped on request after step" in output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert latest_iteration(tmp_path / "saved") == summary["iteration"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
@@ -81,6 +98,15 @@ def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_r
     assert recorded["precision_schedule"] == [{"until": 0.5}, {"recipe": "bf16_mixed"}]
     checked = warm.run(["precision-bridge", "check", "--config", tmp_path / "run" / "config.yaml"], cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("held", ["run", "saved"])
+def test_a_second_run_in_the_folder_of_another_leaves_nothing_behind(held: str, tmp_path: Path) -> None:
+    with folder_lock(tmp_path / held):
+        done = train(tmp_path, f"checkpoint.save={tmp_path / 'saved'}")
+    assert done.returncode == 2
+    assert "one run may write into a folder" in done.stderr
+    assert not any((tmp_path / "run").glob("*"))
 
 
 def test_a_schedule_that_needs_other_weights_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,7 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.checkpoint.folder import LATEST, candidates, folder_of, is_finished, iterations, load_fault, set_aside
-from bridge.checkpoint.manifest import MANIFEST, Manifest, damage, share
+from bridge.checkpoint.manifest import MANIFEST, Manifest, share
 from bridge.checkpoint.pickles import pickle_fault
 from bridge.errors import CheckpointError, DamagedCheckpointError
 from bridge.megatron.agreement import from_all_ranks, from_first_rank
@@ -51,9 +51,11 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
     With `checksum` the content of the files is compared with the manifest, not their sizes alone; with `trust` a
     checkpoint without a manifest is taken too. CheckpointError where there is none.
     """
+    missing = from_first_rank(lambda: load_fault(folder))
+    if missing is not None:
+        raise CheckpointError(str(missing))
     reasons = []
-    for number in from_first_rank(lambda: _candidates(folder)):
-        wrong = _fault(folder_of(folder, number), checksum=checksum, trust=trust)
+    for number, wrong in _judged(folder, checksum=checksum, trust=trust):
         if wrong is None:
             return number
         if torch.distributed.get_rank() == 0:
@@ -65,11 +67,39 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
     )
 
 
-def _candidates(folder: Path) -> list[int]:
-    fault = load_fault(folder)
-    if fault is not None:
-        raise CheckpointError(str(fault))
-    return candidates(folder)
+def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) -> None:
+    """Refuse to write into a folder with a checkpoint that counts and is later than where this run begins.
+
+    A collective call. Later ones that do not count are renamed: the run will write its own.
+    """
+    skipped = []
+    for number, wrong in _judged(folder, checksum=checksum, trust=trust):
+        if number <= start.iteration:
+            break
+        if wrong is None:
+            raise CheckpointError(
+                f"checkpoint.save: the folder holds a checkpoint of step {number}, and this run begins at step "
+                f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
+            )
+        skipped.append(folder_of(folder, number))
+    from_first_rank(lambda: _set_aside(skipped))
+
+
+def _set_aside(skipped: Sequence[Path]) -> None:
+    for checkpoint in skipped:
+        if is_finished(checkpoint):  # a save makes room where one is not
+            set_aside(checkpoint, "skipped")
+
+
+def _judged(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
+    """Yield the steps of a folder's checkpoints, newest first, and why each does not count, as a clause, or None.
+
+    Each item is a collective call. Loading, starting and renaming ask here.
+    """
+    numbers, pointed = from_first_rank(lambda: (iterations(folder), candidates(folder)))
+    for number in numbers:
+        late = None if number in pointed else f"it is later than the one that {LATEST} names"
+        yield number, late or _fault(folder_of(folder, number), checksum=checksum, trust=trust)
 
 
 def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
@@ -80,7 +110,16 @@ def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
         mine = share(manifest.checksums, rank, ranks)
         found = from_all_ranks(lambda: manifest.content_fault(checkpoint, mine))
         wrong = next((fault for fault in found if fault is not None), None)
-    return from_first_rank(lambda: pickle_fault(checkpoint)) if wrong is None else wrong
+    return from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint)) if wrong is None else wrong
+
+
+def _step_fault(checkpoint: Path) -> str | None:
+    """Return the fault of a checkpoint that holds another step than its folder's name says, as a clause, or None."""
+    try:
+        held = _common_state(checkpoint).get("iteration")
+    except CheckpointError:
+        return "the state that all ranks share cannot be read"
+    return None if held is None or folder_of(checkpoint.parent, held) == checkpoint else f"it holds step {held}"
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
@@ -100,25 +139,6 @@ def _outline(checkpoint: Path, *, checksum: bool, trust: bool) -> tuple[Manifest
     if checksum and not manifest.checksums:
         return None, f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone"
     return manifest, manifest.outline_fault(checkpoint)
-
-
-def require_free(folder: Path, start: Position) -> None:
-    """Refuse to write into a folder that holds checkpoints later than where this run begins; a collective call."""
-    from_first_rank(lambda: _require_free(folder, start))
-
-
-def _require_free(folder: Path, start: Position) -> None:
-    for latest in iterations(folder):
-        checkpoint = folder_of(folder, latest)
-        if latest <= start.iteration or not is_finished(checkpoint):
-            continue
-        if start.iteration and damage(checkpoint) is not None:
-            set_aside(checkpoint, "damaged")
-            continue
-        raise CheckpointError(
-            f"checkpoint.save: the folder holds a checkpoint of step {latest}, and this run begins at step "
-            f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
-        )
 
 
 def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False) -> Position:
