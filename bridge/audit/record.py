@@ -122,13 +122,15 @@ class Record:
     def read(cls, path: Path) -> Record:
         """Return the record of a file."""
         try:
+            if path.exists() and not path.is_file():
+                raise ValueError("it is no regular file")  # noqa: TRY301  one that could block for ever
             content = json.loads(path.read_text(encoding="utf-8"))
             gemms = tuple(GemmRow(**_texts(row, GemmRow)) for row in content["gemms"])
             census = tuple(CensusRow(**row) for row in content["census"])
             health = tuple(HealthRow(**row) for row in content["health"])
             head = {"backend": str(content["backend"]), "step": content["step"], "audit": tuple(content["audit"])}
             return cls(gemms=gemms, census=census, health=health, **head)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             remedy = "Give the record.json of a run of this version."
             raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None
 

@@ -100,7 +100,7 @@ class RunFolder:
                 values = json.loads(line)
                 known = {"step": int(values["step"]), "kind": str(values["kind"]), "loss": values["loss"]}
                 records.append({**values, **known})
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 torn(number)
         return records
 
@@ -111,7 +111,7 @@ class RunFolder:
             return {}
         try:
             content = json.loads(self.text_of(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             rule = f"must be JSON as the training command writes it ({error})"
             raise RunConfigError.of(str(path), rule, name, "Run it again, or delete the file.") from None
         return content if isinstance(content, dict) else {}

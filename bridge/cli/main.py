@@ -11,7 +11,7 @@ import warnings
 from importlib.metadata import version
 from typing import NoReturn
 
-from bridge.errors import BridgeError, close_matches, did_you_mean
+from bridge.errors import CONTROL, BridgeError, bounded, close_matches, did_you_mean
 
 MODULES = {
     "recipes": ("recipes", "show", "diff"),
@@ -33,6 +33,7 @@ MODULES = {
     "checkpoint": ("checkpoint",),
 }
 """Module of this package -> its commands: a command imports its own module, the help imports all."""
+PROGRAM = "precision-bridge"
 TRAIN = "train"
 COMPARE = "compare"
 
@@ -47,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
                 did_you_mean(close_matches(words[1], self._commands())) or f"Commands: {', '.join(self._commands())}."
             )
             message = f"no command {words[1]!r}. {hint}"
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, bounded(f"{self.prog}: {message}") + "\n")
 
     def _commands(self) -> list[str]:
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
@@ -58,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(asked: str = "") -> _Parser:
     """Return the parser of one command, or of all where `asked` is the name of none."""
     parser = _Parser(
-        prog="precision-bridge",
+        prog=PROGRAM,
         description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
     )
     parser.add_argument("--version", action="version", version=f"precision-bridge {version('precision-bridge')}")
@@ -71,6 +72,20 @@ def _parser(asked: str = "") -> _Parser:
     return parser
 
 
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """Return the command of a command line with its arguments; a mistake ends the process in one line."""
+    parser = _parser(words[0] if words else "")
+    steering = next((word for word in words if CONTROL.search(word) or "\n" in word), None)
+    if steering is not None:
+        parser.error(f"{steering!r} holds a line end or another control character. Rename the file.")
+    chosen, more = parser.parse_known_args(words)
+    if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # overrides may stand behind an option too
+        chosen.overrides = [*chosen.overrides, *more]
+    return chosen
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code: its own, or 2 for what cannot be answered as asked."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -80,12 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         (main_train if words[0] == TRAIN else main_compare)(words[1:])
         return 0
-    parser = _parser(words[0] if words else "")
-    chosen, more = parser.parse_known_args(words)
-    if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
-    if more:  # overrides may stand behind an option too
-        chosen.overrides = [*chosen.overrides, *more]
+    chosen = _parsed(words)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     code: int = 128 + signal.SIGPIPE  # of an answer that no reader waits for
     try:
@@ -100,8 +110,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except OSError as error:
-        if error.filename is not None:
-            raise
+        if error.filename is not None:  # a path that the command was given: too long, or closed to this user
+            text = f"{error.filename}: cannot be used: {(error.strerror or 'an error').lower()}. Give another path."
+            print(bounded(text), file=sys.stderr)
+            return BridgeError.exit_code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"standard output: cannot be written: {error.strerror}. Give it another place.", file=sys.stderr)
         return 2

@@ -9,19 +9,24 @@ Each rank asks the store once a second, and less often in a launch of more than 
 most 5000 questions a second.
 """
 
+import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
 from bridge.errors import TrainingError
 
+T = TypeVar("T")
+
+STORE_SECONDS = 30.0
+"""How long a rank that ends waits for the store."""
 QUESTIONS = 5000
 """Most questions a second to the store, of all ranks together."""
 SHOWN = 8
@@ -43,6 +48,8 @@ class Peers:
         self._timeout = timeout
         self._seconds = max(1.0, ranks / QUESTIONS)
         self._marked = time.monotonic()
+        self._answers = True
+        """Whether the store answered whenever it was asked in time."""
         self._ended = threading.Event()
 
     @contextmanager
@@ -57,8 +64,9 @@ class Peers:
         finally:
             self._ended.set()
             with suppress(DistError):
-                self._store.set(f"left {self._rank}", "")
-            thread.join()
+                if self._answers:
+                    self._in_time(lambda: self._store.set(f"left {self._rank}", ""))
+            thread.join(None if self._answers else 0)
 
     def finished(self, step: int) -> None:
         """Note the end of a step."""
@@ -74,22 +82,46 @@ class Peers:
         """Return the error that names the ranks behind a failed collective; None where the fault is this rank's own."""
         waited = time.monotonic() - self._marked
         try:
-            for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
-                self._store.set(word, "")
-            silent = self._without("here", until=time.monotonic() + 3 + 2 * self._seconds)
-            stalled = waited >= self._timeout.total_seconds() and self._without("failed", until=time.monotonic())
-            if silent:
-                self._accuse(silent, f"no longer answer after step {self.step}")
-            elif stalled:
-                self._accuse(stalled, f"did not end step {self.step + 1} within {self._timeout.total_seconds():g} s")
-            elif not self._store.check(["verdict"]):
-                return None
-            return TrainingError(self._store.get("verdict").decode())
+            return self._in_time(lambda: self._judged(waited))
         except DistError:
             return TrainingError(
                 "ranks: the store of the launch must answer every rank, and no longer does. The first rank, or the "
-                "agent of the launch, has ended: look at its log and its machine."
+                "agent of the launch, has ended or stalls: look at its log and its machine."
             )
+
+    def _judged(self, waited: float) -> TrainingError | None:
+        """Return the error of `blame` as the store has it; `waited` are the seconds since the last finished step."""
+        for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
+            self._store.set(word, "")
+        silent = self._without("here", until=time.monotonic() + 3 + 2 * self._seconds)
+        stalled = waited >= self._timeout.total_seconds() and self._without("failed", until=time.monotonic())
+        if silent:
+            self._accuse(silent, f"no longer answer after step {self.step}")
+        elif stalled:
+            self._accuse(stalled, f"did not end step {self.step + 1} within {self._timeout.total_seconds():g} s")
+        elif not self._store.check(["verdict"]):
+            return None
+        return TrainingError(self._store.get("verdict").decode())
+
+    def _in_time(self, ask: Callable[[], T]) -> T:
+        """Return what the store answers; DistError after `STORE_SECONDS`, since a stalled one lets its clients wait."""
+        answers: queue.SimpleQueue[tuple[T | None, DistError | None]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                answers.put((ask(), None))
+            except DistError as error:
+                answers.put((None, error))
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            found, error = answers.get(timeout=STORE_SECONDS + 2 * self._seconds)
+        except queue.Empty:
+            self._answers = False
+            raise DistError("the store does not answer") from None
+        if error is not None:
+            raise error
+        return found  # type: ignore[return-value]  # None only where T has it
 
     def _accuse(self, ranks: list[int], fact: str) -> None:
         """Write the sentence that all ranks end with, unless another rank wrote one."""

@@ -29,9 +29,10 @@ from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import Yar
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
+from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
-from bridge.errors import BridgeError, RunConfigError
+from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm, without_te
 from bridge.megatron.agreement import require_agreement
 from bridge.megatron.peers import Peers
@@ -140,13 +141,13 @@ def training_process(
         torch.set_num_threads(threads or launch.threads or launch.share_of_cpus())
         timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
-        if fingerprint is not None:
-            require_agreement(fingerprint, where)
-        _require_whole_replicas(model, launch.world_size)
         peers = Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
         if peers is not None:
             stack.enter_context(peers.answering())
             stack.enter_context(_blamed(peers, request))
+        if fingerprint is not None:
+            require_agreement(fingerprint, where)
+        _require_whole_replicas(model, launch.world_size)
         _start_model_parallel(stack, model, timeout_minutes, seed)
         yield _placed(launch, where, notes, peers, request)
 
@@ -252,16 +253,23 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
     if psutil.Process().num_threads() > MANY_THREADS:
         gc.collect()  # models, which refer to themselves, hold their process groups, and each group its threads
     store: Store = HashStore()
-    if launch.launched:
-        shared, _, _ = next(rendezvous("env://", timeout=timeout))
-        store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
-    torch.distributed.init_process_group(
-        "nccl" if where.type == "cuda" else "gloo",
-        store=store,
-        rank=launch.rank,
-        world_size=launch.world_size,
-        timeout=timeout,
-    )
+    try:
+        if launch.launched:
+            shared, _, _ = next(rendezvous("env://", timeout=timeout))
+            store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
+        torch.distributed.init_process_group(
+            "nccl" if where.type == "cuda" else "gloo",
+            store=store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+        )
+    except DistError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise TrainingError(
+            f"ranks: all {launch.world_size} must meet at {place} within {timeout.total_seconds():g} s, and did not "
+            "(train.distributed_timeout_minutes). One of them stalls, or was refused: look at the log of each."
+        ) from error
     stack.callback(torch.distributed.destroy_process_group)
     return PrefixStore("peers", store)
 

@@ -37,6 +37,9 @@ SOURCE = Path(__file__).with_name("kernel.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-std=gnu11")
 """No -ffast-math: it reorders additions and flushes subnormals to zero for the whole process."""
 
+VERSION_SECONDS = 20.0
+COMPILE_SECONDS = 300.0
+
 THREADS = (("-fopenmp",), ())
 """Compiler flags for threads, best first."""
 
@@ -67,7 +70,11 @@ class Build:
             self._fail("There is no C compiler (cc, gcc or clang) on the PATH.")
             return
         folder = cache_folder()
-        stem = f"kernel-{_key(compiler)}"
+        try:
+            stem = f"kernel-{_key(compiler)}"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self._fail(f"{compiler} --version failed: {error}.")
+            return
         if folder is not None and any(self._load(cached) for cached in _sound_libraries(folder, stem)):
             return
         _log.info(
@@ -165,16 +172,31 @@ def _runtime(threads: tuple[str, ...]) -> list[str]:
 
 def _run(command: list[str]) -> str:
     """Run a compiler; return its complaint, an empty string where it succeeded."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (a fixed command line)
+    try:
+        done = _ran(command, COMPILE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {COMPILE_SECONDS} s"
     if done.returncode == 0:
         return ""
     return (done.stderr or done.stdout or f"exit code {done.returncode}").strip().splitlines()[-1]
 
 
+def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a fixed command line; TimeoutExpired after some seconds, for a compiler that waits for a licence, say."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)  # noqa: S603
+
+
 @cache
 def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
-    facts = [version, *FLAGS, str(THREADS), torch.__version__, torch.__file__, _processor(), SOURCE.read_text()]
+    facts = [
+        _ran([compiler, "--version"], VERSION_SECONDS).stdout,
+        *FLAGS,
+        str(THREADS),
+        torch.__version__,
+        torch.__file__,
+        _processor(),
+        SOURCE.read_text(),
+    ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
 
 

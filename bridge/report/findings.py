@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bridge.errors import bounded
 from bridge.preflight.check import Report
 from bridge.rules.rule import EVIDENCE, Rule, RuleFinding
 from bridge.rules.rulebook import BY_ID, RULES
@@ -60,7 +61,7 @@ def finding_dict(finding: RuleFinding) -> dict[str, Any]:
 
 def _finding(finding: RuleFinding) -> list[Line]:
     where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
-    fault = f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}."
+    fault = bounded(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
     return [
         ((f"{finding.severity} {finding.id}", STYLES[finding.severity]), (fault, "")),

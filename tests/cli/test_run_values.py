@@ -101,7 +101,21 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
         ),
         (
             ["plan", "--config", "a\x1b[31m\nb.yaml"],
-            "--config: must be a path of printable characters, got 'a\\x1b[31m\\nb.yaml'. Rename the file.\n",
+            "precision-bridge: 'a\\x1b[31m\\nb.yaml' holds a line end or another control character. Rename the file.\n",
+        ),
+        (
+            ["sources", "a\nb"],
+            "precision-bridge: 'a\\nb' holds a line end or another control character. Rename the file.\n",
+        ),
+        (
+            ["report", "x" * 5000],
+            f"{'x' * 100} ... {'x' * 82}/config.yaml: cannot be used: file name too long. Give another path.\n",
+        ),
+        (["recipes", "x" * 9000], f"precision-bridge: unrecognized arguments: {'x' * 100} ... {'x' * 95}\n"),
+        (
+            ["audit", "/dev/zero"],
+            "record: must be a record of a run (it is no regular file), got '/dev/zero'. Give the record.json of a run "
+            "of this version.\n",
         ),
         (["train", "--taget", "h100x8"], "unrecognized arguments: --taget. Write target=VALUE.\n"),
         (["train", "--target", "h100x8"], "unrecognized arguments: --target. Write target=VALUE.\n"),

@@ -80,6 +80,19 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
     assert not list((tmp_path / "precision-bridge" / "kernels").iterdir())
 
 
+@pytest.mark.parametrize("limit", ["VERSION_SECONDS", "COMPILE_SECONDS"])
+def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = '[ "$1" = --version ] ||' if limit == "COMPILE_SECONDS" else ""
+    (tmp_path / "cc").write_text(f"#!/bin/sh\n{hangs} exec sleep 1000\n")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_compiler", lambda: str(tmp_path / "cc"))
+    monkeypatch.setattr(build, limit, 0.2)
+    found = Build()
+    assert found.library(wait=True) is None
+    assert "0.2 s" in (found.problem or "")
+
+
 @REQUIRES
 def test_without_a_cache_the_kernel_is_compiled_into_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

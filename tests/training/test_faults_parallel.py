@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
+from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
-from tests.training.loop_tiny import in_two_processes, losses, records
+from bridge.megatron.peers import Peers
+from tests import warm
+from tests.training.loop_tiny import ROOT, in_two_processes, losses, records
 
 SCHEDULE = {"train_iters": 4, "lr_decay_iters": 4, "eval_iters": 0}
 SAVING = {"mode": "bf16", "train": SCHEDULE, "save": "checkpoints", "save_interval": 2, "sharded": True}
@@ -40,7 +45,7 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(runs) -> None:
 
 def test_all_ranks_resume_from_the_checkpoint_before_a_damaged_one(runs) -> None:
     assert losses(runs / "resumed") == losses(runs / "whole")[2:]
-    assert (runs / "checkpoints" / "iter_0000004.damaged").is_dir()
+    assert (runs / "checkpoints" / "iter_0000004.skipped").is_dir()
     assert (runs / "checkpoints" / "iter_0000004" / "manifest.json").is_file()
 
 
@@ -61,12 +66,12 @@ def test_a_folder_that_cannot_be_saved_to_ends_all_ranks_with_one_sentence(name,
     ("fault", "codes", "fact"),
     [
         ("die", (0, -9), "no longer answer after step 2: rank 1 (HOST)."),
-        ("stall", (0, 0), "did not end step 3 within 3 s: rank 1 (HOST)."),
+        ("stall", (0, 0), "did not end step 3 within 15 s: rank 1 (HOST)."),
         ("crash", (0, 1), None),
     ],
 )
 def test_a_rank_that_ends_or_stalls_ends_the_other_with_its_name(fault, codes, fact, tmp_path) -> None:
-    timeout = {"train": {**SCHEDULE, "distributed_timeout_minutes": 0.05}}
+    timeout = {"train": {**SCHEDULE, "distributed_timeout_minutes": 0.25}}
     in_two_processes({"run": {**timeout, "by_rank": {"1": {"fault": [fault, 3]}}}}, tmp_path, codes=codes)
     errors = [json.loads(path.read_text()) for path in sorted((tmp_path / "run").glob("error-*.json"))]
     sentence = f"ranks: all 2 must take part in every step; {fact} Look at the log and the machine of each."
@@ -75,4 +80,44 @@ def test_a_rank_that_ends_or_stalls_ends_the_other_with_its_name(fault, codes, f
     assert errors[0]["text"] == sentence.replace("HOST", socket.gethostname())
     assert all(error["text"].startswith("ranks: ") and error["code"] == 1 for error in errors)
     assert len(errors) == (2 if fault == "stall" else 1)  # the stalled rank wakes up in the test, and ends too
-    assert errors[0]["seconds"] < 20
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from bridge.errors import TrainingError
+from bridge.training.loop import pretrain
+from tests.training.loop_tiny import tiny
+try:
+    pretrain(tiny(train={"distributed_timeout_minutes": 0.02}), run_dir=Path(sys.argv[1]))
+except TrainingError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("stalls", [False, True], ids=["refused", "stalled"])
+def test_a_rank_without_a_launcher_whose_first_rank_does_not_answer_ends_with_one_sentence(stalls, tmp_path) -> None:
+    with socket.socket() as first:
+        first.bind(("localhost", 0))
+        if stalls:
+            first.listen()
+        port = first.getsockname()[1]
+        ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        done = warm.run(["python", "-c", ALONE, tmp_path], cwd=ROOT, env={**os.environ, **ranks})
+    assert done.stdout.splitlines()[-1] == (
+        f"ranks: all 2 must meet at localhost:{port} within 1.2 s, and did not (train.distributed_timeout_minutes). "
+        "One of them stalls, or was refused: look at the log of each."
+    )
+
+
+def test_a_store_that_no_longer_answers_is_not_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr("bridge.megatron.peers.STORE_SECONDS", 0.1)
+    stalled, ends = threading.Event(), threading.Event()
+    store = Mock()
+    store.set = store.check = lambda *_: ends.wait(60 if stalled.is_set() else 0)
+    store.clone.return_value = store
+    peers = Peers(store, rank=1, ranks=2, timeout=timedelta(minutes=1))
+    with peers.answering():
+        stalled.set()
+        assert "the store of the launch must answer every rank, and no longer does" in str(peers.blame())
+    ends.set()
