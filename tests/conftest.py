@@ -15,6 +15,9 @@ from hypothesis import settings
 # variable is read when torch is imported, so it stands here, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Compiled kernels and tokenised text of this clone: another one beside it may run its own tests at the same time.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
+
 # A property that needs more examples than these is tested in full by `make test-all`. No test asks for more by itself.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=200)

@@ -30,7 +30,8 @@ __all__ = ["launch", "ranks_of_a_job", "run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("precision-bridge")
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 1800
+"""A command that takes longer hangs: no neighbour on the machine makes one so slow."""
 
 
 class Done(subprocess.CompletedProcess[str]):

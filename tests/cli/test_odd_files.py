@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,13 +55,11 @@ def test_a_file_that_is_no_configuration_is_one_sentence(words: tuple[str, ...],
         (folder / f"{name}.yaml").write_text(FILES[name]())
     given = f"{name}.yaml" if name in FILES else name
     given = f"model={name}" if is_tree else given
-    began = time.monotonic()
     done = warm.run([str(warm.COMMAND), *words, given], cwd=tmp_path)
     assert done.returncode == 2
     assert (OF_A_TREE.get(name, RULES[name]) if is_tree else RULES[name]) in done.stderr
     assert "Traceback" not in done.stderr
     assert done.cpu_seconds < 10
-    assert time.monotonic() - began < 60
 
 
 def test_a_folder_with_a_path_too_long_is_one_sentence(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def fresh(module: str, plan: Path, *, processes: int = 1, te: Path | None = None
             for variables in job
         ]
         for rank in ranks:
-            _, errors = rank.communicate(timeout=600)
+            _, errors = rank.communicate(timeout=warm.LIMIT_SECONDS)
             assert rank.returncode == 0, errors[-4000:]
 
 
@@ -365,7 +365,7 @@ def test_the_training_command_runs_every_scheme(recipe, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=warm.LIMIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"{RECIPES[recipe]} (linear_fc1, linear_fc2, linear_proj, linear_qkv)" in done.stdout

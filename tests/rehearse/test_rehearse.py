@@ -15,6 +15,7 @@ from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.rehearse.cause import cause_of
 from bridge.rehearse.shrink import shrink
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "howto" / "rehearse.md"
@@ -62,7 +63,7 @@ def rehearsed(*words: str | Path, folder: Path) -> tuple[int, dict]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=warm.LIMIT_SECONDS,
     )
     assert done.stdout, done.stderr[-4000:]
     return done.returncode, json.loads(done.stdout)

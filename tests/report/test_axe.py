@@ -42,8 +42,9 @@ def axe_of(html: str, page: Path, scheme: int) -> list[dict[str, Any]]:
     source = (Path(str(axe.__file__)).parent / "axe.min.js").read_text()
     page.write_text(html.replace("</body>", f"<script>{source}</script><script>{EACH_TAB}</script></body>"))
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=600000", "--dump-dom"]
-    words.append(f"--blink-settings=preferredColorScheme={scheme}")
-    done = subprocess.run([*words, page.as_uri()], capture_output=True, text=True, check=True, timeout=300)
+    words += [f"--blink-settings=preferredColorScheme={scheme}", f"--user-data-dir={page.parent / 'profile'}"]
+    words.append(page.as_uri())
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=warm.LIMIT_SECONDS)
     (coded,) = re.findall(r'<pre id="axe">([^<]+)</pre>', done.stdout)
     found: list[dict[str, Any]] = json.loads(base64.b64decode(coded))
     return found

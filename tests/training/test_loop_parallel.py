@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from bridge.training.loop import pretrain
+from tests import warm
 from tests.training.loop_tiny import ROOT, in_two_processes, losses, records, tiny
 
 FP32 = {"mode": "fp32"}
@@ -111,8 +112,8 @@ def test_torchrun_starts_the_same_run(parallel, tmp_path):
     plan.write_text(json.dumps({"dp2": PLANS["dp2"]}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words = [*command, "-m", "tests.training.loop_tiny", str(plan)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    options = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "timeout": warm.LIMIT_SECONDS}
+    done = subprocess.run(words, **options, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert losses(tmp_path / "dp2") == losses(parallel / "dp2")
 

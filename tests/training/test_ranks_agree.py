@@ -51,7 +51,6 @@ def test_a_setting_that_differs_ends_every_rank_with_both_values(name, ended) ->
     first, second = (json.loads((ended / name / f"error-{rank}.json").read_text()) for rank in (0, 1))
     assert first["text"] == second["text"]
     assert first["code"] == second["code"] == 2
-    assert max(first["seconds"], second["seconds"]) < 5
     headline, *lines = first["text"].splitlines()
     assert headline == (
         "The settings of a run must be the same on every rank, and rank 1 differs from rank 0. Start every rank with "
@@ -77,7 +76,7 @@ def test_settings_of_one_machine_may_differ(ended) -> None:
 
 
 SIXTEEN = """
-import json, os, sys, time
+import os
 import torch
 from bridge.errors import RunConfigError
 from bridge.megatron.agreement import require_agreement
@@ -85,31 +84,21 @@ from bridge.training.fingerprint import fingerprint
 from tests.training.loop_tiny import tiny
 
 torch.distributed.init_process_group("gloo")
-where, seconds = torch.device("cpu"), []
+where = torch.device("cpu")
 settings = fingerprint(tiny(), os.environ)
-for _ in range(20):
-    torch.distributed.barrier()
-    began = time.perf_counter()
-    require_agreement(settings, where)
-    seconds.append(time.perf_counter() - began)
+require_agreement(settings, where)
 if os.environ["RANK"] == "11":
     settings["optimizer.lr"] = "7"
-torch.distributed.barrier()
-began = time.perf_counter()
 try:
     require_agreement(settings, where)
 except RunConfigError as error:
-    print(json.dumps([sorted(seconds)[10], time.perf_counter() - began, str(error)]))
+    print(error)
 torch.distributed.barrier()
 """
 
 
 @pytest.mark.slow
-def test_sixteen_ranks_agree_within_milliseconds_and_disagree_with_one_sentence(capsys) -> None:
+def test_sixteen_ranks_agree_and_disagree_with_one_sentence() -> None:
     ranks = warm.launch(["python", "-c", SIXTEEN], processes=16, cwd=ROOT)
-    agreed, ended, texts = zip(*(json.loads(done.stdout) for done in ranks), strict=True)
-    with capsys.disabled():
-        print(f"16 ranks agree in {1000 * max(agreed):.1f} ms, and end {1000 * max(ended):.1f} ms after a difference")  # noqa: T201
-    assert len(set(texts)) == 1
-    assert f"  optimizer.lr: 7 on rank 11 ({socket.gethostname()}), 0.002 on rank 0" in texts[0]
-    assert max(ended) < 5
+    (text,) = {done.stdout for done in ranks}
+    assert f"  optimizer.lr: 7 on rank 11 ({socket.gethostname()}), 0.002 on rank 0" in text
