@@ -4,8 +4,9 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
+TORCH = torch==2.13.0
 
-.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale grid faults published published-rehearse soak clean
+.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs release bench scale grid faults published published-rehearse soak clean
 
 setup: $(VENV)/.ready
 
@@ -15,7 +16,7 @@ setup: $(VENV)/.ready
 # is one file each, and what the rest of them needs would be gigabytes. Without them a few tests are skipped.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install -q torch==2.13.0
+	$(RUN) -m pip install -q $(TORCH)
 	$(RUN) -m pip install -q -e '.[dev,docs,interop]'
 	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2' einops
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo --no-deps nemo_toolkit==2.6.2
@@ -65,6 +66,10 @@ lint: setup
 
 docs: setup
 	$(RUN) -m mkdocs build --strict
+
+# Source distribution, wheel and site of the last commit, each looked through and tried; nothing is published.
+release: docs
+	$(RUN) scripts/release.py $(TORCH)
 
 # Libraries of the comparison lie beside the environment: their pins contradict it. One that cannot be installed or
 # imported is named in the page with its reason.

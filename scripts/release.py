@@ -1,0 +1,109 @@
+"""Build a release from the last commit, look through it, and use it as somebody does who installs it.
+
+    python scripts/release.py torch==2.13.0
+
+Writes the source distribution and the wheel, which is built from it, to `dist`. The wheel must hold each file of the
+packages and no other. It is installed into a fresh environment, behind the named torch, and README's commands run
+there, shortened: in an empty folder, and in one with a folder `recipes` of the user's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+PLACES = (
+    ("bridge/front/plugins/precision_bridge_recipes", None),
+    ("bridge/front/plugins/", ""),
+    ("bridge/conf", None),
+    ("bridge/", "bridge/"),
+    ("conf/", "bridge/conf/"),
+    ("recipes/", "precision_bridge_recipes/"),
+)
+"""Beginning of a path of the repository -> of its path in the wheel; None: a link to another row's files."""
+SHORT = ("model=gpt_tiny", "train=smoke", "train.train_iters=2", "train.lr_warmup_iters=0", "logging.tensorboard=false")
+
+
+def main() -> None:
+    """Build, look and try."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        tracked = unpacked(place / "source")
+        run(sys.executable, "-m", "build", "--outdir", DIST, place / "source")
+        (wheel,), (source,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
+        require_contents(wheel, source, tracked)
+        venv.create(place / "fresh", with_pip=True)
+        pip = (place / "fresh" / "bin" / "python", "-m", "pip", "install", "-q")
+        for wanted in (sys.argv[1], wheel):
+            run(*pip, wanted)
+        for folder in (place / "empty", place / "with-recipes"):
+            folder.mkdir()
+            if folder.name == "with-recipes":
+                (folder / "recipes").mkdir()
+                (folder / "recipes" / "__init__.py").write_text("raise ImportError\n")
+            use(place / "fresh" / "bin" / "precision-bridge", folder)
+    sys.stdout.write(f"{wheel.relative_to(ROOT)} and {source.relative_to(ROOT)} are ready.\n")
+
+
+def run(*words: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command and return what it prints; exit with its output where it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(word) for word in words]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def unpacked(folder: Path) -> list[str]:
+    """Unpack the files of the last commit into a folder, and return their paths."""
+    archive = folder.with_suffix(".tar")
+    run("git", "archive", "--output", archive, "HEAD")
+    with tarfile.open(archive) as found:
+        found.extractall(folder, filter="data")
+        return [one.name for one in found if not one.isdir()]
+
+
+def require_contents(wheel: Path, source: Path, tracked: list[str]) -> None:
+    """Exit where the wheel lacks a file of the packages or holds another one, or the source distribution lacks one."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    with tarfile.open(source) as archive:
+        sources = {name.partition("/")[2] for name in archive.getnames()}
+    rows = [(path, next((row for row in PLACES if path.startswith(row[0])), None)) for path in tracked]
+    wanted = {row[1] + path.removeprefix(row[0]) for path, row in rows if row is not None and row[1] is not None}
+    faults = {
+        "missing from the wheel": wanted - held,
+        "in the wheel, and of no package": held - wanted,
+        "missing from the source distribution": {"pyproject.toml", "README.md", "LICENSE"} - sources,
+    }
+    lines = [f"{what}: {', '.join(sorted(names))}" for what, names in faults.items() if names]
+    if lines:
+        sys.exit("\n".join(lines))
+
+
+def use(command: Path, folder: Path) -> None:
+    """Run README's commands, shortened, in a folder of a fresh environment."""
+    listed = run(command, "recipes", cwd=folder)
+    if "bf16_mixed" not in listed:
+        sys.exit(f"recipes: bf16_mixed must be listed, got\n{listed}")
+    run(command, "check", "mixed_precision=fp8_current", "--target", "h100x8,te2.9,cuda12.9", cwd=folder)
+    examples = re.findall(r"^python scripts/train\.py (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    for words in examples:
+        run(command, "train", *words.split(), *SHORT, cwd=folder)
+        sys.stdout.write(f"{folder.name}: precision-bridge train {words}\n")
+
+
+if __name__ == "__main__":
+    main()
