@@ -33,6 +33,26 @@ SHOWN = 8
 """Ranks that a sentence names; the others are counted."""
 
 
+def in_time(ask: Callable[[], T], seconds: float) -> T:
+    """Return what a store answers; DistError after some seconds, since one that stalls lets its clients wait."""
+    answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:  # noqa: BLE001  raised in the caller's thread
+            answers.put((None, error))
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        found, error = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise DistError("the store does not answer") from None
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value]  # None only where T has it
+
+
 class Peers:
     """This rank's view of the others.
 
@@ -49,7 +69,7 @@ class Peers:
         self._seconds = max(1.0, ranks / QUESTIONS)
         self._marked = time.monotonic()
         self._answers = True
-        """Whether the store answered whenever it was asked in time."""
+        """Whether the store answered whenever it was asked."""
         self._ended = threading.Event()
 
     @contextmanager
@@ -104,24 +124,12 @@ class Peers:
         return TrainingError(self._store.get("verdict").decode())
 
     def _in_time(self, ask: Callable[[], T]) -> T:
-        """Return what the store answers; DistError after `STORE_SECONDS`, since a stalled one lets its clients wait."""
-        answers: queue.SimpleQueue[tuple[T | None, DistError | None]] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                answers.put((ask(), None))
-            except DistError as error:
-                answers.put((None, error))
-
-        threading.Thread(target=work, daemon=True).start()
+        """Return what the store answers; DistError where it does not."""
         try:
-            found, error = answers.get(timeout=STORE_SECONDS + 2 * self._seconds)
-        except queue.Empty:
+            return in_time(ask, STORE_SECONDS + 2 * self._seconds)
+        except DistError:
             self._answers = False
-            raise DistError("the store does not answer") from None
-        if error is not None:
-            raise error
-        return found  # type: ignore[return-value]  # None only where T has it
+            raise
 
     def _accuse(self, ranks: list[int], fact: str) -> None:
         """Write the sentence that all ranks end with, unless another rank wrote one."""

@@ -35,7 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm, without_te
 from bridge.megatron.agreement import require_agreement
-from bridge.megatron.peers import Peers
+from bridge.megatron.peers import Peers, in_time
 from bridge.megatron.stop_request import StopRequest, noted_signals
 
 TIMEOUT_MINUTES = 30.0
@@ -255,7 +255,8 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
     store: Store = HashStore()
     try:
         if launch.launched:
-            shared, _, _ = next(rendezvous("env://", timeout=timeout))
+            meeting = rendezvous("env://", timeout=timeout)
+            shared, _, _ = in_time(lambda: next(meeting), timeout.total_seconds() + 5)  # torch waits for a silent store
             store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
         torch.distributed.init_process_group(
             "nccl" if where.type == "cuda" else "gloo",
