@@ -11,7 +11,7 @@ from bridge.plan.settings import Settings
 from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.schemes import GEMMS
 
-MULTIPLIES = frozenset({"linear", "head", "router"})
+MULTIPLIES = frozenset({"linear", "head", "router", "gate"})
 """Kinds of modules whose GEMMs are recorded; attention cores, convolutions and norms are not."""
 TEXT = {
     "formats": "planned {planned}, ran {ran}",

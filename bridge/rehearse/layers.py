@@ -73,7 +73,10 @@ def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
             )
         for field in PREDICTION:
             model.pop(field, None)
-    elif shape.is_moe:
+        return
+    if shape.delta_net is not None:
+        run.set("model.linear_attention_freq", [int("delta_net" in shape.kinds[layer]) for layer in layers], why)
+    if shape.is_moe:
         frequency = [int(has_experts(shape.kinds[layer])) for layer in layers]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
             run.set("model.moe_layer_freq", frequency, why)

@@ -218,7 +218,8 @@ def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
     planned = equal = None
     if "records" in first:
         plan = _plan(small, one)
-        planned = sum(len(GEMMS) for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES)
+        modules = [module for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES]
+        planned = sum(row.item in GEMMS for module in modules for row in module.rows)
         different, found = _compared(plan, first["records"])
         equal = planned - different
         findings = [*findings, *found, *(_resume_findings(first) if "resumed_loss" in first else ())]

@@ -29,11 +29,12 @@ TOKENS = 64
 """Tokens of a sequence on each context-parallel rank, at least."""
 STEPS = 3
 
-ON_A_GPU = {
+OFF = {
     "tp_comm_overlap": "its user buffers need GPUs",
     "moe_permute_fusion": "its kernels need a GPU",
     "moe_router_fusion": "its kernels need a GPU",
     "use_transformer_engine_op_fuser": "its kernels need a GPU",
+    "moe_router_force_load_balancing": "a resume would draw other routes",
 }
 """Switch of the model that changes no format, and why it is off in a rehearsal."""
 NOT_HERE = {
@@ -107,12 +108,12 @@ def shrink(
 
 
 def _replace_kernels(run: Sections) -> None:
-    """Switch off what runs on a GPU alone."""
+    """Switch off what runs on a GPU alone, and routes that are drawn."""
     if run.layout.size("context") > 1 and run.model.get("cp_comm_type") != "a2a":
         run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
     if str(read_field(run.model, "attention_backend")).lower() in ("flash", "fused"):
         run.set("model.attention_backend", "auto", "its kernels need a GPU")
-    for name, reason in ON_A_GPU.items():
+    for name, reason in OFF.items():
         if read_field(run.model, name):
             run.set(f"model.{name}", False, reason)
 
@@ -126,6 +127,9 @@ def _leave_out(run: Sections, sections: Mapping[str, Any], target: Target) -> No
     if is_later and run.plan.settings.distributed:
         for name in ("fp4_param", "fp4_param_gather"):
             run.leave_out(name, "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers")
+    dtype = run.model.get("moe_router_dtype")
+    if dtype not in (None, "fp32", "fp64"):
+        run.note_left_out("model.moe_router_dtype", run.model.pop("moe_router_dtype"), "the router does not know it")
     if sections.get("peft"):
         run.note_left_out("peft", sections["peft"], "a run trains all weights")
 

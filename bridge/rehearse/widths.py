@@ -6,10 +6,14 @@ from math import gcd
 from bridge.rehearse.sections import LEAST_ALIGNMENT, Sections
 from bridge.rules.fields import read_field
 from bridge.rules.shape.model import Latent, StateSpace
+from bridge.rules.shape.variants import DeltaNet, Indexer
 
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
 WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
+DELTA_CHANNELS = {"key_head_dim": 8, "value_head_dim": 8}
+TOPK = 16
+"""Keys that a query of sparse attention takes."""
 HEADS = "keeps the queries of a key on a rank"
 
 
@@ -18,6 +22,10 @@ def shrink_widths(run: Sections) -> None:
     hidden = _attention(run)
     if run.shape.state_space is not None:
         _state_space(run, run.shape.state_space)
+    if run.shape.delta_net is not None:
+        _delta_net(run, run.shape.delta_net)
+    if run.shape.indexer is not None:
+        _indexer(run, run.shape.indexer)
     _feed_forward(run, hidden)
     _experts(run, hidden)
 
@@ -111,6 +119,32 @@ def _state_space(run: Sections, mixer: StateSpace) -> None:
     why = "keeps the alignment of Mamba's projections on a rank"
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
         run.set(f"model.mamba_{name}", getattr(found, name), why)
+
+
+def _delta_net(run: Sections, net: DeltaNet) -> None:
+    """Make the heads of a gated delta net small: the fewest whose projections on a rank are aligned as they are."""
+    tp, small = run.parallel.tensor, run.layout.size("tensor")
+    each = net.num_value_heads // net.num_key_heads
+
+    def residues(one: DeltaNet, ranks: int) -> tuple[object, ...]:
+        sizes = (gcd(size // ranks, run.unit) for size in (one.value, one.projected))
+        return (one.num_key_heads % ranks == 0, *sizes)
+
+    wanted = residues(net, tp)
+    counts = range(small, 8 * small * run.unit + 1)
+    nets = (replace(net, num_key_heads=count, num_value_heads=count * each, **DELTA_CHANNELS) for count in counts)
+    found = next((one for one in nets if residues(one, small) == wanted), net)
+    for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
+        run.set(f"model.linear_{name}", getattr(found, name), "keeps the alignment of the projections on a rank")
+
+
+def _indexer(run: Sections, indexer: Indexer) -> None:
+    """Make the indexer of sparse attention small: its queries of a head are rotated with those of the model."""
+    rotated = run.model.get("qk_pos_emb_head_dim") or 0
+    width = 1 << (max(run.unit, 2 * rotated) - 1).bit_length()
+    run.set("model.dsa_indexer_head_dim", min(indexer.head_dim, width), "a power of two, which the rotation takes")
+    run.set("model.dsa_indexer_n_heads", min(indexer.num_heads, run.unit), WIDTH)
+    run.set("model.dsa_indexer_topk", min(indexer.topk, TOPK), "the tokens are fewer")
 
 
 def _feed_forward(run: Sections, hidden: int) -> None:

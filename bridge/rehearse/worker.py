@@ -35,7 +35,7 @@ ANOTHER_MODEL = frozenset(
     f"model.{name}"
     for name in (
         "heterogeneous_block_specs",
-        *("experimental_attention_variant", "linear_attention_freq", "use_kitchen"),
+        *("experimental_attention_variant", "linear_attention_freq", "dsa_indexer_topk_freq", "use_kitchen"),
     )
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""

@@ -74,6 +74,37 @@ def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections(
         assert gcd(before // 8, 16) == gcd(after // 2, 16)
 
 
+DELTA = {"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 4, "linear_num_key_heads": 16}
+INDEXED = {"experimental_attention_variant": "dsa", "multi_latent_attention": True, "dsa_indexer_n_heads": 64}
+
+
+def test_a_gated_delta_net_keeps_both_kinds_of_layers_and_the_alignment_of_its_projections():
+    run = {"num_layers": 48, "hidden_size": 2048, "num_attention_heads": 16, "linear_num_value_heads": 32, **DELTA}
+    run |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "tensor_model_parallel_size": 2}
+    small = shrink({"model": run}, get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"))
+    model = small.sections["model"]
+    assert sorted({*model["linear_attention_freq"]}) == [0, 1]
+    before, after = (ModelShape.of(one).delta_net for one in (run, model))
+    assert gcd(before.projected // 2, 16) == gcd(after.projected // 2, 16)
+    assert after.num_value_heads == 2 * after.num_key_heads
+    assert after.projected < before.projected / 20
+
+
+def test_an_indexer_is_made_small():
+    sizes = {"dsa_indexer_head_dim": 128, "dsa_indexer_topk": 2048, "q_lora_rank": 1536, "kv_lora_rank": 512}
+    run = {"num_layers": 8, "hidden_size": 4096, "num_attention_heads": 64, **sizes, **INDEXED}
+    model = shrink({"model": run}, get_mixed_precision_config("bf16_mixed")).sections["model"]
+    assert [model[f"dsa_indexer_{name}"] for name in ("head_dim", "n_heads", "topk")] == [64, 16, 16]
+
+
+def test_settings_that_would_keep_a_resume_from_the_same_loss_are_off():
+    run = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "num_moe_experts": 8, "moe_router_topk": 2}
+    drawn = {"moe_router_force_load_balancing": True, "moe_router_dtype": "bf16"}
+    small = shrink({"model": run | drawn}, get_mixed_precision_config("bf16_mixed"))
+    assert small.sections["model"]["moe_router_force_load_balancing"] is False
+    assert [one.path for one in small.left_out] == ["model.moe_router_dtype"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "mcore", "left_out"),
     [

@@ -54,4 +54,7 @@ def _short(name: str) -> str:
     """Return a module's name in its layer as the plan has it; all experts of a layer have one name."""
     match = _CONTAINERS.match(name)
     prefix = match.group() if match is not None else ""
-    return ("experts." if "experts.local_experts." in prefix else "") + name[len(prefix) :]
+    short = ("experts." if "experts.local_experts." in prefix else "") + name[len(prefix) :]
+    return (
+        "shared_experts.gate" if short == "shared_experts" else short
+    )  # its own product; the others are of its layers
