@@ -22,20 +22,9 @@ from bridge.precision.dtypes import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("deepspeed")
-DTYPE_NAMES = {
-    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
-    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
-    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
-}
+DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
 """Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES` only, in any case."""
 SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
-LOW_MEMORY = ("fp16_master_weights_and_grads", "bf16_master_weights_and_grads", "bf16_optimizer_states")
-"""Switches that drop the FP32 copies."""
-SWITCHES = {
-    "fp16": ("auto_cast", "consecutive_hysteresis", *LOW_MEMORY[:1]),
-    "bf16": ("immediate_grad_update", "check_grad_overflow", *LOW_MEMORY[1:]),
-}
-"""Block -> its switches but `enabled`, which are checked where the block is off too."""
 
 
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
@@ -61,7 +50,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         builder.fields["fp32"] = True
     dynamic = on["fp16"] and _is_dynamic(builder, blocks["fp16"])
     for name, block in blocks.items():
-        written = [key for key in SWITCHES[name] if block.values.get(key) != "auto"]
+        written = [key for key in TABLE.data["switches"][name] if block.values.get(key) != "auto"]
         block.values |= {key: block.switch(key) for key in written}
         TABLE.read(builder, block, name, on=on[name], fp16=on["fp16"], dynamic=dynamic)
     if dynamic and blocks["fp16"].given("min_loss_scale"):
@@ -76,7 +65,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     TABLE.read(builder, top, no_bf16=not top.given("bf16"), never=False)
     if mode is None:
         return builder.finish("amp_o1" if autocast else "fp32")
-    has_masters = all(blocks[mode].values.get(key) is not True for key in LOW_MEMORY)
+    has_masters = all(blocks[mode].values.get(key) is not True for key in TABLE.data["low memory"])
     return builder.finish("megatron_o2" if has_masters else "true")
 
 
@@ -125,11 +114,10 @@ def _refuse_apex(top: Settings) -> None:
 
 def _decider(blocks: list[Settings]) -> str:
     """Return what decides the mode where no block is on, as a noun."""
+    source = "model" if any(block.given("enabled") for block in blocks) else "trainer"
     if any(block.values.get("enabled") == "auto" for block in blocks):
-        return 'the layer above that fills in "auto" (transformers, accelerate)'
-    if any(block.given("enabled") for block in blocks):
-        return f"the dtype that the model is loaded in, which {TABLE.version} keeps with both blocks off,"
-    return f"the trainer that reads it ({TABLE.version} by itself keeps the model's own dtype)"
+        source = "above"
+    return str(TABLE.data["decides"][source])
 
 
 def _enabled(builder: ImportBuilder, block: Settings, mode: str, above: str | None) -> bool:

@@ -106,6 +106,9 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 def _switches(builder: ImportBuilder, top: Settings) -> None:
     """Read switches as Python takes them: transformers checks no types, and "false" in quotes is true."""
+    for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
+        if top.values.get(one) and top.values.get(other):
+            raise TABLE.wrong("both-halves", top, other, other=one)
     for name in (*SWITCHES, "fp8"):
         value = top.values.get(name)
         if value is None or isinstance(value, bool):
@@ -114,9 +117,6 @@ def _switches(builder: ImportBuilder, top: Settings) -> None:
             raise top.wrong(name, "must be true or false", value, "Write true or false, without quotes")
         top.values[name] = bool(value)
         builder.record("huggingface.types-are-not-checked", name, value, taken=str(bool(value)).lower())
-    for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
-        if top.values.get(one) and top.values.get(other):
-            raise TABLE.wrong("both-halves", top, other, other=one)
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
@@ -152,9 +152,11 @@ def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
     elif top.given("fp8_backend"):
         builder.map("fp8_backend", fp8_recipe="tensorwise")
     gather = top.switch(GATHER)
-    if gather is not None:
+    if gather is None:
+        builder.record("huggingface.gather-is-off", GATHER, None)
+    else:
         builder.map(GATHER, fp8_param_gather=gather)
-    builder.record(f"huggingface.gather-is-{'off' if gather is None else 'not-read'}", GATHER, gather)
+        builder.record("huggingface.gather-is-not-read", GATHER, gather)
     return "bf16"
 
 
@@ -268,13 +270,5 @@ CONTEXT = (
     ContextKey("weights_dtype", "dtype the model is loaded in: fp32, bf16 or fp16"),
     ContextKey("accelerate_mixed_precision", "the environment's ACCELERATE_MIXED_PRECISION"),
 )
-SYSTEM = System(
-    "huggingface",
-    "Hugging Face TrainingArguments",
-    TABLE.version,
-    import_,
-    export,
-    TABLE.recognise,
-    as_json,
-    context=CONTEXT,
-)
+TITLE = f"Hugging Face {TABLE.title}"
+SYSTEM = System("huggingface", TITLE, TABLE.version, import_, export, TABLE.recognise, as_json, context=CONTEXT)

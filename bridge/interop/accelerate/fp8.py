@@ -101,8 +101,8 @@ def _transformer_engine(builder: ImportBuilder, fp8: Settings) -> None:
     if algorithm == "max":
         builder.map(fp8.name(ALGORITHM), fp8_amax_compute_algo="max")
     else:
-        source = "by-default" if algorithm is None else "written"
-        builder.record(f"accelerate.most_recent-{source}", fp8.name(ALGORITHM), algorithm)
+        sentence = "most_recent-by-default" if algorithm is None else "most_recent-written"
+        builder.record(f"accelerate.{sentence}", fp8.name(ALGORITHM), algorithm)
 
 
 def _torchao(builder: ImportBuilder, fp8: Settings) -> None:
