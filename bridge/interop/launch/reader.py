@@ -318,7 +318,7 @@ class Path(Variables):
                 declared[name] = value
             elif words[0] == "export" and name in self.values:
                 declared[name] = joined(self.values[name])
-        if words[0] == "export" or any(word.startswith("-") and "x" in word for word in words[1:]):
+        if words[0] == "export":
             self.exported |= declared
 
     def simple(self, node: Node, words: list[Word], prefix: dict[str, Word]) -> None:
@@ -412,8 +412,7 @@ class Path(Variables):
     def write(self, redirect: Node, line: int, text: Word | None) -> None:
         """Note the file that a redirection writes."""
         sign = next((child.type for child in redirect.children if not child.is_named), "")
-        is_error = redirect.children[0].type == "file_descriptor" and text_of(redirect.children[0]) != "1"
-        if sign not in (">", ">>", ">|", "&>") or is_error:
+        if sign not in (">", ">>", ">|", "&>"):
             return
         for target in targets(redirect)[:1]:
             path = self.text(target)

@@ -78,7 +78,7 @@ class Variables:
         """Return a text as a word, with the parts that stand-ins are there for."""
         found: list[Part] = []
         at = 0
-        for match in STAND_IN.finditer(text) if self.parts else ():
+        for match in STAND_IN.finditer(text):
             if int(match[1]) < len(self.parts):
                 found += [Part(text[at : match.start()]), self.parts[int(match[1])]]
                 at = match.end()
