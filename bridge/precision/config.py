@@ -14,11 +14,11 @@ import inspect
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.dtypes import LAZY_TORCH, torch_dtype
-from bridge.precision.fields import KEY, LAYER_COUNTS, StatedField, stated
+from bridge.precision.dtypes import LAZY_TORCH
+from bridge.precision.fields import KEY, StatedField, stated
 from bridge.precision.modules import module_rows
 from bridge.precision.schemes import Scheme
 from bridge.precision.statements import ORIGIN, Statements
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 else:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
 
-PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
-"""Import path of Megatron Bridge's class of the same fields."""
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one of them has it off."""
 
@@ -63,6 +61,9 @@ class PrecisionConfig(Statements):
     """
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
+
+    untold: ClassVar[frozenset[str]] = frozenset()
+    """Fields of another program's object that hold its default, of which nobody can tell whether they were stated."""
 
     fp32: bool = stated(False, "bool", MODE, flag=None)
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and `bf16` off."""
@@ -304,25 +305,6 @@ class PrecisionConfig(Statements):
 
         (values, *_) = load_all(text, "mixed_precision", error=PrecisionTypeError) or (None,)
         return cls.from_dict(values if values is not None else {}, source=source)
-
-    def to_cfg_dict(self) -> dict[str, Any]:
-        """Return what Megatron Bridge's container writes for this config into a run's YAML: its own class, its fields.
-
-        Megatron's containers call a method of this name on what they do not know how to write, and Megatron Bridge
-        builds only from targets of its own. Unstated fields that would switch something off there are written out: the
-        dtypes of the mode, and one layer at either end under `first_last_layers_bf16`.
-
-        Returns:
-            ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
-            place there: Megatron's own configs in the same run hold them.
-        """
-        values = {name: getattr(self, name) for name in PEER_FIELDS}
-        for name in ("params_dtype", "pipeline_dtype"):
-            if values[name] is None:
-                values[name] = torch_dtype(self.mode)
-        if values["first_last_layers_bf16"]:
-            values.update({name: 1 for name in LAYER_COUNTS if not self.is_stated(name)})
-        return {"_target_": PEER_TARGET, **values}
 
 
 FIELDS: dict[str, StatedField] = {

@@ -12,14 +12,18 @@ objects are recognised by their class, and read without importing it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import bridge
 from bridge.errors import PrecisionConfigError, UnknownFieldError
-from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
+from bridge.precision.config import FIELDS, MODE_SWITCHES, PEER_FIELDS, PrecisionConfig
+from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import LAYER_COUNTS, default_of
+from bridge.precision.subjects import SCALER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,10 +72,71 @@ class MixedPrecisionConfig(PrecisionConfig):
         """
         report = bridge.synchronize(self, model=model_config, optimizer=optimizer_config, ddp=ddp_config)
         report.log_others(log)
+        vars(self)["_held"] = {row.field: row.new for row in report.rows if row.verdict != "absent"}
         return report
+
+    def to_cfg_dict(self) -> dict[str, Any]:
+        """Return what Megatron Bridge's container writes for this config into a run's YAML: its own class, its fields.
+
+        Megatron's containers call a method of this name on what they do not know how to write, and Megatron Bridge
+        builds only from targets of its own. Its class states every field, and ours leaves an unstated one to its owner:
+        such a field is written as what the owner holds after `setup`, and before it as a reference to the owner's own
+        value, which the reader of the YAML resolves.
+
+        Returns:
+            ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
+            place there: Megatron's own configs in the same run hold them once `setup` has written them.
+        """
+        homeless = [name for name in self.field_names() if name not in PEER_FIELDS and self.is_stated(name)]
+        if homeless and not vars(self).get("_held"):
+            names = ", ".join(homeless)
+            log.warning("mixed_precision: a file of Megatron Bridge has no place for %s before setup", names)
+        return {"_target_": PEER_TARGET, **{name: self._saved(name) for name in PEER_FIELDS}}
+
+    def _saved(self, name: str) -> Any:
+        """Return what a field of the peer's class has to be for the peer to write what our sync writes."""
+        family = FIELDS[name].family
+        acts = {None: True, "fp8": bool(self.fp8), "fp4": bool(self.fp4), "low": bool(self.low_format)}[family]
+        if name == "fp8_recipe" and not acts:
+            return None  # the optimizer takes any other for a run in FP8
+        if name in DTYPES_OF_THE_MODE and not self.is_stated(name):
+            return torch_dtype(self.mode)
+        if self.is_stated(name) or not acts or name not in OWNER_OF:
+            return getattr(self, name)
+        held: Mapping[str, Any] = vars(self).get("_held", {})
+        if name in held:
+            return held[name]
+        value = 1 if name in LAYER_COUNTS and self.first_last_layers_bf16 else self.reading(name)
+        return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
+
+
+REFERENCE = "${oc.select:"
+"""How a field that is left to its owner begins in a file."""
+
+
+def reference(owner: str, name: str, otherwise: str) -> str:
+    """Return OmegaConf's text for what a field of a section holds; a model's fields may stand in its `transformer`."""
+    if owner == "model":
+        otherwise = f"{REFERENCE}model.transformer.{name},{otherwise}}}"
+    return f"{REFERENCE}{owner}.{name},{otherwise}}}"
+
+
+def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the fields of a saved precision without those that are left to their owner."""
+    return {name: one for name, one in fields.items() if not (isinstance(one, str) and one.startswith(REFERENCE))}
 
 
 SOURCE = "Megatron Bridge's config"
+PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+"""Import path of Megatron Bridge's class of the same fields."""
+DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype")
+OWNER_OF = {
+    **{name: "optimizer" for name, field in FIELDS.items() if field.subject is SCALER},
+    **{name: "model" for name, field in FIELDS.items() if field.family and field.twin is None and "recipe" not in name},
+    **dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), "model"),
+    **dict.fromkeys(("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "ddp"),
+}
+"""Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""
 SCHEMES = {"fp8": "fp8_recipe", "fp4": "fp4_recipe"}
 FOLLOWING = ("fp8_param", "fp4_param")
 """Fields that the peer's class keeps equal to the gather of the same family, and leaves None until `finalize`."""
@@ -91,12 +156,12 @@ def is_peer_config(value: object) -> TypeGuard[PeerConfig]:
     )
 
 
-def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
+def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> MixedPrecisionConfig:
     """Return the config that an object of Megatron Bridge's class describes.
 
     Stated are the mode switches, the scheme of a format that is on, both counts of kept layers where one was given, and
-    every other field away from the peer's default. A value given there that equals its default cannot be told
-    from what was not given.
+    every other field away from the peer's default. Of an object that was made from one of `recipes` every field is
+    stated that differs from the recipe. In any other object a default may have been given: the field is `untold`.
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     given = {field.name for field in dataclasses.fields(config) if values[field.name] != default_of(field)}
@@ -104,6 +169,8 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
     given.update(scheme for family, scheme in SCHEMES.items() if values.get(family))
     if given.intersection(LAYER_COUNTS):
         given.update(LAYER_COUNTS)
+    changed = _changed_in_recipe(values, recipes)
+    given.update(changed or ())
     given.difference_update(FOLLOWING)
     known = MixedPrecisionConfig.field_names()
     unknown = given.difference(known)
@@ -111,4 +178,22 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
         name = min(unknown)
         rule = "is a field of Megatron Bridge's config that has no counterpart here"
         raise UnknownFieldError(f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default.")
-    return MixedPrecisionConfig().state(SOURCE, **{name: values[name] for name in known if name in given})
+    made = MixedPrecisionConfig().state(SOURCE, **{name: values[name] for name in known if name in given})
+    if changed is None:
+        vars(made)["untold"] = frozenset(values) - given - {*FOLLOWING}
+    return made
+
+
+def _changed_in_recipe(values: Mapping[str, Any], recipes: Iterable[PrecisionConfig]) -> list[str] | None:
+    """Return the fields that differ from the recipe that an object was made from; None where it is like no recipe.
+
+    It is like a recipe that it differs from in fewer than half as many fields as the recipe states of its own.
+    """
+    found = None
+    for recipe in recipes:
+        own = [name for name, value in recipe.stated_values.items() if value != FIELDS[name].default]
+        held = {name: recipe.checked(name, value) for name, value in values.items() if name in FIELDS}
+        changed = [name for name, value in held.items() if name not in FOLLOWING and value != recipe.reading(name)]
+        if 2 * len(changed) < len(own) and (found is None or len(changed) < len(found)):
+            found = changed
+    return found

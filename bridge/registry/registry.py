@@ -418,6 +418,8 @@ def _require_no_arguments(function: RecipeFunction, name: str) -> None:
         )
 
 
+BUILT_IN = "precision_bridge_recipes."
+"""Modules of the recipes that Megatron Bridge has too."""
 REGISTRY = Registry()
 MIXED_PRECISION_RECIPES = RecipeMapping(REGISTRY)
 register = REGISTRY.register
@@ -436,7 +438,8 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) ->
     if isinstance(name, MixedPrecisionConfig):
         return name
     if is_peer_config(name):
-        return from_peer(name)
+        built_in = [one.function for one in REGISTRY.recipes() if one.function.__module__.startswith(BUILT_IN)]
+        return from_peer(name, [function() for function in built_in])
     if not isinstance(name, str):
         raise PrecisionTypeError(
             f"mixed_precision: must be a recipe's name or a MixedPrecisionConfig, got {name!r:.80}. "

@@ -14,9 +14,11 @@ from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge_start
 from bridge.front.files.reading import MEGATRON_BRIDGE
 from bridge.front.loader import RunValues, load_run
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import FIELDS, known_releases
 from bridge.rules.versions import Version, installed
 
+MXFP8 = get_mixed_precision_config("bf16_with_mxfp8_mixed")
 BF16 = {"_target_": "torch.bfloat16", "_call_": False}
 PROVIDER = "megatron.bridge.models.gpt_provider.GPTModelProvider"
 SIZES = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "vocab_size": 1000}
@@ -56,6 +58,13 @@ def read(folder: Path, content: dict[str, Any], *words: str, strict: bool = True
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return load_run(words, config_file=path, strict=strict)
+
+
+def test_a_field_that_our_recipe_left_to_the_model_is_unstated_in_its_saved_file(tmp_path: Path) -> None:
+    saved = {name: value for name, value in MXFP8.to_cfg_dict().items() if not name.endswith("_dtype")}
+    run = read(tmp_path, container({"first_last_layers_bf16": True}, mixed_precision=saved), "target=b200x8")
+    assert not run.precision.is_stated("first_last_layers_bf16")
+    assert run.prediction.values["model"]["first_last_layers_bf16"] is True
 
 
 def test_a_saved_container_is_read_with_what_is_set_at_start(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert ids(checked()) == {"PB123", "PB306"}, "the peer's 0 and 0 win over the provider's layers"
 
 
+def test_a_written_value_that_equals_megatrons_default_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("mixed_precision: bf16_mixed\nmodel: {bf16: false}\nddp: {grad_reduce_in_fp32: false}\n")
+    found = load_run([], config_file=path, strict=False).report.findings
+    places = {(one.path, one.where) for one in found if one.id == "PB123"}
+    assert places == {("model.bf16", "mine.yaml"), ("ddp.grad_reduce_in_fp32", "mine.yaml")}
+
+
 def test_what_is_misspelt_or_mistyped_in_a_mapping_is_found_beside_everything_else() -> None:
     run = {"mixed_precision": {"bf16": "maybe", "fp8_recipee": "mxfp8", "fp8": "hybrid", "fp4": "e2m1"}}
     report = check_run(run, target=B200)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from bridge.errors import PrecisionTypeError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES
@@ -148,6 +149,23 @@ def test_an_object_of_the_peers_class_writes_what_our_recipe_of_that_name_writes
     assert written(left) == written(right)
 
 
+def test_what_was_changed_in_a_recipe_of_the_peer_is_stated_also_where_it_is_the_default(peer: Any) -> None:
+    theirs = peer.bf16_with_fp8_current_scaling_mixed()
+    theirs.first_last_layers_bf16 = False
+    mine = ours.get_mixed_precision_config(theirs)
+    assert (mine.is_stated("first_last_layers_bf16"), mine.untold) == (True, frozenset())
+
+
+def test_a_default_of_the_peers_class_that_may_have_been_meant_is_a_warning_where_the_model_keeps_its_own_value(
+    peer: Any, megatron_owners: Any
+) -> None:
+    theirs = peer.MixedPrecisionConfig(bf16=True, fp8="hybrid", first_last_layers_bf16=False)
+    report = synchronize(theirs, model=megatron_owners(num_layers=4, first_last_layers_bf16=True)["model"])
+    assert [(one.id, one.severity, one.path) for one in report.findings if one.id == "PB133"] == [
+        ("PB133", "warning", "model.first_last_layers_bf16")
+    ]
+
+
 def test_every_way_in_takes_an_object_of_the_peers_class(peer: Any, megatron_owners) -> None:
     theirs = peer.bf16_with_fp8_current_scaling_mixed()
     assert ours.get_mixed_precision_config(theirs).source_of("fp8") == "Megatron Bridge's config"
@@ -188,19 +206,51 @@ def test_a_class_of_that_name_from_elsewhere_is_refused() -> None:
 # -- our object in the peer's run config ---------------------------------------------------------------------------
 
 
+def as_read(saved: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """Return the mapping of a precision as the peer's reader of a run's YAML resolves it."""
+    whole = OmegaConf.create({"mixed_precision": saved, **sections}, flags={"allow_objects": True})
+    return OmegaConf.to_container(whole, resolve=True)["mixed_precision"]  # type: ignore[index, call-overload]
+
+
 @pytest.mark.parametrize("name", SHARED)
 def test_the_mapping_of_a_saved_run_builds_the_peers_config(name: str, peer: Any) -> None:
-    saved = ours.get_mixed_precision_config(name).to_cfg_dict()
+    saved = as_read(ours.get_mixed_precision_config(name).to_cfg_dict())
     cls = peer.MixedPrecisionConfig
     assert saved.pop("_target_") == f"{cls.__module__}.{cls.__qualname__}"
     assert list(saved) == [field.name for field in dataclasses.fields(cls)]
     theirs = peer.get_mixed_precision_config(name)
     theirs.finalize()
+    if theirs.fp8 is None:
+        theirs.fp8_recipe = None  # the optimizer takes any other for a run in FP8
     assert cls(**saved) == theirs
 
 
+@pytest.mark.parametrize("model", [{"first_last_layers_bf16": True}, {"transformer": {"first_last_layers_bf16": True}}])
+def test_a_field_that_the_recipe_leaves_to_the_model_is_saved_as_what_the_model_holds(
+    model: Any, megatron_owners: Any
+) -> None:
+    config = ours.bf16_with_mxfp8_mixed()
+    assert as_read(config.to_cfg_dict())["first_last_layers_bf16"] is False
+    assert as_read(config.to_cfg_dict(), model=model)["first_last_layers_bf16"] is True
+    config.setup(megatron_owners(num_layers=4, first_last_layers_bf16=True)["model"])
+    assert config.to_cfg_dict()["first_last_layers_bf16"] is True, "what the owner holds, once it is known"
+    assert config.state(first_last_layers_bf16=False).to_cfg_dict()["first_last_layers_bf16"] is False
+
+
+def test_a_field_without_a_place_in_a_saved_run_is_named_until_an_owner_holds_it(caplog: Any, megatron_owners) -> None:
+    config = ours.MixedPrecisionConfig(bf16=True, moe_router_dtype="fp32")
+    config.to_cfg_dict()
+    assert caplog.messages == [
+        "mixed_precision: a file of Megatron Bridge has no place for moe_router_dtype before setup"
+    ]
+    config.setup(megatron_owners()["model"])
+    caplog.clear()
+    config.to_cfg_dict()
+    assert caplog.messages == []
+
+
 def test_what_the_peer_would_switch_off_is_spelt_out_in_a_saved_run() -> None:
-    saved = ours.MixedPrecisionConfig(fp16=True, fp8="e4m3", first_last_layers_bf16=True).to_cfg_dict()
+    saved = as_read(ours.MixedPrecisionConfig(fp16=True, fp8="e4m3", first_last_layers_bf16=True).to_cfg_dict())
     assert (saved["params_dtype"], saved["pipeline_dtype"], saved["autocast_dtype"]) == (torch.half, torch.half, None)
     assert (saved["num_layers_at_start_in_bf16"], saved["num_layers_at_end_in_bf16"]) == (1, 1)
     stated = ours.MixedPrecisionConfig(bf16=True, first_last_layers_bf16=True, num_layers_at_end_in_bf16=0)
@@ -217,12 +267,12 @@ def test_megatrons_own_container_writes_our_config_and_bridges_reader_builds_its
         mixed_precision: Any = None
 
     run = Run(mixed_precision=ours.bf16_with_mxfp8_mixed())
-    assert reader.instantiate(run.to_dict()["mixed_precision"]) == peer.bf16_with_mxfp8_mixed()
+    assert reader.instantiate(as_read(run.to_dict()["mixed_precision"])) == peer.bf16_with_mxfp8_mixed()
     run.to_yaml(str(tmp_path / "run_config.yaml"))
     import yaml
 
     read = yaml.safe_load((tmp_path / "run_config.yaml").read_text())
-    assert reader.instantiate(read["mixed_precision"]) == peer.bf16_with_mxfp8_mixed()
+    assert reader.instantiate(as_read(read["mixed_precision"])) == peer.bf16_with_mxfp8_mixed()
 
 
 # -- the peer's model configs as owners ----------------------------------------------------------------------------

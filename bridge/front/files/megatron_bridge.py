@@ -14,6 +14,7 @@ from bridge.front.files.own_fields import has_text, newer_fields, own_fields
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.files.release import release_of
 from bridge.front.problems import OWNERS, SECTIONS
+from bridge.registry.config import without_references
 from bridge.rules.fields import DEFAULTS, FIELDS
 
 TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
@@ -98,6 +99,8 @@ class _Container:
         if isinstance(value, Mapping) and isinstance(value.get(NESTED), Mapping):
             parts = [{name: one for name, one in value.items() if name != NESTED}, value[NESTED]]
             self.names[f"{ours}.{NESTED}"] = ours
+        if ours == "mixed_precision" and isinstance(value, Mapping):
+            parts = [without_references(value)]
         if not isinstance(value, Mapping):
             if value is not None and ours in (*OWNERS, *SECTIONS, ENVIRONMENT):
                 raise RunConfigError.of(key, "must be a mapping of fields", value, f"Write {ours}.FIELD=VALUE.")

@@ -25,7 +25,7 @@ from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
-from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig, without_references
 from bridge.registry.registry import REGISTRY
 
 __all__ = ["SYSTEM", "export", "import_"]
@@ -86,6 +86,10 @@ def _fields(
     if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
         rule = "must name MixedPrecisionConfig"
         raise PayloadError(f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated.")
+    stated = without_references(values)
+    for name in values.keys() - stated.keys():
+        builder.map(f"{prefix}{name}")
+    values = stated
     for key, value in values.items():
         name = str(key)
         if name in INSTANTIATION:

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.fields import NAMES, PAIRS
+from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
 from bridge.rules.rule import Rule, Violation, no_effect, violations
 from bridge.rules.shape.model import PARALLEL_SIZES
 from bridge.rules.topics.mode import MODES
@@ -48,11 +49,10 @@ def _disagreeing(run: RuleContext) -> list[Violation]:
 
 
 def _replaced(run: RuleContext) -> list[Violation]:
-    """Return the values of owners that the recipe's win over, and every other one that the command line states."""
+    """Return the values of owners that the recipe's win over, and every other one that somebody wrote down."""
     found = []
     for row in run.rows:
-        is_asked = row.changes and run.where(f"{row.owner}.{row.attribute}") == COMMAND_LINE
-        if not is_asked and (row.verdict != "override" or not row.replaces_own):
+        if not (row.changes and _is_written(run, row)) and (row.verdict != "override" or not row.replaces_own):
             continue
         recipe = f"the recipe states {row.new!r}"
         if row.verdict not in ("override", "set"):
@@ -66,6 +66,25 @@ def _replaced(run: RuleContext) -> list[Violation]:
         words = {"recipe": recipe, "stated": stated, "keep": keep}
         found.append(Violation(f"{row.owner}.{row.attribute}", value=row.old, words=words))
     return found
+
+
+def _is_written(run: RuleContext, row: Any) -> bool:
+    """Return whether the command line states the value of a row, or a file that does not simply list every field."""
+    where = run.where(f"{row.owner}.{row.attribute}") or ""
+    if where == COMMAND_LINE or row.verdict != "set" or not where.endswith((".yaml", ".yml")):
+        return where == COMMAND_LINE
+    section = run.sections[row.owner]
+    return not section.is_mapping or 2 * len(section.stated) < len(NAMES[row.owner])
+
+
+def _left_open(run: RuleContext) -> list[Violation]:
+    """Return the values that owners keep, where the precision is an object that holds its class's default there."""
+    left_open = run.precision.untold if run.precision is not None else ()
+    return [
+        Violation(f"{row.owner}.{row.attribute}", value=row.new, words={"field": row.field})
+        for row in run.rows
+        if row.verdict == "keep" and row.field in left_open and row.new != DEFAULTS[row.owner][row.attribute]
+    ]
 
 
 def _without_home(run: RuleContext) -> list[Violation]:
@@ -270,5 +289,20 @@ RULES = (
         "without dropout",
         remedies=("state 0, or the value that is meant",),
         source="megatron-core 0.16.1 and 0.19.2 transformer_config.py",
+    ),
+    Rule(
+        id="PB133",
+        title="value that may have been stated",
+        setting="model.first_last_layers_bf16",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=_left_open,
+        message="stays: Megatron Bridge's object holds the default of its class in {field}, which may have been stated",
+        remedies=(
+            "state {field} in a MixedPrecisionConfig of this package",
+            "leave it, where the owner's value is meant",
+        ),
+        source="this project: bridge.registry.config.from_peer",
     ),
 )

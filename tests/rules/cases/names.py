@@ -16,6 +16,8 @@ class WithOwnField(MixedPrecisionConfig):
 
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
+AS_MADE_BY_THE_PEER = MixedPrecisionConfig(bf16=True, fp8="hybrid")
+vars(AS_MADE_BY_THE_PEER)["untold"] = frozenset({"first_last_layers_bf16"})
 WITHOUT_GATHER = REGISTRY.get("bf16_with_mxfp8_mixed")
 WITHOUT_GATHER.fp8_param_gather = False
 
@@ -60,5 +62,9 @@ CASES = {
     "PB132": (
         run("bf16_mixed", model={name: value for name, value in DENSE.items() if "dropout" not in name}),
         run("bf16_mixed", model=DENSE),
+    ),
+    "PB133": (
+        run(AS_MADE_BY_THE_PEER, model=dict(DENSE, first_last_layers_bf16=True)),
+        run(AS_MADE_BY_THE_PEER, model=DENSE),
     ),
 }
