@@ -54,6 +54,18 @@ def test_twins_are_proven_and_each_recipe_gets_a_verdict(comparison: Path) -> No
     assert "## Compared with bf16_mixed" in (comparison / "outputs/comparison/comparison.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [["model=hybrid_tiny"], ["model=gpt_tiny", "model.num_moe_experts=4"]])
+def test_a_hybrid_and_a_model_with_experts_are_compared(train, tmp_path: Path, model: list[str]) -> None:
+    words = ["mixed_precision=bf16_mixed,fp8_current", "seeds=1", *model, "train=smoke", "train.train_iters=4", *QUIET]
+    done = train(*words, script=COMPARE)
+    (found,) = json.loads((tmp_path / "outputs/comparison/comparison.json").read_text())
+    baseline, low = found["rows"]
+    assert (baseline["recipe"], low["gap"]["verdict"]) == ("bf16_mixed", "cannot tell"), done.stdout
+    assert "model.fp8" in low["differs_in"]
+    assert low["sqnr_db"]["weight"] > 20
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
