@@ -168,6 +168,9 @@ def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
     if model["dsa_indexer_loss_coeff"] is None:
         rule = "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
         yield _wrong(WRONG_VALUE, model, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, say.")
+    if model["recompute_granularity"] == "selective" and "core_attn" in (model["recompute_modules"] or ["core_attn"]):
+        rule = "must not name core_attn for sparse attention, which Megatron Core recomputes without its hidden states"
+        yield _wrong(WRONG_VALUE, model, "recompute_modules", rule, "Recompute whole layers, or other modules.")
     if model["mtp_num_layers"]:
         rule = (
             "must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the other layers alone"
