@@ -96,7 +96,7 @@ published: setup
 # Trains for a few steps per class of recipes; the answers in RESULTS are not made again.
 RESULTS ?= outputs/published.json
 published-rehearse: setup
-	$(RUN) scripts/published.py $(PUBLISHED) --rehearse --results $(RESULTS) --write docs/explain/published.md $(ARGS)
+	$(RUN) scripts/published.py $(PUBLISHED) --rehearse --results $(RESULTS) --write docs/howto/rehearse.md $(ARGS)
 
 soak: setup
 	$(RUN) scripts/soak.py $(ARGS)
