@@ -30,9 +30,10 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from bridge.checkpoint.folder import folder_of, iterations
+from bridge.checkpoint.folder import LATEST, candidates, folder_of
 from bridge.checkpoint.lock import folder_lock
-from bridge.checkpoint.manifest import Manifest, damage
+from bridge.checkpoint.manifest import MANIFEST, Manifest, checksums, damage, outline
+from bridge.checkpoint.pickles import pickle_fault
 from bridge.front.train import main_train
 from bridge.megatron.checkpoint import saving
 from bridge.megatron.step import Trainer
@@ -82,6 +83,8 @@ class Fault:
     words: tuple[str, ...] = ()
     held: str | None = None
     """A folder whose lock another run holds."""
+    repair: Callable[[Path], None] | None = None
+    """Takes the fault away before the next run, where none can go on with it."""
 
 
 def wrapped(owner: Any, name: str, number: int, act: Callable[[Any], None]) -> None:
@@ -118,6 +121,17 @@ def at_start(act: Callable[[], None]) -> Callable[[], None]:
 
 def send(number: int) -> Callable[..., None]:
     return lambda *_: os.kill(os.getpid(), number)
+
+
+def twice(number: int) -> Callable[..., None]:
+    """Return an act that sends a signal, and sends it again in the same step, after the first one was handled."""
+
+    def act(*_: object) -> None:
+        send(number)()
+        time.sleep(0.05)
+        send(number)()
+
+    return act
 
 
 _pipes: list[tuple[int, int, int]] = []
@@ -263,6 +277,34 @@ def from_the_future(folder: Path) -> None:
         os.utime(path, (4e9, 4e9))
 
 
+def forge(folder: Path) -> None:
+    """Put code into a checkpoint, and write a manifest that agrees with it."""
+    (newest(folder) / ".metadata").write_bytes(pickle.dumps(Evil()))
+    rewrite(newest(folder))
+
+
+def rewrite(checkpoint: Path, *, checksum: bool = True, run: dict[str, Any] | None = None) -> None:
+    """Write a manifest over the files of a checkpoint as they are now."""
+    sizes = outline(checkpoint)
+    sums = checksums(checkpoint, sizes) if checksum else {}
+    Manifest(sizes=sizes, checksums=sums, run=run or Manifest.read(checkpoint).run).write(checkpoint)
+
+
+def swap(folder: Path) -> None:
+    shutil.rmtree(newest(folder))
+    shutil.copytree(folder_of(folder / "saved", 2), newest(folder))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def pointer_folder(folder: Path) -> None:
+    (folder / "saved" / LATEST).unlink(missing_ok=True)
+    (folder / "saved" / LATEST).mkdir()
+
+
 def tear_text(suffix: str) -> Callable[[Path], None]:
     return lambda folder: torn(next((folder / "cache").glob(f"bytes-*{suffix}")))
 
@@ -293,6 +335,7 @@ FAULTS = (
     Fault(name="SIGTERM", moment="start-up", inject=at_start(send(TERM))),
     Fault(name="SIGTERM", moment="step 3", inject=in_step(send(TERM))),
     *(Fault(name="SIGTERM", moment=f"save of step 4, {one}", inject=in_save(send(TERM), one)) for one in PLACES),
+    Fault(name="SIGTERM and torchrun's copy of it", moment="step 3", inject=in_step(twice(TERM))),
     Fault(name="Ctrl-C", moment="step 3", inject=in_step(send(signal.SIGINT))),
     Fault(name="SIGTERM at one of two ranks", moment="step 3", inject=in_step(send(TERM)), ranks=(1,), processes=2),
     Fault(name="a rank of two is killed", moment="step 3", inject=lambda: disturb("die", 3), ranks=(1,), processes=2),
@@ -305,7 +348,7 @@ FAULTS = (
         inject=lambda: disturb("stall", 3),
         ranks=(1,),
         processes=2,
-        words=("train.distributed_timeout_minutes=0.05",),
+        words=("train.distributed_timeout_minutes=0.25",),
     ),
     Fault(name="disk full", moment="start-up", inject=at_start(full_disk)),
     Fault(name="disk full", moment="step 3", inject=in_step(full_disk)),
@@ -324,6 +367,30 @@ FAULTS = (
         prepare=lambda folder: os.truncate(newest(folder) / ".metadata", 0),
     ),
     Fault(name="a torn manifest.json", moment="resume", prepare=lambda folder: torn(newest(folder) / "manifest.json")),
+    Fault(name="code in a checkpoint, and a manifest that agrees", moment="resume", prepare=forge),
+    Fault(
+        name="a manifest without checksums",
+        moment="resume",
+        prepare=lambda folder: rewrite(newest(folder), checksum=False),
+    ),
+    Fault(
+        name="a manifest with a list of settings",
+        moment="resume",
+        prepare=lambda folder: rewrite(newest(folder), run={"settings": ["a"]}),
+    ),
+    Fault(name="a manifest that is a pipe", moment="resume", prepare=lambda folder: pipe(newest(folder) / MANIFEST)),
+    Fault(name="the checkpoint of step 2 in the place of that of step 4", moment="resume", prepare=swap),
+    Fault(
+        name=f"{LATEST} with an older step",
+        moment="resume",
+        prepare=lambda folder: (folder / "saved" / LATEST).write_text("2\n"),
+    ),
+    Fault(
+        name=f"{LATEST} that is a folder",
+        moment="resume",
+        prepare=pointer_folder,
+        repair=lambda folder: (folder / "saved" / LATEST).rmdir(),
+    ),
     Fault(
         name="a torn latest_checkpointed_iteration.txt",
         moment="resume",
@@ -333,6 +400,11 @@ FAULTS = (
         name="a torn lock",
         moment="resume",
         prepare=lambda folder: (folder / "saved" / ".precision-bridge.lock").write_text('{"host": "x'),
+    ),
+    Fault(
+        name="a lock of 4,096 brackets",
+        moment="resume",
+        prepare=lambda folder: (folder / "saved" / ".precision-bridge.lock").write_text("[" * 4096),
     ),
     Fault(name="a torn last line of metrics.jsonl", moment="resume", prepare=tear_line),
     Fault(name="every file of the run folder torn", moment="resume", prepare=tear_run_folder),
@@ -442,6 +514,8 @@ class Bench:
         sound_ranks = [one for rank, one in enumerate(done) if rank not in fault.ranks] or done
         printed = [line for one in sound_ranks for line in self.lines(one, folder)]
         kept, resumed = (before, _resumed(done[0])) if fault.prepare is not None else (sound(folder), None)
+        if fault.repair is not None:
+            fault.repair(folder)
         if any(one.returncode for one in done) or len(steps) < STEPS:
             after = self.run(folder, None, fault.processes)[0]
             assert after.returncode == 0, after.stdout + after.stderr
@@ -481,9 +555,16 @@ def _masked(line: str) -> str:
 
 
 def sound(folder: Path) -> int:
-    """Return the step of the newest checkpoint whose files are as they were written; 0: there is none."""
+    """Return the step of the newest checkpoint that a run may resume from; 0: there is none."""
     saved = folder / "saved"
-    return next((one for one in iterations(saved) if damage(folder_of(saved, one)) is None), 0)
+    return next((one for one in candidates(saved) if _counts(folder_of(saved, one), one)), 0)
+
+
+def _counts(checkpoint: Path, number: int) -> bool:
+    if (damage(checkpoint) or pickle_fault(checkpoint)) is not None:
+        return False
+    manifest = Manifest.read(checkpoint)
+    return bool(manifest.checksums) and manifest.run.get("iteration", number) == number
 
 
 def table(rows: list[Row]) -> str:
