@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bridge.plan.run import PlannedRun
     from bridge.sync.prediction import Prediction
 
-RECOMPUTE = {"none": ("none", ()), "selective (core_attn)": ("selective", ("core_attn",)), "full": ("full", ())}
+RECOMPUTE = {"none": ("none", ()), "selective (mlp)": ("selective", ("mlp",)), "full": ("full", ())}
 
 
 def add_parsers(commands: Any) -> None:

@@ -4,7 +4,7 @@
     report.options[0].changes       # (('model.recompute_granularity', 'full'), ...)
 
 Each change has a price, which only orders the options and is no measure of time: sharding the optimizer sends the same
-bytes; a smaller micro-batch makes smaller GEMMs; selective recomputation runs the attention core again; each doubling
+bytes; a smaller micro-batch makes smaller GEMMs; selective recomputation runs the MLPs again; each doubling
 of a parallel size adds messages or idle stages; full recomputation runs every forward pass again, a third more work.
 The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel replicas. Where no
 layout of these GPUs fits, the options are for one replica on more of them, the fewest first.
@@ -37,10 +37,10 @@ MOST_PLANNED_LAYERS = 50_000
 """Layers of all layouts together that are planned before the search ends."""
 
 SMALLER_BATCH, SELECTIVE, DOUBLING, FULL = 1, 1, 2, 4
-"""Prices of halving the micro-batch, of recomputing the attention core, of a doubled size, of recomputing all."""
+"""Prices of halving the micro-batch, of recomputing the MLPs, of a doubled size, of recomputing all."""
 RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
     (0, {}),
-    (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["core_attn"]}),
+    (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]}),
     (
         FULL,
         {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1},

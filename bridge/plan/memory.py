@@ -130,7 +130,10 @@ def _rank(
         count += sum(parameter.numel for parameter in parameters)
         bytes_of["low-precision copies"] += _copies(parameters, capability)
         bytes_of["amax state"] += _amax(plan, parameters)
-        for buffer, storage, own in _buffers(plan, place, parameters, ddp, data_rank):
+        frozen = (parameter for parameter in parameters if parameter.is_frozen)
+        bytes_of["weights"] += round(sum(one.numel * element_bytes(one.storage) for one in frozen))
+        trained = [parameter for parameter in parameters if not parameter.is_frozen]
+        for buffer, storage, own in _buffers(plan, place, trained, ddp, data_rank):
             bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
             bytes_of["weights"] += _weights(plan, buffer, storage)
             bytes_of["master weights"] += own * master

@@ -2,12 +2,12 @@
 
 Each operator keeps what its backward pass reads: a linear its input, an activation its input, a norm its input and
 statistics, attention its query, key, value, output and the log of its softmax sums. Under FP8 and FP4 a linear keeps
-the quantised input instead (the column-wise copy, which the weight-gradient GEMM reads). Two sets of operators are
-known:
+the quantised input with its scales instead (the column-wise copy, which the weight-gradient GEMM reads). The operators
+are those of Transformer Engine and Megatron on a GPU, with the fusions that the model's fields switch on.
 
-- `te`: fused kernels of Transformer Engine and Megatron on a GPU. Read in Transformer Engine 2.20 and megatron-core
-  0.16.1; the totals follow Korthikanti et al. 2022 (arXiv 2205.05198), section 4, with flash attention.
-- `local`: Megatron's local layers over plain torch, as they run on a CPU here; measured.
+`tests/plan/test_memory_kept.py` compares the count with what Transformer Engine's own Python keeps on a CPU, and
+docs/howto/plan-and-memory.md has the table. Kernels that need a GPU are read in their sources: the log of the softmax's
+sums, Mamba's scan, gated delta net and sparse attention.
 
 Memory that lives only inside one operator is not counted. Mixture-of-experts layers assume an even load.
 """
@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.memory_copies import element_bytes
-from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
+from bridge.plan.memory_copies import element_bytes, operand_bytes
+from bridge.plan.modules import Module
+from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 from bridge.rules.section import Section, read_section
 from bridge.rules.shape.model import Experts, Latent, StateSpace
 from bridge.rules.shape.parallel import Place
@@ -32,13 +33,15 @@ Parts = defaultdict[str, float]
 DROPS = {
     "core_attn": ("core_attn",),
     "layernorm": ("layernorm",),
-    "mlp": ("mlp", "mlp_act"),
-    "moe": ("router", "experts", "experts_act", "shared_experts"),
-    "moe_act": ("experts_act",),
+    "mlp": ("mlp",),
+    "moe": ("moe", "moe_act", "shared_experts"),
+    "moe_act": ("moe_act",),
     "shared_experts": ("shared_experts",),
     "mla_up_proj": ("up_proj",),
 }
 """A name in `recompute_modules` -> the parts that are computed again instead of kept."""
+FUSED_WITH_NORM = ("linear_qkv", "linear_fc1", "in_proj")
+"""Linear layers that Transformer Engine runs in one operator with the norm before them."""
 DELTA_CHUNK = 64
 """Tokens of a chunk in the kernel of gated delta net."""
 
@@ -59,10 +62,10 @@ class Workload:
     layers: int = 1
     """Layers per group, or per block."""
     hidden_dropout: bool = False
-    activation: str = "gelu"
-    operators: str = "te"
-    widened_attention: bool = False
-    """local: the attention of 16-bit models runs in FP32, on CPUs without 16-bit GEMMs."""
+    fused_activation: bool = False
+    """The activation function, with the experts' weights, is one kernel, which keeps its input alone."""
+    compact_loss: bool = False
+    """Transformer Engine's cross-entropy, which keeps the logits in their own dtype and not the softmax in FP32."""
 
     @classmethod
     def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1, **changes: Any) -> Workload:
@@ -71,8 +74,8 @@ class Workload:
         batch, whole = _count("train.micro_batch_size", train, 1), _count("train.global_batch_size", train, 0, least=0)
         given = model.given("recompute_modules", ("core_attn",))
         granularity = model.given("recompute_granularity")
+        loss = model.values["cross_entropy_loss_fusion"], model.values["cross_entropy_fusion_impl"]
         modules = (given,) if isinstance(given, str) else tuple(map(str, given))
-        activation = model.given("activation_func", "gelu")
         return replace(
             cls(
                 seq_length=_count("model.seq_length", model, 0, least=0),
@@ -83,7 +86,9 @@ class Workload:
                 method=model.given("recompute_method", "uniform"),
                 layers=_count("model.recompute_num_layers", model, 1),
                 hidden_dropout=model.values["hidden_dropout"] > 0,
-                activation=str(getattr(activation, "__name__", activation)),
+                fused_activation=model.values["bias_activation_fusion"]
+                or model.values["use_fused_weighted_squared_relu"],
+                compact_loss=loss == (True, "te"),
             ),
             **changes,
         )
@@ -115,16 +120,16 @@ def kept_bytes(plan: PrecisionPlan, place: Place, workload: Workload) -> int:
     recomputed = _recomputed(place, workload)
     total = count.embedding() if place.embedding else 0.0
     for position, index in enumerate(place.layers):
-        layer = layers[str(index + 1)]
         if position in recomputed:
             total += recomputed[position] * count.stream
         else:
-            parts = count.layer(layer)
-            drop = [part for name in workload.modules for part in DROPS.get(name, ())]
-            total += sum(size for part, size in parts.items() if part not in drop)
+            total += count.kept(layers[str(index + 1)])
     if place.mtp:
-        passes = plan.shape.mtp_num_layers // max(1, plan.shape.mtp_layers)  # of each prediction layer
-        total += passes * sum(sum(count.layer(layer).values()) for layer in plan.layers if layer.is_mtp)
+        depths = plan.shape.mtp_num_layers
+        passes = depths // max(1, plan.shape.mtp_layers)  # of each prediction layer
+        kept = sum(count.kept(layer) for layer in plan.layers if layer.is_mtp)
+        total += passes * kept if workload.recompute != "full" else depths * 2 * count.stream
+        total += depths * count.output()
     return round(total + (count.output() if place.output else 0.0))
 
 
@@ -139,14 +144,15 @@ def _recomputed(place: Place, workload: Workload) -> dict[int, int]:
 
 
 def _working_set(plan: PrecisionPlan, place: Place, workload: Workload) -> float:
-    """Return the activations of one group of layers while it is recomputed."""
-    if not _recomputed(place, workload):
-        return 0.0
-    size = 1 if workload.method == "block" else workload.layers
+    """Return the activations of one group of layers, or the dropped parts of one layer, while it is recomputed."""
     layers = {layer.label: layer for layer in plan.layers}
     count = _Counting(plan, workload)
-    each = [sum(count.layer(layers[str(index + 1)]).values()) for index in place.layers]
-    return max(sum(each[start : start + size]) for start in range(0, len(each), size))
+    own = [layers[str(index + 1)] for index in place.layers]
+    whole = [sum(count.layer(layer).values()) for layer in own]
+    if workload.recompute != "full":
+        return max((size - count.kept(layer) for size, layer in zip(whole, own, strict=True)), default=0.0)
+    size = 1 if workload.method == "block" else workload.layers
+    return max((sum(whole[start : start + size]) for start in range(0, len(whole), size)), default=0.0)
 
 
 def _in_flight(plan: PrecisionPlan, stage: int, workload: Workload) -> list[int]:
@@ -167,20 +173,23 @@ class _Counting:
         parallel = plan.parallel
         self.plan, self.workload, self.shape = plan, workload, plan.shape
         self.tensor, self.expert_tensor = parallel.tensor, parallel.expert_tensor
-        self.local = workload.operators == "local"
         self.element = element_bytes(plan.settings.mode)
+        self.keeps_both = plan.settings.scheme == "delayed"
+        """A linear whose input is kept by another operator keeps it quantised; other schemes quantise it again."""
         self.tokens = workload.seq_length * workload.micro_batch_size / parallel.context
         self.outside = self.tokens / (parallel.tensor if parallel.sequence_parallel else 1)
+        self.is_gathered = self.outside != self.tokens
         self.residual = 4.0 if plan.settings.fp32_residual else self.element
+        self.statistics = 8 if plan.shape.layer_norm_bias else 4
         self.stream = self.outside * self.shape.hidden_size * self.residual
 
     def layer(self, layer: PlanLayer) -> Mapping[str, float]:
         """Return a layer's parts."""
         names = {module.name: module for module in layer.modules}
         parts: Parts = defaultdict(float)
-        saved = {name: self._operand(names, name) for name in names}
+        saved = {name: self._operand(module) for name, module in names.items()}
         if "linear_proj" in names:
-            self._attention(parts, saved)
+            self._attention(parts, names, saved)
         if "delta_rule" in names and self.shape.delta_net is not None:
             self._delta_net(parts, saved, self.shape.delta_net)
         elif "in_proj" in names and self.shape.state_space is not None:
@@ -189,85 +198,131 @@ class _Counting:
             self._experts(parts, saved, self.shape.experts)
         elif "linear_fc1" in names:
             self._mlp(parts, saved)
+        bypassed: set[str] = set()
+        for module in (one.module for one in layer.modules if one.kind == "adapter"):
+            base = module.name.partition(".adapter")[0]
+            part = self._part_of(base)
+            parts[part] += self._adapter(module, is_first=base not in bypassed)
+            if base in FUSED_WITH_NORM and base not in bypassed:  # it hands the norm's output on, and keeps its own
+                quantised = self._quantised(names[base])
+                parts[part] += self.outside * module.inputs * (quantised if quantised != self.element else 0)
+            bypassed.add(base)
         if "eh_proj" in names:
             parts["base"] += 2 * self._norm() + self.outside * 2 * self.shape.hidden_size * saved["eh_proj"]
-            parts["base"] += self.output()
         return parts
+
+    def kept(self, layer: PlanLayer) -> float:
+        """Return the bytes of a layer without the parts that are recomputed."""
+        dropped = {part for name in self.workload.modules for part in DROPS.get(name, ())}
+        return sum(size for part, size in self.layer(layer).items() if part not in dropped)
 
     def embedding(self) -> float:
         """Return token ids, and the dropout behind the embedding."""
         return self.tokens * 8 + self._dropout()
 
     def output(self) -> float:
-        """Return the last norm, the output layer's input, and the softmax over the vocabulary in FP32."""
-        head = self.outside * self.shape.hidden_size * self.element
-        softmax = self.tokens * (self.shape.padded_vocab_size(self.tensor) // self.tensor * 4 + 9)
-        return self._norm() + head + softmax
+        """Return the last norm, the output layer's input, and the softmax over the vocabulary, or the logits."""
+        head = 0.0 if self.plan.adapter is not None else self.outside * self.shape.hidden_size * self.element
+        kept, others = (self.element, 16) if self.workload.compact_loss else (4, 9)  # of a logit, and of a token
+        logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
+        return self._norm() + head + self.tokens * (logits * kept + others)
 
-    def _operand(self, names: Mapping[str, Any], name: str) -> float:
-        """Return the bytes per element of a linear's kept input."""
-        row = names[name].row("input")
-        return element_bytes(row.format) if row is not None and row.format in LOW and not self.local else self.element
+    @staticmethod
+    def _part_of(name: str) -> str:
+        """Return the part of a layer with which an adapter is recomputed."""
+        groups = {"experts.": "moe", "shared_experts.": "shared_experts", "linear_fc": "mlp"}
+        return next((part for start, part in groups.items() if name.startswith(start)), "base")
 
-    def _norm(self, width: int | None = None, tokens: float | None = None) -> float:
-        """Return the bytes that a norm keeps in addition to its output."""
-        width = width or self.shape.hidden_size
-        tokens = self.outside if tokens is None else tokens
-        if self.shape.layer_norm_bias:
-            return tokens * (width * self.residual + (2 * self.element if self.local else 8))
-        if self.local:  # torch's RMSNorm: the input in FP32 and the normalised input
-            return tokens * (2 * 4 * width + 4)
-        return tokens * (width * self.residual + 4)
+    def _adapter(self, module: Module, *, is_first: bool) -> float:
+        """Return what one of the two layers of an adapter keeps: its input, which is gathered over sequences.
+
+        `is_first`: no other adapter of the same linear layer has the same input.
+        """
+        adapter, experts = self.plan.adapter, self.shape.experts
+        tokens, ranks = self.tokens, self.tensor
+        if module.is_expert and experts is not None:
+            tokens, ranks = self.outside * experts.topk * self.expert_tensor, self.expert_tensor
+        if module.name.endswith("linear_out"):
+            outputs = module.outputs / ranks if adapter is not None and adapter.kind == "dora" else 0.0
+            return tokens * (module.inputs + outputs) * self.element  # DoRA scales the sum, and keeps it
+        inputs = module.inputs / (ranks if module.split == "row" else 1)
+        if adapter is not None and adapter.has_dropout:
+            return tokens * inputs * (self.element + 1)
+        kept_anyway = [
+            ("linear_proj", self.shape.attention_output_gate),
+            ("shared_experts.linear_fc1", self.is_gathered),
+        ]
+        is_kept = any(module.name.startswith(name) and not differs for name, differs in kept_anyway)
+        return tokens * inputs * self.element if is_first and not is_kept else 0.0
+
+    def _operand(self, module: PlanModule) -> float:
+        """Return the bytes per element of a linear's kept input, its scales included; a frozen one keeps none."""
+        return 0.0 if module.module.is_frozen else self._quantised(module)
+
+    def _quantised(self, module: PlanModule) -> float:
+        row = module.row("input")
+        if row is None or row.format not in LOW:
+            return self.element
+        scheme = self.plan.settings.row_of(module.scheme or "")
+        is_sent = self.is_gathered and module.module.split == "column" and not module.module.is_expert
+        copies = 2 if is_sent and scheme is not None and scheme.family == "fp4" else 1  # the row-wise one is gathered
+        return copies * operand_bytes(row.format, scheme)
+
+    def _norm(self) -> float:
+        """Return the bytes that a norm of the residual stream keeps in addition to its output."""
+        return self.stream + self.outside * self.statistics
 
     def _dropout(self) -> float:
-        per_value = self.element if self.local else 1
-        return self.outside * self.shape.hidden_size * per_value if self.workload.hidden_dropout else 0.0
+        return self.outside * self.shape.hidden_size if self.workload.hidden_dropout else 0.0
 
-    def _attention(self, parts: Parts, saved: Mapping[str, float]) -> None:
-        shape, tokens = self.shape, self.tokens
+    def _attention(self, parts: Parts, names: Mapping[str, PlanModule], saved: Mapping[str, float]) -> None:
+        shape, tokens, proj = self.shape, self.tokens, saved["linear_proj"]
         heads = shape.num_attention_heads / self.tensor
+        core = names["core_attention"].row("qk")
+        kept = element_bytes(core.format) if core is not None and core.format in LOW else self.element
         parts["base"] += self._norm() + self._dropout()
         if "linear_kv_up_proj" in saved and shape.latent is not None:
-            out = self._latent(parts, saved, heads, shape.latent)
+            out = self._latent(parts, saved, heads, kept, shape.latent)
         else:
-            out = self._grouped(parts, saved, heads)
+            out = self._grouped(parts, saved, heads, kept)
         parts["core_attn"] += tokens * heads * 4  # log of the softmax's sums
-        parts["base"] += tokens * out * saved["linear_proj"]
-        is_own = saved["linear_proj"] != self.element or (self.local and self.workload.widened_attention)
-        if is_own and not (self.local and self.element == 4):
-            parts["core_attn"] += tokens * out * (4 if self.local else self.element)
+        projected = self.element if proj and not self.keeps_both else proj  # other schemes keep what the core keeps
+        if shape.attention_output_gate:
+            parts["base"] += tokens * out * (self.element + 4 + projected)  # both factors, and their product
+        else:
+            parts["base"] += tokens * out * projected
+            parts["core_attn"] += tokens * out * (self.element if projected != self.element else 0)
 
-    def _grouped(self, parts: Parts, saved: Mapping[str, float], heads: float) -> float:
+    def _grouped(self, parts: Parts, saved: Mapping[str, float], heads: float, kept: float) -> float:
         shape, tokens = self.shape, self.tokens
         query = heads * shape.kv_channels
         key = max(1.0, shape.num_query_groups / self.tensor) * shape.kv_channels
-        parts["layernorm"] += self.outside * shape.hidden_size * saved["linear_qkv"]
-        rotated = query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
-        widened = self.local and self.workload.widened_attention and self.element < 4
-        if widened and "core_attn" not in self.workload.modules:
-            parts["core_attn"] += tokens * (query + 2 * key) * 4
-        else:  # the value is a view, which keeps all of the projection's output
+        parts["base"] += self.outside * shape.hidden_size * saved["linear_qkv"]
+        if "core_attn" in self.workload.modules:  # the value is a view, which keeps all of the projection's output
+            rotated = query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
             parts["qkv"] += tokens * (rotated + query + 2 * key) * self.element
-        if self.local and rotated:
-            parts["base"] += 4 * self.workload.seq_length * shape.kv_channels * self.element
-        if shape.qk_l2_norm:  # it has no weight, and keeps its input: in FP32 where torch computes it
-            parts["base"] += tokens * (query + key) * (4 if self.local else self.element)
-        elif shape.qk_layernorm:
-            parts["base"] += self._norm(round(query), tokens) + self._norm(round(key), tokens)
+        else:
+            parts["qkv"] += tokens * (query + 2 * key) * kept
+        if shape.qk_l2_norm or shape.qk_layernorm:
+            parts["base"] += tokens * (query + key) * (self.element + self.statistics / shape.kv_channels)
         return query
 
-    def _latent(self, parts: Parts, saved: Mapping[str, float], heads: float, latent: Latent) -> float:
+    def _latent(self, parts: Parts, saved: Mapping[str, float], heads: float, kept: float, latent: Latent) -> float:
         shape, tokens = self.shape, self.tokens
         first = "linear_q_proj" if latent.q_lora_rank is None else "linear_q_down_proj"
         parts["layernorm"] += self.outside * shape.hidden_size * saved[first]
+        if saved["linear_kv_down_proj"] != self.element:  # each quantises the norm's output by itself
+            parts["layernorm"] += self.outside * shape.hidden_size * saved["linear_kv_down_proj"]
         compressed = (latent.q_lora_rank or 0) + latent.kv_lora_rank
         if shape.qk_layernorm:
-            parts["base"] += self._norm(compressed, self.outside)
-        parts["base"] += self.outside * compressed * saved["linear_kv_up_proj"]
+            norms = 1 if latent.q_lora_rank is None else 2
+            parts["up_proj"] += self.outside * (compressed * self.element + norms * self.statistics)
+        kept_latent = self.element if "mla_up_proj" in self.workload.modules else saved["linear_kv_up_proj"]
+        parts["base"] += self.outside * compressed * kept_latent
         wide = latent.qk_head_dim + latent.qk_pos_emb_head_dim
         if shape.indexer is not None:
             return self._sparse(parts, saved, heads, latent, shape.indexer)
-        parts["up_proj"] += tokens * heads * (2 * wide + latent.v_head_dim) * self.element
+        parts["up_proj"] += tokens * heads * (2 * wide + latent.v_head_dim) * kept
         return heads * latent.v_head_dim
 
     def _sparse(
@@ -289,41 +344,42 @@ class _Counting:
 
     def _mlp(self, parts: Parts, saved: Mapping[str, float]) -> None:
         parts["base"] += self._norm() + self._dropout()
-        parts["layernorm"] += self.outside * self.shape.hidden_size * saved["linear_fc1"]
-        hidden, out = self._hidden(self.shape.ffn_hidden_size / self.tensor, saved["linear_fc2"])
-        parts["mlp"] += self.tokens * hidden
-        parts["mlp_act"] += self.tokens * out
+        parts["mlp"] += self.outside * self.shape.hidden_size * saved["linear_fc1"]
+        ffn = self.shape.ffn_hidden_size / self.tensor
+        parts["mlp"] += self.tokens * (self._activation(ffn) + ffn * saved["linear_fc2"])
 
-    def _hidden(self, ffn: float, operand: float) -> tuple[float, float]:
-        """Return bytes per token of the activation's kept input, and of the second linear's."""
-        if self.local and self.shape.gated_linear_unit:  # halves are copied, and each factor of the product is kept
-            return 4 * ffn * self.element, ffn * self.element
-        if self.local and self.workload.activation == "relu":  # keeps its result, which is the next linear's input
-            return 0.0, ffn * self.element
-        return (2 if self.shape.gated_linear_unit else 1) * ffn * self.element, ffn * operand
+    def _activation(self, ffn: float) -> float:
+        """Return the bytes per token that the activation function keeps: its input, and each factor of a product."""
+        gated = 2 if self.workload.fused_activation else 4
+        return (gated if self.shape.gated_linear_unit else 1) * ffn * self.element
 
     def _experts(self, parts: Parts, saved: Mapping[str, float], experts: Experts) -> None:
         hidden, latent = self.shape.hidden_size, experts.latent_size
         parts["base"] += self._norm() + self._dropout()
-        router = element_bytes(self.plan.settings.router or self.plan.settings.mode)
-        parts["router"] += self.outside * (hidden * max(router, self.element) + experts.num_experts * 8)
+        choice = experts.topk * (8 + 8 + 4 + 4) + experts.num_experts * 5  # indices and weights, and who is chosen
+        parts["layernorm"] += self.outside * hidden * self.element
+        parts["moe"] += self.outside * choice
         # An even load: each token goes to top-k experts, and the ranks that share an expert hold all of its tokens.
         copies = self.outside * experts.topk * self.expert_tensor
-        wide, out = self._hidden(experts.ffn_hidden_size / self.expert_tensor, saved["experts.linear_fc2"])
-        parts["experts"] += copies * ((latent or hidden) * saved["experts.linear_fc1"] + wide)
+        ffn = experts.ffn_hidden_size / self.expert_tensor
+        weighted = 0.0 if self.workload.fused_activation else ffn * self.element
+        parts["moe"] += copies * ((latent or hidden) * saved["experts.linear_fc1"] + self._activation(ffn) + weighted)
+        parts["moe_act"] += copies * ffn * saved["experts.linear_fc2"]
         if latent:
             parts["base"] += self.outside * (hidden * saved["fc1_latent_proj"] + latent * saved["fc2_latent_proj"])
-        parts["experts_act"] += copies * out
-        if experts.shared_ffn_hidden_size:
-            wide, out = self._hidden(experts.shared_ffn_hidden_size / self.tensor, saved["shared_experts.linear_fc2"])
-            parts["shared_experts"] += self.tokens * (wide + out)
-            parts["shared_experts"] += self.outside * hidden * saved["shared_experts.linear_fc1"]
+        if experts.shared_ffn_hidden_size:  # its input is the router's, and under delayed scaling quantised as well
+            ffn = experts.shared_ffn_hidden_size / self.tensor
+            if self.keeps_both and saved["shared_experts.linear_fc1"] != self.element:
+                parts["shared_experts"] += self.outside * hidden * saved["shared_experts.linear_fc1"]
+            parts["shared_experts"] += self.tokens * (self._activation(ffn) + ffn * saved["shared_experts.linear_fc2"])
 
     def _mamba(self, parts: Parts, saved: Mapping[str, float], space: StateSpace) -> None:
         parts["base"] += self._norm() + self._dropout()
-        parts["layernorm"] += self.outside * self.shape.hidden_size * saved["in_proj"]
-        scan = (space.projected + space.inner) / self.tensor * self.element
-        parts["scan"] += self.tokens * (scan + space.inner / self.tensor * saved["out_proj"] + 4)
+        parts["base"] += self.outside * self.shape.hidden_size * saved["in_proj"]
+        parts["base"] += self.tokens * space.inner / self.tensor * saved["out_proj"]
+        # mamba_ssm keeps what is scanned and the result before it is gated, and its norm the input and statistics.
+        scan = (space.projected + 2 * space.inner) * self.element + 4 * space.num_groups
+        parts["scan"] += self.tokens / self.tensor * scan
 
     def _delta_net(self, parts: Parts, saved: Mapping[str, float], net: DeltaNet) -> None:
         """Count gated delta net: the projection, the convolution's input, and what the chunked kernel keeps.
@@ -332,7 +388,7 @@ class _Counting:
         decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Estimated, not measured.
         """
         parts["base"] += self._norm() + self._dropout()
-        parts["layernorm"] += self.outside * self.shape.hidden_size * saved["in_proj"]
+        parts["base"] += self.outside * self.shape.hidden_size * saved["in_proj"]
         heads = net.num_value_heads
         kernel = heads * (2 * net.key_head_dim + DELTA_CHUNK) + net.value
         kept = (net.projected + net.convolved + kernel + net.value) * self.element + heads * (4 + 4)

@@ -40,6 +40,13 @@ def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     return round(_padded(rows, 128) * _padded(-(-columns // max(tile)), 4) * size) + per_tensor
 
 
+def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
+    """Return the bytes per element of a linear's quantised input, the scales of its column-wise copy included."""
+    if scheme is None or is_per_tensor(scheme):
+        return element_bytes(dtype)
+    return element_bytes(dtype) + element_bytes(scheme.scale_format or "fp32") / max(scheme.operand("input").column)
+
+
 def is_per_tensor(scheme: Scheme | None) -> bool:
     """Return whether one scale serves a whole tensor; a transpose shares the scale of its original then."""
     return scheme is None or all(operand.row == WHOLE for operand in scheme.operands)

@@ -26,6 +26,8 @@ class Parameter:
     scheme: Scheme | None = None
     """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
     is_expert: bool = False
+    is_frozen: bool = False
+    """It is not trained, and lies in none of Megatron's buffers."""
     shares_embedding: bool = False
     """A copy of the embedding that several stages hold; it has a bucket of its own."""
 
@@ -87,9 +89,12 @@ class _Chunk:
 
     def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
         """Yield the experts of this rank, one after the other."""
-        one = [parameter for planned in experts for parameter in self._module(label, planned)]
+        shared = [planned for planned in experts if planned.kind == "adapter" and planned.module.count == 1]
+        one = [parameter for planned in experts if planned not in shared for parameter in self._module(label, planned)]
         for _ in range(experts[0].module.count // self.parallel.expert):
             yield from one
+        for planned in shared:
+            yield from self._module(label, planned)
 
     def _module(self, label: str, planned: PlanModule, *, shares_embedding: bool = False) -> Iterator[Parameter]:
         module, mode = planned.module, self.plan.settings.mode
@@ -104,7 +109,7 @@ class _Chunk:
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
         is_expert = module.is_expert and self.parallel.expert > 1
-        made = partial(Parameter, layer=label, module=module.name, is_expert=is_expert)
+        made = partial(Parameter, layer=label, module=module.name, is_expert=is_expert, is_frozen=module.is_frozen)
         vector = partial(made, rows=1, storage=mode, computes=mode)
         for name, length in module.vectors:
             yield vector(name=name, columns=length // ranks if module.split == "column" else length)

@@ -38,7 +38,7 @@ class Module:
 
     name: str
     kind: str
-    """linear, router, norm, embedding, head, attention, ssm, gate: decides the precision it runs in."""
+    """linear, router, norm, embedding, head, attention, ssm, gate, adapter: decides the precision it runs in."""
     inputs: int = 0
     outputs: int = 0
     split: str = ""
@@ -51,6 +51,8 @@ class Module:
     """The same from megatron-core 0.17 on (`Settings.absorbs`)."""
     is_detached: bool = False
     """Its input takes no gradient, so that it runs no dgrad."""
+    is_frozen: bool = False
+    """Its weights are not trained: there is an adapter."""
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()
     """Further parameters by name and length, split over TP like the outputs where `split` is column."""
@@ -58,7 +60,7 @@ class Module:
     @property
     def registered(self) -> int:
         """Place in `REGISTERED`, which is the order of parameters in Megatron's buffers."""
-        return REGISTERED.index(self.name)
+        return REGISTERED.index(self.name.partition(".adapter")[0])
 
     @property
     def parameters(self) -> int:

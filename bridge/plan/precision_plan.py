@@ -28,6 +28,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.plan.adapters import Adapter
 from bridge.plan.module_paths import ModulePaths
 from bridge.plan.modules import Module, modules_of
 from bridge.plan.rows import PlanRow, module_rows
@@ -121,6 +122,8 @@ class PrecisionPlan:
     layers: tuple[PlanLayer, ...]
     paths: ModulePaths
     module_rows: tuple[ModuleRow, ...] = ()
+    adapter: Adapter | None = None
+    """What a fine-tuning run trains in place of the model's weights."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -289,18 +292,22 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     if shape.is_hybrid:
         settings = settings.of_hybrid(run.target.mcore)
     paths, precision = ModulePaths.of(run.values["model"]), run.precision
+    adapter = Adapter.of(run.sections["peft"], run.model)
     return PrecisionPlan(
         label=nearest_label(precision) if precision is not None else label_of_owners(run.values["model"]),
         settings=settings,
         shape=shape,
         parallel=layout,
-        layers=tuple(_layers(shape, layout, settings, paths)),
+        layers=tuple(_layers(shape, layout, settings, paths, adapter)),
         paths=paths,
         module_rows=parsed_rows(precision.reading("modules")) if precision is not None else (),
+        adapter=adapter,
     )
 
 
-def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths) -> Iterator[PlanLayer]:
+def _layers(
+    shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths, adapter: Adapter | None
+) -> Iterator[PlanLayer]:
     """Yield the embedding, the layers in order, the MTP layers and the output."""
     places = parallel.places(shape.num_layers)
     first = [*(place for place in places if place.embedding), places[0]][0]
@@ -309,8 +316,10 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: Mo
     numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
 
     def made(label: str, place: Place, kind: str, *, low: bool = False, number: int | None = None) -> PlanLayer:
-        own = modules_of(shape, label, kind)
         at = place.layers.index(number - 1) if number is not None else 0
+        own = modules_of(shape, label, kind)
+        if adapter is not None:
+            own = adapter.added_to(own, shape, lambda name: paths.path(label, at, name))
         recipe = recipe_of(settings.recipes, numbers[place.stage, place.chunk])
         effects = tuple(_effect(module, recipe, paths.path(label, at, module.name)) for module in own)
         modules = _planned(own, settings, low, effects)

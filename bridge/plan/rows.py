@@ -33,7 +33,15 @@ class PlanRow:
 def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     """Return the rows of a module in a layer that is (`low`), or is not, in the scheme's context."""
     low = low and not module.is_high and not (module.is_absorbed and settings.absorbs)
-    if module.kind == "linear":
+    rows = _rows(module, settings, low=low)
+    if not module.is_frozen:
+        return rows
+    kept = (row for row in rows if row.item != "wgrad")
+    return tuple(replace(row, master="", gradient="", reduction="", checkpoint="") for row in kept)
+
+
+def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
+    if module.kind in ("linear", "adapter"):
         rows = _linear(settings, low=low and settings.family is not None, bias=module.bias)
         return tuple(row for row in rows if row.item != "dgrad") if module.is_detached else rows
     if module.kind == "head":

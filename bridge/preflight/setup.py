@@ -133,11 +133,11 @@ class Setup(RuleContext):
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has.
 
-        Nothing is known of runs with an adapter, whose frozen weights have no gradients, of runs without an optimizer,
-        which train nothing, of emulated ones, and of models that cannot be planned.
+        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of models that cannot
+        be planned.
         """
         trains = self.has_model and self.has_optimizer
-        if not trains or not self.has_gpu or self.has_peft or self.is_emulated:
+        if not trains or not self.has_gpu or self.is_emulated:
             return None
         from bridge.plan.run import PlannedRun  # heavy for an import of the config classes
 
@@ -153,7 +153,8 @@ class Setup(RuleContext):
         if found.uncounted:
             words["but"] = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
         elif found.may_fit:
-            words["but"] = f" by this count, in which the {activations} of activations may be a quarter too high"
+            margin = f"may be {found.margin:.0%} too high"
+            words["but"] = f" by this count, in which the {activations} of activations {margin}"
         return Violation(severity="warning" if found.may_fit else None, words=words)
 
     @cached_property

@@ -69,7 +69,16 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "pad_multiple": ("int", None),
         "packing": ("bool", False),
     },
-    "peft": {"rank": ("int", None), "dim": ("int", None)},
+    "peft": {
+        "type": ("any", None),
+        "rank": ("int", None),
+        "dim": ("int", None),
+        "target_modules": ("any", None),
+        "exclude_modules": ("any", None),
+        "dropout": ("float", 0.0),
+        "share_expert_adapters": ("bool", True),
+        "normalize_moe_lora": ("bool", False),
+    },
 }
 """Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
 

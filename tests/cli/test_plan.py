@@ -86,7 +86,7 @@ def test_memory_is_per_stage_and_in_bytes_as_json():
         assert kinds["master weights"] * 2 == kinds["optimizer state"]
         assert kinds["gradients"] == 2 * kinds["weights"]
         assert rank["total"] == sum(kinds.values())
-    assert set(told["activations_by_recompute"]) == {"none", "selective (core_attn)", "full"}
+    assert set(told["activations_by_recompute"]) == {"none", "selective (mlp)", "full"}
 
 
 ONE_STAGE = ("--config", str(ROOT / "docs/showcase/llama3_70b.yaml"), "model.pipeline_model_parallel_size=1")

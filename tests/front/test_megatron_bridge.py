@@ -137,10 +137,9 @@ def test_enums_partials_sets_and_lost_objects_are_plain_data(tmp_path: Path) -> 
     assert run.model["attention_backend"] == "auto"
     assert run.model["cuda_graph_modules"] == ["attn"]
     assert run.model["init_method"] == "torch.nn.init.normal_"
-    assert run.sections["peft"] == {"dim": 16, "params_to_save": ["a", "b"]}
+    assert run.sections["peft"] == {"type": "LoRA", "dim": 16, "params_to_save": ["a", "b"]}
     lost = "model.pipeline_model_parallel_layout: the file names a PipelineParallelLayerLayout without its content."
-    adapter = "peft: the adapter is not counted. All weights count as trained, with gradients and masters."
-    assert run.reading.unknown == (lost, adapter)
+    assert run.reading.unknown == (lost,)
 
 
 def test_a_checkpoint_is_read_by_the_config_of_its_newest_iteration(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 READ = """
 num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size seq_length
 make_vocab_size_divisible_by normalization qk_layernorm qk_l2_norm gated_linear_unit add_bias_linear add_qkv_bias
-attention_output_gate softmax_type activation_func position_embedding_type rotary_percent
+attention_output_gate softmax_type position_embedding_type rotary_percent
 share_embeddings_and_output_weights
 linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
 linear_value_head_dim dsa_indexer_head_dim dsa_indexer_n_heads dsa_indexer_topk dsa_indexer_topk_freq
@@ -22,6 +22,7 @@ bf16 fp16 enable_autocast autocast_dtype fp32_residual_connection first_last_lay
 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp8 fp8_recipe fp8_param fp8_amax_history_len fp8_wgrad
 fp8_output_proj fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_recipe fp4_param
 recompute_granularity recompute_method recompute_modules recompute_num_layers hidden_dropout
+bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion cross_entropy_fusion_impl
 """
 """Fields that the plan, its layout, its settings or the workload read."""
 
@@ -32,6 +33,7 @@ WITHOUT_MODULES = {
         kitchen_attention_backend gtp_remat_opt_in_modules
         """,
     "changes a function, and no module with weights": """
+        activation_func
         dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff dsa_indexer_rope_interleaved
         dsa_indexer_rotate_activation dsa_indexer_scoring_relu dsa_indexer_use_sparse_loss dsa_kernel_backend
         experimental_attention_variant_loss_scale_func
@@ -54,12 +56,12 @@ WITHOUT_MODULES = {
         mtp_detach_heads mtp_grad_scale_func mtp_hsm mtp_loss_scaling_factor mtp_standalone
         """,
     "runs the same weights in other kernels, or keeps them in one tensor": """
-        apply_rope_fusion attention_backend bias_activation_fusion bias_dropout_fusion cross_entropy_fusion_impl
-        cross_entropy_loss_fusion flash_attention_version fused_residual_rmsnorm fused_single_qkv_rope
+        apply_rope_fusion attention_backend bias_dropout_fusion
+        flash_attention_version fused_residual_rmsnorm fused_single_qkv_rope
         gradient_accumulation_fusion masked_softmax_fusion memory_efficient_layer_norm persist_layer_norm
         moe_grouped_gemm moe_mlp_glu_interleave_size moe_permute_fusion moe_permute_fusion_into_hybridep
         moe_shared_expert_glu_interleave_size moe_shared_expert_overlap moe_single_grouped_bias
-        moe_single_grouped_weight moe_use_grouped_tensor use_fused_weighted_squared_relu
+        moe_single_grouped_weight moe_use_grouped_tensor
         use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert use_mamba_mem_eff_path
         use_te_activation_func use_transformer_engine_op_fuser mlp_chunks_for_training transformer_impl torch_compile
         batch_invariant_backend batch_invariant_mode delay_wgrad_compute defer_embedding_wgrad_compute

@@ -70,40 +70,11 @@ def _weights(buffers: list, parameters: list) -> int:
     return sum(tensor.nbytes for tensor in (*own, *outside))
 
 
-def saved_bytes(settled, chunks: list, micro_batch_size: int) -> int:
-    """Return the bytes that autograd keeps from one forward pass, the parameters' own memory left out."""
-    tokens = torch.randint(0, VOCABULARY, (micro_batch_size, settled.seq_length))
-    positions = torch.arange(settled.seq_length).expand(micro_batch_size, -1)
-    owned = {
-        buffer.param_data.untyped_storage().data_ptr()
-        for chunk in chunks
-        for buffer in chunk.buffers
-        if buffer.param_data is not None
-    }
-    owned |= {parameter.untyped_storage().data_ptr() for chunk in chunks for parameter in chunk.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            kept[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # so that no address is used twice
-        return tensor
-
-    alive: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = chunks[0](tokens, positions, None, labels=tokens)
-    del loss
-    return sum(kept.values())
-
-
 def main(cases: Path) -> None:
     """Write ``<name>-<rank>.json`` beside the file for each of its cases."""
     for name, case in json.loads(cases.read_text()).items():
-        with built(case) as (settled, chunks, optimizer):
+        with built(case) as (_, chunks, optimizer):
             found = bytes_of(chunks, optimizer)
-            if "micro_batch_size" in case:
-                found["activations"] = saved_bytes(settled, chunks, case["micro_batch_size"])
             path = cases.parent / f"{name}-{os.environ.get('RANK', '0')}.json"
             path.write_text(json.dumps(found))
 

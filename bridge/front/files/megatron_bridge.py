@@ -18,11 +18,10 @@ from bridge.registry.config import without_references
 from bridge.rules.fields import DEFAULTS, FIELDS
 
 TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
-DATA, MODEL, NESTED, ENVIRONMENT = "dataset", "model", "transformer", "env_vars"
+DATA, MODEL, ADAPTER, NESTED, ENVIRONMENT = "dataset", "model", "peft", "transformer", "env_vars"
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
 LOST = "{path}: the file names a {kind} without its content."
-ADAPTER = "peft: the adapter is not counted. All weights count as trained, with gradients and masters."
 NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
 
@@ -56,7 +55,6 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         own_fields=own,
         unknown=(
             *container.lost,
-            *([ADAPTER] if sections.get("peft") else []),
             *([NEWER.format(fields=", ".join(newer))] if newer else []),
         ),
         release=release.version,
@@ -110,6 +108,8 @@ class _Container:
         merged: dict[str, Any] = {}
         for part in parts:
             merged |= _without_nulls(ours, {name: self._plain(one, f"{ours}.{name}") for name, one in _fields(part)})
+        if ours == ADAPTER and merged:
+            merged["type"] = self.classes[ours][0].rpartition(".")[2]
         self.sections[ours] = merged
 
     def _plain(self, value: Any, path: str) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge.front.files.start import Row, Start
+from bridge.rules.fields import whole_number
 
 BUCKET = 128 * 2**20
 """Elements of a DDP bucket under `comm_overlap`."""
@@ -96,6 +97,17 @@ ROWS: tuple[Row, ...] = (
         value=1,
         because="experts are parallel",
         source="models/transformer_config.py: _set_moe_expert_tensor_parallel_default",
+    ),
+    Row(
+        path="model.vocab_size",
+        when=lambda start: (
+            start.value("tokenizer.tokenizer_type") == "NullTokenizer"
+            and start.value("model.vocab_size") is None
+            and whole_number(start.value("tokenizer.vocab_size")) is not None
+        ),
+        value=lambda start: (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1,
+        because="the vocabulary of NullTokenizer and its end of document",
+        source="training/setup.py: _validate_and_set_vocab_size",
     ),
     _fsdp("ddp.use_megatron_fsdp", value=True),
     _fsdp("ddp.use_distributed_optimizer", value=True),

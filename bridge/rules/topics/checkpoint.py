@@ -28,7 +28,10 @@ def _changed(run: RuleContext) -> list[Violation]:
 
 
 def _odd_rank(run: RuleContext) -> list[Violation]:
-    is_odd = run.is_low and run.rank is not None and run.rank % 16
+    is_of_te = (
+        run.peft.type is None or run.model.use_transformer_engine_op_fuser
+    )  # Megatron Bridge's are Megatron's own
+    is_odd = run.is_low and is_of_te and run.rank is not None and run.rank % 16
     return [Violation(value=run.rank)] if run.has_peft and is_odd else []
 
 

@@ -1,0 +1,167 @@
+"""The bytes that autograd keeps of a forward pass through Transformer Engine's Python, for every case of a file.
+
+``python -m tests.plan.memory_kept CASES.json`` writes ``<name>-<rank>.json`` beside the file. Left out are weights with
+their copies, and what kernels keep that do not run here: `is_of_a_stand_in` names them.
+"""
+
+import json
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bridge.preflight.te_cpu import declare
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # functions that a GPU compiles run one operator after the other
+FUSED = ("bias_activation_fusion", "bias_dropout_fusion")
+"""Fields that a run on a CPU switches off, and that are operators of plain torch here."""
+
+
+def is_of_a_stand_in(module: str, tensor: Any) -> bool:
+    """Return whether the fused kernel of a GPU keeps no such tensor: rotary angles, random states, Mamba's scan."""
+    import torch
+
+    is_angle = tensor.dim() == 4 and tensor.shape[1:3] == (1, 1)
+    is_scan = module.endswith((".mixer", ".mixer.norm"))
+    return is_angle or is_scan or (module == "context" and tensor.dtype == torch.uint8)
+
+
+class Saved:
+    """A tensor that an operator saved; it goes with the operator's node."""
+
+    def __init__(self, module: str, held: Any) -> None:
+        self.module, self.held = module, held
+
+
+class Kept:
+    """The storages that a forward pass leaves to its backward pass."""
+
+    def __init__(self, chunk: Any) -> None:
+        self.chunk, self.modules, self.nodes = chunk, ["model"], []
+        self.saved: list[weakref.ref[Saved]] = []
+        buffers = [*chunk.buffers, *chunk.expert_parallel_buffers]
+        self.weights = {
+            one.untyped_storage()._cdata
+            for buffer in buffers
+            for one in (buffer.param_data, buffer.grad_data)
+            if one is not None
+        }
+        for parameter in chunk.parameters():
+            self.weights |= {storage._cdata for _, storage in _storages(parameter)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept now; a storage that was given back has none."""
+        copies = [one for module in self.chunk.modules() for one in getattr(module, "_fp8_workspaces", {}).values()]
+        weights = self.weights | {storage._cdata for copy in copies for _, storage in _storages(copy)}
+        alive = [one for one in (reference() for reference in self.saved) if one is not None]
+        found = {
+            storage._cdata: storage.nbytes()
+            for one in (*alive, *self.nodes)
+            for tensor, storage in _storages(one.held)
+            if not is_of_a_stand_in(one.module, tensor)
+        }
+        return sum(size for key, size in found.items() if key not in weights)
+
+    def save(self, tensor: Any) -> Saved:
+        """Note a tensor that an operator saves."""
+        made = Saved(self.modules[-1], tensor)
+        self.saved.append(weakref.ref(made))
+        return made
+
+    def forward(self, micro_batch_size: int, seq_length: int) -> None:
+        """Run a forward pass, and note what operators save and what the nodes of the graph hold by themselves."""
+        import torch
+
+        def leave(*_: Any) -> None:
+            self.modules.pop()
+
+        tokens = torch.randint(0, 256, (micro_batch_size, seq_length))
+        positions = torch.arange(seq_length).expand(micro_batch_size, -1)
+        for name, module in self.chunk.named_modules():
+            module.register_forward_pre_hook(lambda *_, name=name: self.modules.append(name))
+            module.register_forward_hook(leave)
+        with torch.autograd.graph.saved_tensors_hooks(self.save, lambda saved: saved.held):
+            self.loss = self.chunk(tokens, positions, None, labels=tokens)
+        for node in _nodes(self.loss.grad_fn):
+            for value in getattr(node, "__dict__", {}).values():
+                held = value if isinstance(value, list | tuple) else [value]
+                self.nodes += [Saved("context", one) for one in held]
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    seen, todo = set(), [root]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [following for following, _ in node.next_functions]
+
+
+def _storages(held: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (tensor, storage) of a tensor, or of each tensor inside a quantised one."""
+    import torch
+
+    is_plain = type(held) in (torch.Tensor, torch.nn.Parameter)
+    is_quantised = not is_plain and (isinstance(held, torch.Tensor) or type(held).__name__.endswith("Storage"))
+    for tensor in [held] if is_plain else vars(held).values() if is_quantised else ():
+        if isinstance(tensor, torch.Tensor):
+            with suppress(NotImplementedError, RuntimeError):  # a wrapper without memory of its own
+                yield tensor, tensor.untyped_storage()
+
+
+@contextmanager
+def built(case: dict) -> Iterator[tuple[Any, Any]]:
+    """Build a case with Transformer Engine's layers; yields (settled config, model chunk)."""
+    from bridge.front.decode import container
+    from bridge.front.loader import run_of
+    from bridge.front.problems import GivenRun
+    from bridge.megatron import gpt
+    from bridge.megatron.backend import choose_backend, running
+    from bridge.megatron.process import training_process
+    from bridge.training.config import runtime_config_update
+
+    config = container(run_of(GivenRun(sections={**case, "precision_backend": "te_cpu"})))
+    runtime_config_update(config)
+    gpt._WITHOUT_CUDA = tuple(row for row in gpt._WITHOUT_CUDA if row[0] not in FUSED)
+    with training_process(config.model, seed=1, threads=1) as process, running(choose_backend("te_cpu", config.model)):
+        settled, _ = gpt.run_config(config.model, vocab_size=256, backend="te_cpu")
+        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend="te_cpu")[0]
+
+
+def spread_tokens_evenly() -> None:
+    """Let each token choose the next experts in turn, as an even load does."""
+    import torch
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    score = TopKRouter.gating
+
+    def in_turn(router: Any, tokens: torch.Tensor) -> torch.Tensor:
+        logits = score(router, tokens)
+        chosen = torch.arange(logits[..., 0].numel() * router.topk).view(-1, router.topk) % logits.shape[-1]
+        raised = torch.zeros(chosen.shape[0], logits.shape[-1]).scatter_(1, chosen, 1e4)
+        return logits + raised.view_as(logits).to(logits.dtype)
+
+    TopKRouter.gating = in_turn
+
+
+def main(path: Path) -> None:
+    """Write what each case keeps."""
+    cases = json.loads(path.read_text())
+    declare(schemes=[case.pop("scheme") for case in cases.values()])
+    import_module("bridge.megatron")  # before anything of Megatron Core
+    spread_tokens_evenly()
+    for name, case in cases.items():
+        with built(case) as (settled, chunk):
+            kept = Kept(chunk)
+            kept.forward(case["train"]["micro_batch_size"], settled.seq_length)
+            (path.parent / f"{name}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(kept.nbytes))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
