@@ -146,10 +146,12 @@ class Trainer:
         """Write the masters into the gradients' buffers, where the next forward pass gathers MXFP8 weights from these.
 
         Megatron leaves that to the training loop under `overlap_param_gather`, and would gather zeros without it. Where
-        the weights were gathered since the last step, nothing would take the masters out of the gradients again.
+        the weights were gathered since the last step, nothing would take the masters out of the gradients again, unless
+        the schedule gathers them once more (`align_param_gather` of an interleaved pipeline).
         Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads; Megatron-LM training.py, train_step.
         """
-        if all(group.param_gather_dispatched for group in self._bucket_groups()):
+        is_gathered = all(group.param_gather_dispatched for group in self._bucket_groups())
+        if is_gathered and not isinstance(self.config.param_sync_func, list):
             return
         for part in parts(self.optimizer):
             settings = part.config

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,3 +123,16 @@ def test_fp32_steps_equal_plain_pytorch(plain_gpt, attention, tmp_path):
 def test_bf16_steps_equal_plain_pytorch(plain_gpt, tmp_path):
     ours, theirs = first_losses(plain_gpt, torch.bfloat16, tmp_path, "sdpa")
     assert ours == pytest.approx(theirs, rel=2e-3)
+
+
+@pytest.mark.parametrize(("schedule", "copies"), [(None, 0), ([print, print], 1)])
+def test_gathered_weights_are_filled_in_again_where_the_schedule_gathers_them_once_more(schedule, copies):
+    copied = []
+    ddp = SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=True, overlap_param_gather=True)
+    optimizer = SimpleNamespace(config=ddp, _copy_main_params_to_param_buffer=lambda: copied.append(1))
+    groups = [SimpleNamespace(param_gather_dispatched=True)]
+    trainer = object.__new__(Trainer)
+    trainer.model = [SimpleNamespace(bucket_groups=groups, expert_parallel_bucket_groups=[])]
+    trainer.optimizer, trainer.config = optimizer, SimpleNamespace(param_sync_func=schedule)
+    trainer._fill_shared_buffers()
+    assert len(copied) == copies
