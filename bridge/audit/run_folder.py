@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +64,16 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The figures at the end; None of a run that has not come to its end."""
         return self.json_of(SUMMARY) or None
+
+    @property
+    def stopped(self) -> str | None:
+        """How a run was ended before its last step, by a scheduler or by Ctrl-C; None for any other."""
+        summary = self.summary or {}
+        number = summary.get("stop_signal")
+        if number is None:
+            return None
+        steps = self.config.get("train", {}).get("train_iters")
+        return f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of {steps}"
 
     @property
     def record(self) -> Record | None:

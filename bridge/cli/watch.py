@@ -46,7 +46,8 @@ def _watch(chosen: argparse.Namespace) -> int | None:
     if chosen.json:
         last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
         audit = list(run.record.audit) if run.record is not None else None
-        print_json({**last, "audit": audit, "warnings": dict(warnings), "ended": run.has_ended()})
+        end = {"ended": run.has_ended(), "stopped": run.stopped}
+        print_json({**last, "audit": audit, "warnings": dict(warnings), **end})
     elif chosen.once or run.has_ended() or not Console().is_terminal:
         show(watch_view(run, silenced=chosen.silence))
     else:

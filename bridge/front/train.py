@@ -94,7 +94,8 @@ def require_checked(config: ConfigContainer, run_dir: Path) -> Report:
 
     CheckError with every finding that is an error.
     """
-    report = check_run(config, target=config.target or "auto")
+    origins = {path: list(own)[-1] for path, own in config.set_by.items() if own}
+    report = check_run(config, target=config.target or "auto", origins=lambda path: origins.get(path, "default"))
     if is_first_process():
         run_dir.mkdir(parents=True, exist_ok=True)
         content = findings_dict(report) | ({"auto": config.precision_choice} if config.precision_choice else {})

@@ -37,7 +37,7 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
         rows.append(("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}"))
     rows += _quantisation(run) + _audit(run)
     rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
-    rows += [("ended", run.summary.get("failure") or "yes")] if run.summary else []
+    rows += [("ended", run.summary.get("failure") or run.stopped or "yes")] if run.summary else []
     warnings = [
         Text(f"{name}: {sentence}", style="yellow")
         for name, sentence in early_warnings(Signs.of(run, silenced=silenced))

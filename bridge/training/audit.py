@@ -94,10 +94,11 @@ class Audit:
         # with the recipe's own scales under delayed scaling.
         if not must_raise and len(self._run.step_seconds) > 1:
             found = tuple(one for one in found if one.column != "error")
+        fault = _without_low_precision(plan, self.record) if must_raise else None
         if self._run.process.is_first:
-            replace(self.record, audit=tuple(map(str, found))).write(self._path)
-        if plan.settings.family is not None and plan.settings.reaches_layers and must_raise:
-            _require_low_precision(plan, self.record)
+            replace(self.record, audit=(*map(str, found), *([fault] if fault else ()))).write(self._path)
+        if fault:
+            raise TrainingError(fault)
         if not found:
             return
         error = AuditError(f"step {self.record.step} must run what is planned (train.audit=warn goes on)", found)
@@ -110,10 +111,12 @@ class Audit:
             self.failure = error
 
 
-def _require_low_precision(plan: PrecisionPlan, record: Record) -> None:
-    """End a run that asks for low precision and multiplies nothing in it, as planned."""
-    if all(row.scheme == "none" for row in record.gemms) and not plan.linears()[0]:
-        raise TrainingError(
-            f"precision_backend: the first step of {plan.label} ran no matmul in low precision, got "
-            f"{format_gemms(record.gemms)}. Check which layers stay in BF16."
-        )
+def _without_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
+    """Return why a run that asks for low precision and multiplies nothing in it has to end, though it was planned."""
+    is_asked = plan.settings.family is not None and plan.settings.reaches_layers
+    if not is_asked or plan.linears()[0] or any(row.scheme != "none" for row in record.gemms):
+        return None
+    return (
+        f"precision_backend: the first step of {plan.label} ran no matmul in low precision, got "
+        f"{format_gemms(record.gemms)}. Check which layers stay in BF16."
+    )

@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.audit.run_folder import RunFolder
 from bridge.checkpoint.folder import latest_iteration
 from bridge.checkpoint.lock import folder_lock
+from bridge.cli.main import main
+from bridge.report.html.content import run_content
+from bridge.report.table import plain_text
+from bridge.report.watch import watch_view
 from tests import warm
 from tests.training.grid import slow
 
@@ -47,6 +52,10 @@ def test_a_signal_ends_the_run_after_its_step_with_everything_written(number: in
     assert "Stopped on request after step" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["stop_signal"] == number
+    run = RunFolder.of(tmp_path / "run")
+    stopped = f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of 100000"
+    assert run_content(run)["verdict"][0] == {"state": "unknown", "sentence": f"The run was {stopped}."}
+    assert stopped in plain_text(watch_view(run))
     assert (tmp_path / "run" / "loss.png").is_file()
     saved = (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text()
     assert int(saved) == summary["iteration"]
@@ -89,11 +98,28 @@ def test_an_fp8_recipe_trains_on_the_same_command_and_says_once_that_it_is_emula
     assert "Matmuls of the first step: layers 1-3: delayed, fprop e4m3 x e4m3, dgrad e5m2 x e4m3" in done.stdout
 
 
+def test_an_fp8_run_without_a_matmul_in_fp8_is_no_good_run_in_any_answer(tmp_path: Path) -> None:
+    rows = "mixed_precision.modules=[{select: '*', precision: bf16}]"
+    done = train(tmp_path, "mixed_precision=fp8_current", rows, "silence.PB297=of a test")
+    assert done.returncode != 0
+    assert "ran no matmul in low precision" in done.stderr
+    run = RunFolder.of(tmp_path / "run")
+    assert [one["state"] for one in run_content(run)["verdict"]][:2] == ["unknown", "bad"]
+    assert main(["audit", str(run.path)]) == 1
+
+
+def test_a_typed_value_that_equals_megatrons_default_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    done = train(tmp_path, "mixed_precision=bf16_mixed", "model.bf16=false")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("PB123 model.bf16: the recipe states True and wins over the owner's own value") == 1
+
+
 def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_record(tmp_path: Path) -> None:
     words = ["mixed_precision=nvfp4", "mixed_precision.fp4_param_gather=false", "train.train_iters=4"]
     done = train(tmp_path, *words, "precision_schedule=[{until: 0.5}, {recipe: bf16_mixed}]")
     assert done.returncode == 0, done.stderr
     assert "Matmuls from step 3, bf16_mixed: layers 1-3, output: bf16." in done.stdout
+    assert "Plan = record" in run_content(RunFolder.of(tmp_path / "run"))["verdict"][1]["sentence"]
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["precision_schedule"] == [{"until": 0.5}, {"recipe": "bf16_mixed"}]
     checked = warm.run(["precision-bridge", "check", "--config", tmp_path / "run" / "config.yaml"], cwd=tmp_path)

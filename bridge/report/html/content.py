@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.audit.compare import compare
 from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.quantisation import last_measured
 from bridge.audit.record import CensusRow
@@ -34,7 +33,6 @@ def run_content(
 ) -> dict[str, Any]:
     """Return everything that a report says about a run."""
     record, summary = run.record, run.summary or {}
-    mismatches = [] if plan is None or record is None else [str(one) for one in compare(plan, record)]
     content: dict[str, Any] = {
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
@@ -44,7 +42,7 @@ def run_content(
         "ran": format_gemms(record.gemms) if record is not None else "",
         "recorded_gemms": len(record.gemms) if record is not None else 0,
         "backend": record.backend if record is not None else "",
-        "mismatches": mismatches,
+        "mismatches": list(record.audit) if record is not None else [],
         "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
         "findings": _findings(run),
         "silenced": _silenced(run),
@@ -56,7 +54,7 @@ def run_content(
         "environment": {"target": run.findings.get("target"), "megatron-core": run.sync.get("megatron_core")},
         "commands": [*_train_command(run), shlex.join(["precision-bridge", "report", str(run.path)])],
     }
-    return {**content, "verdict": _verdict(content, summary, is_audited=plan is not None and record is not None)}
+    return {**content, "verdict": _verdict(content, summary, run)}
 
 
 def _with_origins(run: RunFolder, base: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -78,7 +76,7 @@ def _findings(run: RunFolder) -> list[dict[str, Any]]:
     return list({(one["id"], one["path"]): one for one in reversed(found)}.values())[::-1]
 
 
-def _verdict(content: dict[str, Any], summary: dict[str, Any], *, is_audited: bool) -> list[dict[str, str]]:
+def _verdict(content: dict[str, Any], summary: dict[str, Any], run: RunFolder) -> list[dict[str, str]]:
     """Return the answers that the report begins with: a state (good, bad, unknown) and a sentence each."""
     answers = []
 
@@ -89,9 +87,11 @@ def _verdict(content: dict[str, Any], summary: dict[str, Any], *, is_audited: bo
         answer("unknown", "The run has not come to its end.")
     elif summary.get("failure"):
         answer("bad", str(summary["failure"]))
+    elif run.stopped:
+        answer("unknown", f"The run was {run.stopped}.")
     else:
-        answer("unknown" if summary.get("stopped_early") else "good", _ended(summary))
-    if not is_audited:
+        answer("good", f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped.")
+    if run.record is None:
         answer("unknown", "No record was held against the plan.")
     elif content["mismatches"]:
         count = len(content["mismatches"])
@@ -104,12 +104,6 @@ def _verdict(content: dict[str, Any], summary: dict[str, Any], *, is_audited: bo
     for name, sentence in content["warnings"].items():
         answer("bad", f"{name}: {sentence}")
     return answers
-
-
-def _ended(summary: dict[str, Any]) -> str:
-    if summary.get("stopped_early"):
-        return f"Stopped on request after step {summary['iteration']}."
-    return f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped."
 
 
 def _moved(losses: list[float]) -> tuple[str, str]:
