@@ -16,13 +16,18 @@ from typing import Any
 from bridge.errors import BridgeError, RunConfigError
 from bridge.interop.megatron_lm.flags import BY_NAME
 from bridge.precision.statements import COMMAND_LINE
+from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.fields import FIELDS
+from bridge.rules.rule import ask
+from bridge.rules.rulebook import BY_ID
 from bridge.sync.report import SyncReport, SyncRow
 from bridge.sync.synchroniser import megatron_version
 from bridge.trainers.exported import exported
 
 OPTION = "--mixed-precision-recipe"
+DROP_ONE = "Drop that argument, or take a recipe of its mode."
 
 
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -71,6 +76,9 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
         rule = "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
+    modes = [f"--{mode}" for mode in ("bf16", "fp16") if given.get(mode) and not getattr(config, mode)]
+    if modes and config.mode != "fp32":
+        raise RunConfigError.of(OPTION, f"its mode is {config.mode}, and {modes[0]} asks for another", name, DROP_ONE)
     config.state(COMMAND_LINE, **_statements(given))
     words: list[str] = exported("megatron-lm", config).payload
     both, unknown = _set_by(parser, words)
@@ -81,7 +89,20 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
     values = {dest: value for dest, value in both.items() if dest not in given}
     rows = [_row(config, dest, parser.get_default(dest), value) for dest, value in values.items()]
     parser.set_defaults(**values)
+    _require_sharding(parser, config, name)
     return SyncReport(precision=config.label, rows=tuple(rows), megatron_version=megatron_version())
+
+
+def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str) -> None:
+    """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer, by the rules of `check`."""
+    given = vars(parser.parse_known_args()[0])
+    model, optimizer, ddp = (
+        {field: given[field] for field in FIELDS[role] if given.get(field) is not None}
+        for role in ("model", "optimizer", "ddp")
+    )
+    setup = Setup(config, model=model, optimizer=optimizer, ddp=ddp)
+    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], setup):
+        raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
 
 
 def _statements(given: Mapping[str, Any]) -> dict[str, Any]:

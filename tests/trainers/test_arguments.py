@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from bridge import MixedPrecisionConfig
 from bridge.errors import PayloadError, PrecisionConfigError, UnknownRecipeError
-from bridge.trainers import accelerate_arguments, lightning_arguments, transformers_arguments
+from bridge.trainers import accelerate_arguments, add_recipe_argument, lightning_arguments, transformers_arguments
 
 ALL = [lightning_arguments, accelerate_arguments, transformers_arguments]
 
@@ -58,3 +60,39 @@ def test_the_accelerator_has_the_loss_scale_of_the_recipe() -> None:
     given = accelerate_arguments("fp16_mixed")
     assert given["mixed_precision"] == "fp16"
     assert given["kwargs_handlers"] == [utils.GradScalerKwargs(init_scale=2.0**32, growth_interval=1000)]
+
+
+STORED = ("fp8-param-gather", "fp4-param-gather", "first-last-layers-bf16")
+SCHEMES = (
+    "fp8-format",
+    "fp8-recipe",
+    "fp4-format",
+    "fp4-recipe",
+    "num-layers-at-start-in-bf16",
+    "num-layers-at-end-in-bf16",
+)
+
+
+@pytest.mark.parametrize(("recipe", "family"), [("bf16_with_fp8_current_scaling_mixed", "FP8"), ("nvfp4", "FP4")])
+def test_stored_weights_without_a_sharded_optimizer_are_refused_in_one_sentence(
+    recipe: str, family: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parser() -> argparse.ArgumentParser:
+        made = argparse.ArgumentParser()
+        for name in ("bf16", "accumulate-allreduce-grads-in-fp32", "use-distributed-optimizer", *STORED):
+            made.add_argument(f"--{name}", action="store_true")
+        for name in SCHEMES:
+            made.add_argument(f"--{name}")
+        return made
+
+    line = ["pretrain_gpt.py", "--mixed-precision-recipe", recipe]
+    monkeypatch.setattr(sys, "argv", line)
+    with pytest.raises(SystemExit) as caught:
+        add_recipe_argument(parser())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == (
+        f"--mixed-precision-recipe: weights can be stored in {family} only under the distributed optimizer or FSDP, "
+        f"got '{recipe}'. Add --use-distributed-optimizer.\n"
+    )
+    monkeypatch.setattr(sys, "argv", [*line, "--use-distributed-optimizer"])
+    add_recipe_argument(parser())

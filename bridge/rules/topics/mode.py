@@ -36,7 +36,7 @@ def _mode_turned_off(run: RuleContext) -> list[Violation]:
 
 
 def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
-    if _weights_are_not_cast(run) or _mode_turned_off(run):
+    if _weights_are_not_cast(run) or _mode_turned_off(run) or _several_modes(run):
         return []
     legal = {"params_dtype": [run.mode, "fp32"] if run.is_half else ["fp32"]}
     autocast = [run.model.autocast_dtype] if run.model.enable_autocast and run.model.autocast_dtype else []
