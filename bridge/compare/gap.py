@@ -97,15 +97,22 @@ def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
         reason = f"Its loss is not finite from step {first} on in {sum(map(bool, lost))} of {seeds} seeds."
         return Gap(verdict="outside", reason=reason, seeds=seeds, gate=gate)
     steps = common_steps([curve for pair in pairs for curve in pair])
+    short = too_short(steps, warm_up)
+    if short is not None:
+        return Gap(verdict="cannot tell", reason=short, seeds=seeds, gate=gate)
+    return _judged(pairs, steps, _window(steps, warm_up), gate)
+
+
+def _window(steps: Sequence[int], warm_up: int) -> list[int]:
+    """Return the steps that are judged."""
     after = [step for step in steps if step > warm_up]
-    chosen = after[int(len(after) * (1 - WINDOW)) :]
-    if len(chosen) < LEAST_RECORDS:
-        return Gap(verdict="cannot tell", reason=_too_short(steps, warm_up), seeds=seeds, gate=gate)
-    return _judged(pairs, steps, chosen, gate)
+    return after[int(len(after) * (1 - WINDOW)) :]
 
 
-def _too_short(steps: Sequence[int], warm_up: int) -> str:
-    """Return why a run is too short to be judged, and how long it has to be."""
+def too_short(steps: Sequence[int], warm_up: int) -> str | None:
+    """Return why runs with a record at these steps are too short to be judged, and how long they have to be."""
+    if len(_window(steps, warm_up)) >= LEAST_RECORDS:
+        return None
     interval = max(1, steps[0]) if steps else 1
     needed = math.ceil((warm_up + interval * LEAST_RECORDS / WINDOW) / interval) * interval
     last = steps[-1] if steps else 0

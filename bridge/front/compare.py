@@ -20,7 +20,7 @@ import yaml
 
 from bridge.compare.arm import FAILED
 from bridge.compare.comparison import Comparison
-from bridge.compare.gap import GATE
+from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
@@ -87,7 +87,14 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
 
 
 def arm(config: ConfigContainer, run_dir: Path) -> None:
-    """Train one run of the sweep, unless it is finished; a run that ends with an error is a result, too."""
+    """Train one run of the sweep, unless it is finished; a run that ends with an error is a result, too.
+
+    RunConfigError before the first step where the runs are too short to tell anything.
+    """
+    settings, interval = config.train, config.logging.log_interval
+    reason = too_short(range(interval, settings.train_iters + 1, interval), settings.lr_warmup_iters)
+    if reason is not None:
+        raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
     if _is_finished(config, run_dir):
         log.info("%s is finished and is not run again.", run_dir)
         return

@@ -80,3 +80,12 @@ def test_a_comparison_that_cannot_be_is_refused(train, tmp_path: Path, words: li
     assert done.stderr.startswith(error)
     assert list(tmp_path.iterdir()) == []
     assert train("--help", script=COMPARE).stdout.startswith("The comparison command: ")
+
+
+def test_runs_that_are_too_short_to_tell_are_refused_before_the_first_one(warm_run, tmp_path: Path) -> None:
+    words = ("mixed_precision=bf16_mixed,fp8_current", "seeds=1", *TINY, "train.train_iters=6", *QUIET)
+    done = warm_run(*words, cwd=tmp_path, script=COMPARE)
+    assert done.returncode == 2
+    assert "train.train_iters: a comparison could not tell anything: 6 steps with a warm-up of 2" in done.stderr
+    assert "8 steps would do" in done.stderr
+    assert not list(tmp_path.rglob("metrics.jsonl"))
