@@ -60,6 +60,7 @@ def test_a_finding_reads_as_path_rule_value_origin_and_remedy() -> None:
 def test_close_matches_ignores_case_and_hyphens() -> None:
     assert close_matches("BF16-MIXD", ["bf16_mixed", "mxfp8"]) == ["bf16_mixed"]
     assert close_matches("zzz", ["bf16_mixed"]) == []
+    assert close_matches("bf16", ["bf16", "fp16"]) == ["fp16"], "never the word itself"
     assert did_you_mean(["a", "b", "c"]) == "Did you mean 'a', 'b' or 'c'?"
     assert did_you_mean([]) == ""
 

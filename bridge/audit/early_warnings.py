@@ -149,7 +149,7 @@ def _skipped(signs: Signs) -> str | None:
         return None  # `gradients-not-finite` and the run's own limit say so
     last = signs.train[-1]
     skipped, steps = last["skipped_steps"] - first["skipped_steps"], last["step"] - first["step"]
-    if 10 * skipped <= steps:
+    if 10 * skipped <= max(10, steps):  # a single step of a few is no share yet
         return None
     return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
 

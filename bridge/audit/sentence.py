@@ -17,7 +17,8 @@ def format_gemms(rows: Sequence[GemmRow]) -> str:
         by_kind.setdefault(_kind([row for row in rows if row.layer == layer]), []).append(layer)
     parts = []
     for kind, layers in by_kind.items():
-        word = "layers " if any(layer.isdecimal() for layer in layers) else ""
+        count = sum(layer.isdecimal() for layer in layers)
+        word = f"layer{'s' * (count > 1)} " if count else ""
         where = word + compact(layers, limit=len(layers))
         parts.append(f"{where}: {kind}" if where else kind)
     return "; ".join(parts)

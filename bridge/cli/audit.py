@@ -29,7 +29,7 @@ def _audit(chosen: argparse.Namespace) -> int:
         print_json({"record": asdict(record), "findings": found})
         return bool(found)
     if chosen.other is None:
-        print(f"Step {record.step}, {record.backend}: {format_gemms(record.gemms)}.")
+        print(f"Step {record.step}, {record.backend}, layers from 1: {format_gemms(record.gemms)}.")
     for sentence in found:
         print(sentence)
     if not found:

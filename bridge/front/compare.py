@@ -92,7 +92,8 @@ def arm(config: ConfigContainer, run_dir: Path) -> None:
     RunConfigError before the first step where the runs are too short to tell anything.
     """
     settings, interval = config.train, config.logging.log_interval
-    reason = too_short(range(interval, settings.train_iters + 1, interval), settings.lr_warmup_iters)
+    records = [*range(interval, settings.train_iters, interval), settings.train_iters]
+    reason = too_short(records, settings.lr_warmup_iters)
     if reason is not None:
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
     if _is_finished(config, run_dir):

@@ -18,6 +18,8 @@ from bridge.plan.rows import PlanRow
 from bridge.report.table import Column, table
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
+NUMBERED = "; layers count from 1"
+"""The end of the title of each table of layers; a row of `modules` names them as Megatron's paths do, from 0."""
 COMMON = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""
 BROKEN = ("layers", "modules", "scales x, w, dy")
@@ -42,7 +44,7 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
                 for label, (names, line) in zip(labels, folded, strict=False)
             ]
         )
-    parts = [table(columns, *sections, title=plan.label, keys=2)]
+    parts = [table(columns, *sections, title=plan.label + NUMBERED, keys=2)]
     everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
     if everywhere:
         parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
@@ -70,7 +72,7 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
         place = (layers, named) if (layers, named) != last else ("", "")
         last = (layers, named)
         rows.append((*place, what, _coloured(old), _coloured(new)))
-    return table(columns, rows, title=f"{before} -> {after}")
+    return table(columns, rows, title=f"{before} -> {after}{NUMBERED}")
 
 
 def plan_csv(plan: PrecisionPlan) -> str:
@@ -169,7 +171,7 @@ def align_table(report: AlignmentReport) -> RenderableType:
         elif gemm.small:
             verdict = Text("yes, small", style="yellow")
         rows.append((gemm.layers, gemm.module, tokens, str(gemm.outputs), str(gemm.inputs), runs, verdict))
-    title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs"
+    title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs{NUMBERED}"
     parts = [table(GEMM_COLUMNS, rows, title=title, keys=2)]
     parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
     if report.small:

@@ -47,12 +47,13 @@ class _Sections:
             column = self.columns[index]
             cells = [column.heading, *(str(row[index]) for section in self.sections for row in section)]
             wraps = column.wraps or narrow
+            kept_whole = [word for text in cells for word in text.split()] if wraps else cells
             made.add_column(
                 column.heading,
                 justify="right" if column.number else "left",
                 no_wrap=not wraps,
                 overflow="fold",
-                min_width=None if wraps else max(map(cell_len, cells)),
+                min_width=None if narrow else max(map(cell_len, kept_whole), default=0),
             )
         for section in self.sections:
             for row in section:
@@ -97,6 +98,12 @@ def table(
 def cell(value: float | None, form: str = ".4f") -> str:
     """Return a number as a cell; "-" without one."""
     return "-" if value is None else format(value, form)
+
+
+def mib(size_bytes: float) -> str:
+    """Return a size in MiB as a cell; what is there is never 0.0."""
+    text = f"{size_bytes / 2**20:,.1f}"
+    return "< 0.1" if text == "0.0" and size_bytes > 0 else text
 
 
 def show(content: RenderableType, console: Console | None = None) -> None:

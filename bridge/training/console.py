@@ -15,7 +15,7 @@ from bridge.audit.quantisation import QuantisationRow
 from bridge.audit.record import CensusRow, GemmRow
 from bridge.audit.sentence import format_gemms
 from bridge.report.quantisation import worst_table
-from bridge.report.table import Column, cell, show, table
+from bridge.report.table import Column, cell, mib, show, table
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.run import PhaseRecord
 
@@ -175,5 +175,5 @@ def _result_table(summary: RunSummary) -> RenderableType:
 
 def _census_table(rows: tuple[CensusRow, ...]) -> RenderableType:
     columns = ("tensors", "dtype", Column(heading="MiB", number=True), "read from")
-    lines = [(row.kind, row.dtype, f"{row.bytes / 2**20:.1f}", row.read_from) for row in rows]
+    lines = [(row.kind, row.dtype, mib(row.bytes), row.read_from) for row in rows]
     return table(columns, lines, title="Tensors of the run (first rank)")

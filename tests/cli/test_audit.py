@@ -16,7 +16,7 @@ def test_a_run_is_shown_with_its_audit(tmp_path, capsys):
     RECORD.write(tmp_path / "record.json")
     assert main(["audit", str(tmp_path)]) == 0
     assert capsys.readouterr().out == (
-        "Step 1, te: layers 1: tensorwise, fprop e4m3 x e4m3 (linear_fc1).\nPlan = record.\n"
+        "Step 1, te, layers from 1: layer 1: tensorwise, fprop e4m3 x e4m3 (linear_fc1).\nPlan = record.\n"
     )
     replace(RECORD, audit=("planned bf16, ran fp32: layer 1.",)).write(tmp_path / "record.json")
     assert main(["audit", str(tmp_path), "--json"]) == 1

@@ -1,10 +1,13 @@
 """Axolotl's YAML: detection for a stated GPU, what its schema refuses, and what no setting says."""
 
+import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.cli.main import main
 from bridge.errors import BridgeError
 from bridge.interop import axolotl
 from bridge.interop.reading.document import Document
@@ -236,3 +239,14 @@ def test_schemes_it_does_not_have_are_not_called_fp8(recipe: str) -> None:
 
 def test_another_letter_case_is_pointed_out() -> None:
     assert reasons(axolotl.import_({"BF16": True, "bf16": False, "fp16": False}), "BF16") == ["dead knob"]
+
+
+def test_the_context_that_a_remedy_asks_for_is_one_that_convert_takes(tmp_path: Path) -> None:
+    text = Path(str(resources.files("bridge.interop") / "rows/axolotl.yaml")).read_text(encoding="utf-8")
+    asked = set(re.findall(r"--context (\w+=\w+)", text))
+    assert asked == {"gpu=h100", "sharding=fsdp"}
+    file = tmp_path / "run.yaml"
+    file.write_text("base_model: x\nbf16: auto\n")
+    assert main(["convert", str(file), "--from", "axolotl", "--context", "gpu=h100"]) == 0
+    to = ["--to", "axolotl", "--assume-defaults", "--context", "gpu=h100", "sharding=fsdp"]
+    assert main(["convert", str(file), "--from", "axolotl", *to]) == 0

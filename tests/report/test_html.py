@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+from bridge.audit.early_warnings import Signs, early_warnings
+from bridge.audit.run_folder import RunFolder
 from bridge.numerics import GemmPrecision, quantise
 from bridge.precision.formats import FORMATS
 from bridge.report.html.chart import MOST_POINTS, line_chart
+from bridge.report.html.page import render_page
+
+LISTS = ("verdict", "plan", "mismatches", "heat", "memory", "sync", "findings", "silenced", "commands", "train")
+EMPTY = {name: [] for name in (*LISTS, "validation")} | {
+    "figures": {"unigram_entropy": None},
+    "warnings": {},
+    "environment": {},
+    "base": None,
+    "ran": "",
+    "backend": "",
+}
+STEP = {"kind": "train", "loss": 2.0, "grad_norm": 1.0, "loss_scale": 1.0, "skipped": False, "tokens_per_second": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -31,3 +49,22 @@ def test_a_chart_escapes_names_thins_lines_and_leaves_out_what_is_not_finite() -
     assert 0.5 * MOST_POINTS < max(path.count("L ") for path in zigzag.split(' d="')) < MOST_POINTS
     assert line_chart({"empty": []}, title="t", y="loss") == ""
     assert "from 4 to 1024" in line_chart({"s": [(0, 4.0), (1, 1024.0)]}, title="t", y="y", log=True)
+    assert line_chart({"one record": [(1, 4.0)]}, title="t", y="y") == ""
+
+
+def test_runs_of_one_precision_have_names_of_their_own() -> None:
+    folders = ("sweep/seed=1", "sweep/seed=2", "other")
+    runs = [{**EMPTY, "name": "bf16_mixed", "folder": folder} for folder in folders[:2]]
+    page = render_page([*runs, {**EMPTY, "name": "fp32", "folder": "other"}])
+    tabs = re.findall(r'tabindex="-?\d">(.*?)</button>', page)
+    assert tabs == ["bf16_mixed, seed=1", "bf16_mixed, seed=2", "fp32"]
+    assert page.count("Too few records for a curve.") == 3
+
+
+@pytest.mark.parametrize(("skipped", "warns"), [(1, False), (2, True)])
+def test_a_single_skipped_step_of_a_few_is_no_share_of_them(skipped: int, warns: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: {train_iters: 3}\n")
+    lines = [{**STEP, "step": step, "skipped_steps": skipped * (step == 3)} for step in (1, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = dict(early_warnings(Signs.of(RunFolder.of(tmp_path))))
+    assert ("skipped-steps" in found) is warns

@@ -17,7 +17,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.report.plan_picture import COLOURS, draw_plan
 from bridge.report.plan_table import align_table, difference_table, memory_table, plan_table
 from bridge.report.quantisation import quantisation_table, worst_table
-from bridge.report.table import Column, plain_text, show, table
+from bridge.report.table import Column, mib, plain_text, show, table
 from tests.plan.test_shape import DENSE
 
 MODEL = {**DENSE, "num_layers": 6, "seq_length": 1024}
@@ -102,3 +102,21 @@ def test_picture_has_the_colours_of_the_formats(tmp_path):
     pixels = imread(tmp_path / "plan.png")[..., :3].reshape(-1, 3)
     share = {name: np.isclose(pixels, to_rgb(colour), atol=0.01).all(axis=1).mean() for name, colour in COLOURS.items()}
     assert {name for name, part in share.items() if part > 0.001} == {"bf16", "e4m3", "e5m2"}
+
+
+def test_a_name_is_kept_whole_where_a_column_is_broken():
+    names = "experts.linear_fc1, experts.linear_fc2, shared_experts.linear_fc1, shared_experts.linear_fc2"
+    content = table(("layers", Column(heading="modules", wraps=True), "forward"), [("1-6", names, "e4m3")], keys=2)
+    out = io.StringIO()
+    show(content, Console(width=50, file=out, force_terminal=True, color_system=None))
+    assert [line.split()[-2] for line in out.getvalue().splitlines() if "e4m3" in line] == ["experts.linear_fc1,"]
+    assert set(names.split(", ")) <= set(out.getvalue().replace(",", " ").split())
+
+
+@pytest.mark.parametrize("name", ["plan", "difference", "align"])
+def test_a_table_of_layers_says_from_which_number_they_count(name):
+    assert plain_text(REPORTS[name][0]()).splitlines()[0].endswith("; layers count from 1")
+
+
+def test_a_size_that_is_there_is_never_shown_as_none():
+    assert [mib(size) for size in (0, 1000, 2**20)] == ["0.0", "< 0.1", "1.0"]

@@ -23,7 +23,7 @@ _OF_PAGE = {_TEXT: "var(--soft)", _GRID: "var(--rule)"} | {name: f"var(--s{n})" 
 
 
 def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False) -> str:
-    """Return a chart over steps as an SVG element that names its content for a screen reader.
+    """Return a chart over steps as an SVG element that names its content for a screen reader; "" for a single step.
 
     Args:
         lines: Name -> (step, value) pairs in order. Values that are not finite are left out; on a logarithmic axis
@@ -34,7 +34,7 @@ def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log:
     """
     shown = {name: _thinned(points, log=log) for name, points in lines.items()}
     shown = {name: points for name, points in shown.items() if points}
-    if not shown:
+    if len({step for points in shown.values() for step, _ in points}) < 2:
         return ""
     ends = [f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in shown.items()]
     label = escape(f"{title}, {y} by step: {'; '.join(ends)}", quote=True)

@@ -1,9 +1,10 @@
 """The page: the content of one or several runs rendered as one HTML file that needs no network."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import PurePath
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -12,6 +13,7 @@ from markupsafe import Markup
 from bridge.plan.precision_plan import compact
 from bridge.report.html.chart import line_chart
 from bridge.report.quantisation import WORST_DB
+from bridge.report.table import mib
 
 Run = dict[str, Any]
 
@@ -25,6 +27,7 @@ def render_page(runs: Sequence[Run]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(number=_number, mib=_mib, layers=compact, heat=_heat_table, charts=_charts)
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    runs = _told_apart(runs)
     overlay = _overlay(runs) if len(runs) > 1 else ""
     return environment.from_string(text).render(runs=runs, overlay=Markup(overlay), states=STATES)  # noqa: S704  numbers and escaped names
 
@@ -32,7 +35,7 @@ def render_page(runs: Sequence[Run]) -> str:
 def render_markdown(runs: Sequence[Run]) -> str:
     """Return the verdicts, figures and plan of some runs for a comment."""
     lines = []
-    for run in runs:
+    for run in _told_apart(runs):
         lines += [
             f"## {run['name']}",
             "",
@@ -54,6 +57,15 @@ def render_markdown(runs: Sequence[Run]) -> str:
 def content_json(runs: Sequence[Run]) -> str:
     """Return the content as JSON, the numbers of the page."""
     return json.dumps(runs, indent=1) + "\n"
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with names of their own: those of one precision, seeds say, have their folder's behind it."""
+    several = {name for name, count in Counter(run["name"] for run in runs).items() if count > 1}
+    return [
+        run | {"name": f"{run['name']}, {PurePath(run['folder']).name}"} if run["name"] in several else run
+        for run in runs
+    ]
 
 
 def _overlay(runs: Sequence[Run]) -> str:
@@ -106,4 +118,4 @@ def _number(value: object, form: str = ",.4g") -> str:
 
 
 def _mib(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:,.1f}"
+    return "-" if value is None else mib(value)
