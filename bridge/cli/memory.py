@@ -45,9 +45,11 @@ def _memory(chosen: argparse.Namespace) -> None:
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
+    counted = run.parallel.world_size
     if run.target.count is None:
-        counted = run.parallel.world_size
         print(f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs.")
+    elif run.target.count != counted:
+        print(f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times.")
     show_planned(values)
     if chosen.fit:
         sys.stdout.flush()  # the search takes a while

@@ -205,7 +205,8 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
     over_tokens = parallel.of_tokens * (2 if parallel.context > 1 else 1)
     crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not run.section("model")["overlap_p2p_comm"]
     return (
-        shape.num_attention_heads % tensor == 0
+        run.target.count in (None, parallel.world_size)
+        and shape.num_attention_heads % tensor == 0
         and (groups % tensor == 0 or tensor % groups == 0)
         and shape.ffn_hidden_size % tensor == 0
         and (shape.state_space is None or shape.state_space.num_groups % tensor == 0)

@@ -286,8 +286,12 @@ def precision_plan(
 
 
 def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
-    """Return the precision plan of a run; errors as for `precision_plan`."""
-    shape, layout = run.shape, parallel if parallel is not None else run.layout
+    """Return the precision plan of a run; errors as for `precision_plan`.
+
+    Layers that Megatron could not split over the stages (PB413) are split as evenly as they allow.
+    """
+    shape = run.shape
+    layout = (parallel if parallel is not None else run.layout).split_for(shape.num_layers)
     settings = Settings.of(run)
     if shape.is_hybrid:
         settings = settings.of_hybrid(run.target.mcore)

@@ -51,7 +51,7 @@ class Overflow:
 class PlannedRun:
     """A run as the calculators take it.
 
-    The number of GPUs is the target's, or else the least that the parallel sizes need.
+    The number of GPUs is the target's, or else the next one that the parallel sizes fill.
     """
 
     prediction: Prediction

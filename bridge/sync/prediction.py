@@ -111,8 +111,8 @@ class Prediction:
 
     @cached_property
     def parallel(self) -> Parallel:
-        """The layout; RunConfigError where there is none on the GPUs of the target."""
-        return Parallel.of(self.model, world_size=self.target.count)
+        """The layout on the GPUs of the target, or on the next number that it fills; RunConfigError for none."""
+        return self.layout.on_enough(self.target.count)
 
     def read(self, role: str) -> dict[str, Any]:
         """Return the values of a section after the sync, those of absent fields at their defaults."""

@@ -235,7 +235,6 @@ def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
         (("plan", "--config", "nowhere.yaml"), "nowhere.yaml: cannot be read: No such file or directory."),
         (("plan", "--config-path", "nowhere"), "--config-path: there is no such folder, got 'nowhere'."),
         (("plan", *CONF, "--picture", "plan.gif"), "--picture: must end in .png, .svg, .pdf, got 'plan.gif'."),
-        (("memory", *CONF, "--target", "h100x3", "model.tensor_model_parallel_size=2"), "model: the number of ranks"),
         (("memory", *CONF, "--target", "g100x3"), "target: "),
         (("plan", *CONF, "model.num_query_groups=3"), "model.num_query_groups: must divide the 8 attention heads"),
         (("twin", *CONF, "--base", "bf16_mixd", "--output", "x.yaml"), "Unknown mixed-precision recipe 'bf16_mixd'."),
@@ -247,6 +246,20 @@ def test_what_cannot_be_answered_is_one_sentence_and_exit_code_2(arguments, mess
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
+
+
+def test_sizes_that_megatron_refuses_are_answered_with_the_error_and_with_what_was_counted():
+    """Ranks that do not hold the layout a whole number of times, and layers that its stages do not divide."""
+    run_of = (*CONF, "--target", "h100x6", "model.tensor_model_parallel_size=4")
+    told = run("memory", *run_of, COLUMNS="200").stdout
+    assert "8 ranks: TP 4 x DP 2" in told
+    assert "Counted as 8 GPUs: 6 do not hold this layout a whole number of times." in told
+    assert "error PB406 target.count: the GPUs of the run must be a multiple of TP 4 x PP 1 x CP 1 = 4, got 6" in told
+    uneven = (*CONF, "model.num_layers=7", "model.pipeline_model_parallel_size=2")
+    plan = json.loads(run("plan", *uneven, "--json").stdout)
+    assert [one["id"] for one in plan["check"]] == ["PB413"]
+    ranks = json.loads(run("memory", *uneven, "--json").stdout)["ranks"]
+    assert [one["stage"] for one in ranks] == [0, 1]
 
 
 @pytest.mark.parametrize("command", ["plan", "memory", "align"])

@@ -142,9 +142,11 @@ def test_a_custom_layout_is_read_as_megatron_reads_it(text):
             )
 
 
-def test_layers_that_cannot_be_split_are_refused():
+def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_can_be():
+    uneven = plan(CURRENT, {**SIX, "pipeline_model_parallel_size": 4})
+    assert [layer.stage for layer in uneven.layers if layer.number is not None] == [0, 0, 1, 1, 2, 3]
     with pytest.raises(RunConfigError) as raised:
-        plan(CURRENT, {**SIX, "pipeline_model_parallel_size": 4})
+        Parallel.of({"pipeline_model_parallel_size": 4}).places(6)
     assert str(raised.value) == (
         "model.num_layers: must be a multiple of the 4 pipeline stages, got 6. Change the number of layers or of "
         "stages, or say how many the first and the last stage have."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -101,8 +102,7 @@ class Parallel:
         chunks = self.layout if self.layout is not None else _content(self._counts(num_layers))
         placed = sum(parts.count("decoder") for parts in chunks)
         if placed != num_layers:
-            rule = f"must place all {num_layers} layers, got {placed}"
-            raise RunConfigError(f"model.{LAYOUT}: {rule}. Correct it.")
+            raise RunConfigError.of(f"model.{LAYOUT}", f"must place all {num_layers} layers", placed, "Correct it.")
         places: list[Place] = []
         first = 0
         for index, parts in enumerate(chunks):
@@ -113,14 +113,34 @@ class Parallel:
             first += len(layers)
         return tuple(places)
 
+    def on_enough(self, world_size: int | None) -> Parallel:
+        """Return the layout on the fewest ranks, from `world_size` on, that hold it a whole number of times."""
+        step = math.lcm(self.replica, self.expert_replica)
+        return replace(self, data=max(1, -(-(world_size or 1) // step)) * step // self.replica)
+
+    def split_for(self, num_layers: int) -> Parallel:
+        """Return the layout itself where it can split these layers, else one with a split as even as they allow.
+
+        A stated layout, and one with more chunks than layers, is returned as it is.
+        """
+        chunks = self.pipeline * self.virtual
+        if self.layout is not None or chunks > num_layers:
+            return self
+        try:
+            self.places(num_layers)
+        except RunConfigError:
+            each, more = divmod(num_layers, chunks)
+            return replace(self, layout=_content([each + (index < more) for index in range(chunks)]))
+        return self
+
     def _counts(self, num_layers: int) -> list[int]:
         """Return how many layers each chunk has, in order of execution (Megatron's get_num_layers_to_build)."""
         stages, chunks = self.pipeline, self.virtual
         if stages == 1:
             return [num_layers]
         if stages * chunks > MOST_CHUNKS:
-            rule = f"stages x chunks of a stage must be at most {MOST_CHUNKS}, got {stages * chunks}"
-            raise RunConfigError(f"model.pipeline_model_parallel_size: {rule}. Use fewer.")
+            rule = f"stages x chunks of a stage must be at most {MOST_CHUNKS}"
+            raise RunConfigError.of("model.pipeline_model_parallel_size", rule, stages * chunks, "Use fewer.")
         ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
         uneven = {stage: count for stage, count in ends.items() if count is not None}
         if uneven:
@@ -188,14 +208,15 @@ def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Paralle
 def _on_ranks(parallel: Parallel, world_size: int | None) -> tuple[Parallel, list[Finding]]:
     """Return the layout with its data-parallel replicas, and the reasons why it does not fit these ranks."""
     replica, experts = parallel.replica, parallel.expert_replica
-    ranks = world_size or -(-experts // replica) * replica
+    least = math.lcm(replica, experts)
+    ranks = world_size or least
     needs = (("tensor x pipeline x context", replica), ("expert tensor x expert x pipeline", experts))
     faults = [
         Finding(
             path="model",
             rule=f"the number of ranks must be a multiple of {name} parallel sizes = {need}",
             value=ranks,
-            remedy=f"Use {-(-ranks // need) * need}, or other sizes.",
+            remedy=f"Use {-(-ranks // least) * least}, or other sizes.",
         )
         for name, need in needs
         if ranks % need

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from bridge.errors import RunConfigError
 from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
@@ -95,6 +96,17 @@ def _indivisible(run: RuleContext) -> list[Violation]:
     )
     cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
     return [Violation(path, value=size, words={"by": by}) for path, size, by, _ in cut]
+
+
+def _unsplittable(run: RuleContext) -> list[Violation]:
+    """Return why Megatron cannot split the layers over the pipeline stages and their chunks."""
+    if not run.has_model or not run.model.num_layers:
+        return []
+    try:
+        run.parallel.places(run.shape.num_layers)
+    except RunConfigError as error:
+        return [Violation(error.path, value=error.value, words={"rule": error.rule})]
+    return []
 
 
 def _has_two_interleaved_stages(run: RuleContext) -> bool:
@@ -234,5 +246,15 @@ RULES = (
         message="must be the {chunks} chunks of a stage in model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
+    ),
+    Rule(
+        id="PB413",
+        title="layers that do not divide over the pipeline stages",
+        setting="model.num_layers",
+        severity="error",
+        when=_unsplittable,
+        message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
+        remedies=("change the number of layers or of stages", "say how many the first and the last stage have"),
+        source="megatron-core 0.16.1 transformer_block.py get_num_layers_to_build",
     ),
 )

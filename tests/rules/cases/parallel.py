@@ -72,4 +72,8 @@ CASES = {
         ),
         run("bf16_mixed", model=dict(INTERLEAVED, **LAID_OUT, pipeline_model_parallel_layout="Et*8|t*8|t*8|t*8L")),
     ),
+    "PB413": (
+        run("bf16_mixed", model=dict(DENSE, num_layers=30, pipeline_model_parallel_size=4)),
+        run("bf16_mixed", model=dict(DENSE, num_layers=32, pipeline_model_parallel_size=4)),
+    ),
 }
