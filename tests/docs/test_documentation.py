@@ -122,6 +122,13 @@ def test_the_launch_files_for_slurm_and_kubernetes_start_one_run_that_composes()
     assert done.returncode == 0, done.stderr
 
 
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    pages = {page for page in pages if not page.startswith("examples/")}
+    assert sorted(page for page in pages if f"({page}" not in index) == []
+
+
 def test_the_generated_pages_are_current() -> None:
     done = warm.run(["python", str(ROOT / "scripts/write_reference.py"), "--check"])
     assert (done.returncode, done.stdout) == (0, ""), "run python scripts/write_reference.py"
