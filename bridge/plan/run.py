@@ -24,7 +24,7 @@ SHARDED = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
 MEASURED = 0.02
 """How far the count of activations is from what Transformer Engine keeps: tests/plan/test_memory_kept.py."""
 ESTIMATED = 0.25
-"""The same for gated delta net and sparse attention, whose kernels are not measured; a bound of ours."""
+"""The same where kernels (Mamba, gated delta net, sparse attention) or micro-batches in flight are not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +115,8 @@ class PlannedRun:
         limit = self.memory_bytes
         if limit is None:
             return None
-        rank = self.memory.largest
+        rank, shape = self.memory.largest, self.plan.shape
+        unmeasured = (self.parallel.pipeline > 1, shape.is_hybrid, shape.delta_net, shape.indexer)
         if rank.total <= limit:
             return None
         return Overflow(
@@ -123,7 +124,7 @@ class PlannedRun:
             needed_bytes=rank.total,
             memory_bytes=limit,
             activation_bytes=rank.bytes_of["activations"],
-            margin=MEASURED if self.plan.shape.delta_net is None and self.plan.shape.indexer is None else ESTIMATED,
+            margin=ESTIMATED if any(unmeasured) else MEASURED,
             uncounted=self.uncounted,
         )
 
