@@ -40,6 +40,8 @@ DROPS = {
     "mla_up_proj": ("up_proj",),
 }
 """A name in `recompute_modules` -> the parts that are computed again instead of kept."""
+FUSING = ("bias_activation_fusion", "use_fused_weighted_squared_relu", "use_transformer_engine_op_fuser")
+"""Fields under which the activation function is one kernel."""
 FUSED_WITH_NORM = ("linear_qkv", "linear_fc1", "in_proj")
 """Linear layers that Transformer Engine runs in one operator with the norm before them."""
 DELTA_CHUNK = 64
@@ -86,8 +88,7 @@ class Workload:
                 method=model.given("recompute_method", "uniform"),
                 layers=_count("model.recompute_num_layers", model, 1),
                 hidden_dropout=model.values["hidden_dropout"] > 0,
-                fused_activation=model.values["bias_activation_fusion"]
-                or model.values["use_fused_weighted_squared_relu"],
+                fused_activation=any(model.values[name] for name in FUSING),
                 compact_loss=loss == (True, "te"),
             ),
             **changes,

@@ -23,6 +23,7 @@ num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp8 fp8_recipe fp8_param f
 fp8_output_proj fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_recipe fp4_param
 recompute_granularity recompute_method recompute_modules recompute_num_layers hidden_dropout
 bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion cross_entropy_fusion_impl
+use_transformer_engine_op_fuser
 """
 """Fields that the plan, its layout, its settings or the workload read."""
 
@@ -63,7 +64,7 @@ WITHOUT_MODULES = {
         moe_shared_expert_glu_interleave_size moe_shared_expert_overlap moe_single_grouped_bias
         moe_single_grouped_weight moe_use_grouped_tensor
         use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert use_mamba_mem_eff_path
-        use_te_activation_func use_transformer_engine_op_fuser mlp_chunks_for_training transformer_impl torch_compile
+        use_te_activation_func mlp_chunks_for_training transformer_impl torch_compile
         batch_invariant_backend batch_invariant_mode delay_wgrad_compute defer_embedding_wgrad_compute
         wgrad_deferral_limit overlap_dispatch_backward_with_experts_wgrad
         """,
