@@ -110,10 +110,19 @@ class PlannedRun:
         )
 
     @property
+    def is_as_stated(self) -> bool:
+        """Whether the run is counted on its own ranks and with its own split of the layers (see PB406 and PB413)."""
+        ranks = self.target.count in (None, self.parallel.world_size)
+        return ranks and self.plan.parallel.layout == self.parallel.layout
+
+    @property
     def overflow(self) -> Overflow | None:
-        """The fullest rank, where it needs more than its GPU has; None where it fits or that is not known."""
+        """The fullest rank, where it needs more than its GPU has; None where it fits or that is not known.
+
+        It is not known of a run that Megatron refuses, and that is counted on other ranks or with another split.
+        """
         limit = self.memory_bytes
-        if limit is None:
+        if limit is None or not self.is_as_stated:
             return None
         rank, shape = self.memory.largest, self.plan.shape
         unmeasured = (self.parallel.pipeline > 1, shape.is_hybrid, shape.delta_net, shape.indexer)

@@ -260,6 +260,10 @@ def test_sizes_that_megatron_refuses_are_answered_with_the_error_and_with_what_w
     assert [one["id"] for one in plan["check"]] == ["PB413"]
     ranks = json.loads(run("memory", *uneven, "--json").stdout)["ranks"]
     assert [one["stage"] for one in ranks] == [0, 1]
+    full = (*uneven, "--target", "h100x2,memory=1GiB", "model.hidden_size=8192")
+    assert [one["id"] for one in json.loads(run("plan", *full, "--json").stdout)["check"]] == ["PB413"]
+    whole = json.loads(run("plan", *full, "model.num_layers=8", "--json").stdout)
+    assert [one["id"] for one in whole["check"]] == ["PB618"]
 
 
 @pytest.mark.parametrize("command", ["plan", "memory", "align"])
