@@ -106,7 +106,7 @@ def test_yaml_recipes_of_a_teams_folder_are_known_by_name(tmp_path: Path) -> Non
         "                                    bf16_with_fp8_current_scaling_mixed -> team_yaml",
         "  fp8                               hybrid -> e4m3",
     ]
-    assert run("plan", "team_yaml", *folder).stdout.startswith("team_yaml\n")
+    assert run("plan", "team_yaml", *folder).stdout.startswith("team_yaml; layers count from 1\n")
     assert run("show", "team_yml", *folder).stderr.startswith("mixed_precision: no such recipe, got 'team_yml'")
 
 
