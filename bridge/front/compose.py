@@ -271,6 +271,7 @@ def composed(
         with bounded_references():
             whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
             if sweep:
+                _ = whole.hydra.sweep.dir  # reads the clock once, for the sweep and for the copy
                 whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
             problems = Problems(Origins())  # of what Hydra would instantiate from its own node besides its plugins
             problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")

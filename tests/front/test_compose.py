@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -12,9 +13,12 @@ from pathlib import Path
 import hydra
 import psutil
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from bridge.errors import RunConfigError, UnknownRecipeError
+from bridge.front import compose
 from bridge.front.compose import register
 from bridge.front.loader import load_container, load_run
 from bridge.registry.config import MixedPrecisionConfig
@@ -54,6 +58,16 @@ def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_pat
 def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
     words = ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "mixed_precision.fp8_param=false")
     assert precision(*words).fp8_param_gather is False
+
+
+def test_a_sweep_and_what_looks_for_its_runs_read_the_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(compose, "_launched", lambda pattern: f"{pattern}-{next(clock)}")
+    words = ["mixed_precision=bf16_mixed,fp32", "hydra.mode=MULTIRUN"]
+    with compose.composed(compose.Search(main=str(CONF)), words, sweep=True) as composition:
+        looked_in = HydraConfig.get().runtime.output_dir
+        swept = composition.loader.load_configuration("config", words, RunMode.MULTIRUN)
+        assert looked_in.endswith(swept.hydra.sweep.dir)
 
 
 def test_null_means_no_precision() -> None:

@@ -51,7 +51,11 @@ def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False torch.dtype | None <class 'bool'> True\n"
-    assert set(typing.get_type_hints(MixedPrecisionConfig)) == {*MixedPrecisionConfig.field_names(), "_origin"}
+    assert set(typing.get_type_hints(MixedPrecisionConfig)) == {
+        *MixedPrecisionConfig.field_names(),
+        "_origin",
+        "untold",
+    }
 
 
 def test_the_signature_names_every_field_with_its_default() -> None:
