@@ -81,7 +81,9 @@ class Adapter:
 
     def _modules(self, base: Module, path: str, shape: ModelShape) -> Iterator[Module]:
         """Yield the layers of the adapter of a linear layer of the model, none where it takes none."""
-        dim, count = (self.expert_dim, 1 if self.shares_experts else base.count) if base.is_expert else (self.dim, 1)
+        dim, count = (self.expert_dim, base.count) if base.is_expert else (self.dim, 1)
+        if self.shares_experts:
+            count = 1
         made = replace(base, kind="adapter", is_high=True, bias=False, vectors=(), count=count)
         for part, outputs in self._parts(base, path, shape).items():
             name = f"{base.name}.adapter{part}"
@@ -89,9 +91,10 @@ class Adapter:
             last = replace(made, name=f"{name}.linear_out", inputs=dim, outputs=outputs, split="column")
             if self.kind == "dora":  # split like the layer's own outputs
                 own = (("weight_magnitude", outputs),)
-                first, last = (
-                    (replace(first, vectors=own), last) if base.split == "row" else (first, replace(last, vectors=own))
-                )
+                if base.split == "row":
+                    first = replace(first, vectors=own)
+                else:
+                    last = replace(last, vectors=own)
             yield first
             yield last
 

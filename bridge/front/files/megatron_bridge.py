@@ -108,7 +108,7 @@ class _Container:
         merged: dict[str, Any] = {}
         for part in parts:
             merged |= _without_nulls(ours, {name: self._plain(one, f"{ours}.{name}") for name, one in _fields(part)})
-        if ours == ADAPTER and merged:
+        if ours == ADAPTER and self.classes[ours]:
             merged["type"] = self.classes[ours][0].rpartition(".")[2]
         self.sections[ours] = merged
 
