@@ -16,8 +16,15 @@ HIDDEN, FFN, LAYERS, QKV = 64, 128, 2, 64 + 2 * 32
 """Of the model: four heads of 16, two of them of keys and values."""
 MODEL = {
     "_target_": "megatron.bridge.models.gpt_provider.GPTModelProvider",
-    **{"num_layers": LAYERS, "hidden_size": HIDDEN, "ffn_hidden_size": FFN, "vocab_size": 256, "seq_length": 32},
-    **{"num_attention_heads": 4, "num_query_groups": 2, "add_bias_linear": False, "bf16": True},
+    "num_layers": LAYERS,
+    "hidden_size": HIDDEN,
+    "ffn_hidden_size": FFN,
+    "vocab_size": 256,
+    "seq_length": 32,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "add_bias_linear": False,
+    "bf16": True,
 }
 PEFT = "megatron.bridge.peft"
 
