@@ -61,8 +61,8 @@ class Adapter:
         return cls(
             kind=kind,
             dim=dim,
-            targets=tuple(map(str, targets)),
-            excluded=tuple(map(str, peft.given("exclude_modules", ()))),
+            targets=_names(targets),
+            excluded=_names(peft.given("exclude_modules", ())),
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),
             has_dropout=peft.values["dropout"] > 0,
@@ -120,3 +120,10 @@ class Adapter:
 
 def _matches(pattern: str, name: str, path: str) -> bool:
     return name == pattern or re.fullmatch(pattern.replace("*", ".*"), path) is not None
+
+
+def _names(given: object) -> tuple[str, ...]:
+    """Return a list of names as it was given, or the one name; none of a value that is neither."""
+    if isinstance(given, str):
+        return (given,)
+    return tuple(map(str, given)) if isinstance(given, list | tuple | set) else ()

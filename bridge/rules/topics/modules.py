@@ -76,7 +76,8 @@ def _stored(run: RuleContext) -> list[Violation]:
 def _differing_chunks(run: RuleContext) -> list[Violation]:
     """Return the stages whose model chunks have recipes of their own."""
     held = run.model.quant_recipe if run.precision is not None else None
-    files = list(getattr(held, "files", held) or ()) if not isinstance(held, Mapping | str) else []
+    parts = getattr(held, "files", held)
+    files = list(parts) if isinstance(parts, list | tuple) else []
     stages = run.model.pipeline_model_parallel_size or 1
     if len(files) <= stages or len(files) % stages:
         return []
