@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BridgeError
 from bridge.front.loader import load_run
 from bridge.plan.run import PlannedRun
-from bridge.preflight.check import target_of
 from bridge.rehearse.rehearse import rehearse
 from bridge.rehearse.shrink import shrink
 from bridge.rules.rule import SEVERITIES
@@ -142,8 +141,7 @@ def table(found: Sequence[Answer]) -> str:
 def class_of(run: RunValues) -> str:
     """Return the class of a run that a rehearsal stands for: its layers, its scheme and its parallelism."""
     shape = ModelShape.of(run.model)
-    target = target_of(run.target)
-    small = shrink(run.sections, run.precision, target=target, processes=8)
+    small = shrink(run.sections, run.precision, target=run.prediction.target, processes=8)
     marks = {"latent attention": shape.latent, "softmax offset": shape.has_softmax_offset, "prediction": shape.has_mtp}
     layers = ", ".join([*dict.fromkeys(shape.kinds), *(name for name, has in marks.items() if has)])
     scheme = run.prediction.precision.scheme if run.prediction.precision is not None else None
@@ -163,7 +161,7 @@ def rehearsed(path: Path) -> dict[str, Any]:
     """Return the answer of the rehearsal of a recipe."""
     run = load_run(place_of(path), config_file=path)
     try:
-        answer = rehearse(run, target=target_of(run.target), environment=run.reading.environment)
+        answer = rehearse(run, target=run.prediction.target, environment=run.reading.environment)
     except BridgeError as error:
         return {"recipe": path.stem, "refused": str(error)}
     return {

@@ -105,7 +105,7 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
 def _support_matrix(chosen: argparse.Namespace) -> None:
     """Print the matrix, or one target's column of it with the reasons."""
     from bridge.preflight.auto import matrix, support
-    from bridge.preflight.target import parse_target
+    from bridge.rules.target import parse_target
 
     if chosen.json and chosen.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")

@@ -78,9 +78,8 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
 def _propose(path: str, rows: list[QuantisationRow], run: RunValues, precision: MixedPrecisionConfig) -> list[str]:
     """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
     from bridge.compare.proposal import FINER, module_rows_of, propose
-    from bridge.preflight.check import target_of
 
-    capability = target_of(run.target).capability if run.target is not None else None
+    capability = run.prediction.target.capability
     found = propose(
         rows,
         scheme=precision.scheme,

@@ -30,13 +30,12 @@ def _rehearse(chosen: argparse.Namespace) -> int:
         raise RunConfigError.of("--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4.")
     if chosen.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
-    from bridge.preflight.check import target_of
     from bridge.rehearse.rehearse import rehearse
 
     run = read_run(chosen)
     rehearsal = rehearse(
         run,
-        target=target_of(run.target),
+        target=run.prediction.target,
         backend=chosen.backend,
         processes=chosen.processes,
         max_layers=chosen.layers,

@@ -10,9 +10,9 @@ from bridge.front.files.reading import PRECISION_BRIDGE, FileReading
 from bridge.front.overrides import parsed_overrides, recipe_sources, warn_of_recipes
 from bridge.front.problems import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS, Origins, Problems, leaves
 from bridge.precision.statements import COMMAND_LINE
-from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
+from bridge.rules.target import Target, parse_target
 from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:

@@ -29,12 +29,13 @@ from bridge.front.problems import (
     Problems,
     leaves,
 )
-from bridge.preflight.check import check_run, refuse_unknown, resolve_precision, section_of, target_of
+from bridge.preflight.check import check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
 from bridge.rules.section import ROLES, read_section
 from bridge.rules.shape.model import impossible_sizes
+from bridge.rules.target import target_of
 from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
 

@@ -74,8 +74,13 @@ def _after_sweep(folder: Path, runs: Sequence[Path]) -> None:
 
 def train(config: ConfigContainer, run_dir: Path) -> None:
     """Check the run, write its precision into the configs, record both in its folder, and train."""
-    checked = require_checked(config, run_dir)
-    report = write_precision(config, checked.setup.prediction)
+    origins = {path: list(own)[-1] for path, own in config.set_by.items() if own}
+    checked = check_run(config, target=config.target or "auto", origins=lambda path: origins.get(path, "default"))
+    try:
+        require_no_errors(checked)
+        report = write_precision(config, checked.setup.prediction)
+    finally:
+        keep_findings(run_dir, config, checked)
     if report is not None:
         logged = {(finding.id, finding.path) for finding in checked.of("warning")}
         report.log(log, file=run_dir / "sync.txt", known=logged)
@@ -89,17 +94,8 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
         sys.exit(128 + summary.stop_signal)  # not 0: the scheduler that waits for the run has to see it is not done
 
 
-def require_checked(config: ConfigContainer, run_dir: Path) -> Report:
-    """Check a run before anything of it is built, log its warnings, and keep the findings in its folder.
-
-    CheckError with every finding that is an error.
-    """
-    origins = {path: list(own)[-1] for path, own in config.set_by.items() if own}
-    report = check_run(config, target=config.target or "auto", origins=lambda path: origins.get(path, "default"))
-    if is_first_process():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        content = findings_dict(report) | ({"auto": config.precision_choice} if config.precision_choice else {})
-        (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def require_no_errors(report: Report) -> None:
+    """Log the warnings of a check; CheckError with every finding that is an error."""
     for finding in report.of("warning"):
         log.warning("%s %s", finding.id, finding)
     errors = report.of("error")
@@ -110,7 +106,15 @@ def require_checked(config: ConfigContainer, run_dir: Path) -> Report:
             f"'silence.{first}=why it is all right here' lets the run pass:",
             [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
-    return report
+
+
+def keep_findings(run_dir: Path, config: ConfigContainer, report: Report) -> None:
+    """Write ``findings.json`` into the run's folder: those of the check, and the choice made for `auto`."""
+    if not is_first_process():
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    content = findings_dict(report) | ({"auto": config.precision_choice} if config.precision_choice else {})
+    (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:

@@ -1,6 +1,5 @@
 """The checks before a GPU is held.
 
-    Target         the GPUs and versions of a run, declared or this machine's     target.py
     declare        a GPU for a process that runs on the CPU                       te_cpu.py
     Setup          a whole run as rules see it, after the sync                    setup.py
     check          every rule asked about it -> Report: findings, exit code       check.py

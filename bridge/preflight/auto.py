@@ -16,13 +16,12 @@ from typing import Any
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
 from bridge.preflight.setup import Setup
-from bridge.preflight.target import EXAMPLE, Target, detect_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.shape.model import ModelShape
-from bridge.rules.target import GPUS, Gpu
+from bridge.rules.target import EXAMPLE, GPUS, Gpu, Target, detect_target
 from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
 from bridge.rules.versions import TITLES, at_least, dotted
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.preflight.setup import Setup
-from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
-from bridge.rules.versions import installed
+from bridge.rules.target import Target, target_of
 from bridge.sync.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -189,17 +188,6 @@ def first_phase(precision: Any) -> MixedPrecisionConfig:
         remedy = "Name the recipe of the first phase with mixed_precision."
         raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
     return get_mixed_precision_config(precision)
-
-
-def target_of(given: Target | str | Sequence[str] | None) -> Target:
-    """Return the target that was declared; undeclared, what is known without one: the megatron-core installed here."""
-    if given is None:
-        return Target(mcore=installed("mcore"))
-    if isinstance(given, Target):
-        return given
-    if isinstance(given, str):
-        return parse_target(given)
-    return parse_target(",".join(map(str, given)))  # target=[h100x8,te2.8], which Hydra takes without quotes
 
 
 def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:

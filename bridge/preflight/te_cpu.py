@@ -11,7 +11,7 @@ Megatron decides at import whether there is Transformer Engine. So the declarati
 from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.target import Target, parse_target
+from bridge.rules.target import Target, parse_target
 from bridge.rules.versions import dotted
 
 BACKEND = "te_cpu"

@@ -44,9 +44,11 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def faults(self) -> Sequence[Finding]:
         """Return everything that can never be right about this config."""
-        from bridge.rules.rulebook import faults_of_precision  # a list of recipes does without the rules
+        from bridge.rules.context import RuleContext  # a list of recipes does without the rules
+        from bridge.rules.rule import ask
+        from bridge.rules.rulebook import ALONE
 
-        return faults_of_precision(self)
+        return sorted(ask(ALONE, RuleContext.of_precision(self)), key=lambda fault: fault.id)
 
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""

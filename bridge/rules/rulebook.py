@@ -1,9 +1,7 @@
 """All rules: a table per topic, and one of them all."""
 
-from bridge.precision.config import PrecisionConfig
-from bridge.rules.context import RuleContext
 from bridge.rules.own_run.rules import RULES as OWN_RUN
-from bridge.rules.rule import Rule, RuleFinding, ask
+from bridge.rules.rule import Rule
 from bridge.rules.topics import (
     alignment,
     attention,
@@ -54,9 +52,5 @@ TOPICS: dict[str, tuple[Rule, ...]] = {
 RULES: tuple[Rule, ...] = tuple(rule for rules in TOPICS.values() for rule in rules)
 BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
 
-_ALONE = tuple(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
-
-
-def faults_of_precision(config: PrecisionConfig) -> list[RuleFinding]:
-    """Return everything that can never be right about a config, whatever it is written into."""
-    return sorted(ask(_ALONE, RuleContext.of_precision(config)), key=lambda fault: fault.id)
+ALONE = tuple(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
+"""What can never be right about a precision, whatever it is written into."""

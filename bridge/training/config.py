@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.preflight.check import first_phase, resolve_precision, target_of
+from bridge.preflight.check import first_phase, resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.rules.target import target_of
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

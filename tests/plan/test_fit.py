@@ -5,8 +5,8 @@ import pytest
 from bridge.errors import RunConfigError
 from bridge.plan.fit import fit
 from bridge.plan.run import Overflow, PlannedRun
-from bridge.preflight.target import parse_target
 from bridge.registry.registry import REGISTRY
+from bridge.rules.target import parse_target
 from bridge.sync.prediction import predict
 from tests.plan.test_shape import LLAMA_3_70B
 

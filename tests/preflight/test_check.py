@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from bridge.errors import RunConfigError
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
-from bridge.preflight.target import Target, parse_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
 from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
-from bridge.rules.target import GPUS
+from bridge.rules.target import GPUS, Target, parse_target
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import CURRENT, DENSE, H100, OVERLAP
 from tests.rules.situations import setup_of

@@ -10,9 +10,9 @@ from precision_bridge_recipes.blockwise import _warn_of_the_name
 from bridge.errors import PrecisionConfigError, UnknownRecipeError
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
-from bridge.preflight.target import parse_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.target import parse_target
 from bridge.sync.synchroniser import synchronize
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
 

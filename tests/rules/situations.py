@@ -3,7 +3,7 @@
 from typing import Any
 
 from bridge.preflight.setup import Setup
-from bridge.preflight.target import parse_target
+from bridge.rules.target import parse_target
 
 
 def setup_of(said: dict[str, Any]) -> Setup:

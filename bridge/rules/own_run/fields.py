@@ -27,8 +27,17 @@ BUILT_LAYERS = frozenset("M*-E")
 LATER = ("cuda_graph_modules", "inference_cuda_graph_scope", "fp4_param_gather")
 """Fields of later releases that change no number here, or that another check refuses."""
 
-REFUSED: dict[str, dict[str, str]] = {
-    "model": {
+
+def _by_field(**reasons: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Return section -> field -> reason, of section -> reason -> fields."""
+    rows = [(key, name, why) for key, of in reasons.items() for why, names in of.items() for name in names.split()]
+    if len({row[:2] for row in rows}) < len(rows):
+        raise ValueError("a field has two reasons")
+    return {key: {name: why for section, name, why in rows if section == key} for key in reasons}
+
+
+REFUSED = _by_field(
+    model={
         "the layers of a run are all of one config": "heterogeneous_block_specs hetereogenous_dist_checkpoint",
         "the library is not a backend of a run": "use_kitchen use_kitchen_attention",
         "context-parallel ranks of a run share each sequence alike, in one step": """
@@ -58,23 +67,23 @@ REFUSED: dict[str, dict[str, str]] = {
         "its experts are one matrix, which no plan and no format knows": "moe_use_legacy_grouped_gemm",
         "it belongs to inference, and training refuses it": "cache_mla_latents flash_decode batch_invariant_mode",
     },
-    "optimizer": {
+    optimizer={
         "no parameter of the model is marked for a rate of its own": "decoupled_lr decoupled_min_lr",
         "the run records no number of zeros": "log_num_zeros_in_grad",
         "the step has no order for it": "overlap_param_gather_with_optimizer_step",
     },
-    "ddp": {
+    ddp={
         "the run shards with the distributed optimizer only": """
             use_megatron_fsdp use_custom_fsdp use_torch_fsdp2 data_parallel_sharding_strategy outer_dp_sharding_strategy
             """,
         "the process groups of a run have one instance": "num_distributed_optimizer_instances",
         "the step has no schedule for it": "delay_wgrad_compute",
     },
-}
-"""Section -> reason -> fields that no run honours."""
+)
+"""Section -> field that no run honours -> reason."""
 
-REFUSED_WITHOUT_TE: dict[str, dict[str, str]] = {
-    "model": {
+REFUSED_WITHOUT_TE = _by_field(
+    model={
         "Megatron's local layers keep residual and norm in one dtype": "fp32_residual_connection",
         "Megatron's local norm has no such form": "layernorm_zero_centered_gamma memory_efficient_layer_norm",
         "its kernel is Transformer Engine's": """
@@ -84,25 +93,27 @@ REFUSED_WITHOUT_TE: dict[str, dict[str, str]] = {
         "Transformer Engine moves the tensors": "cpu_offloading fine_grained_activation_offloading",
         "Transformer Engine overlaps the two": "tp_comm_overlap moe_shared_expert_overlap",
     },
-    "optimizer": {"it moves tensors between a GPU and its host": "optimizer_cpu_offload"},
-    "ddp": {"the buffers are registered with NCCL": "nccl_ub"},
-}
-"""Section -> reason -> fields that need Transformer Engine's layers, or the GPU that these run on."""
+    optimizer={"it moves tensors between a GPU and its host": "optimizer_cpu_offload"},
+    ddp={"the buffers are registered with NCCL": "nccl_ub"},
+)
+"""Section -> field that needs Transformer Engine's layers, or the GPU that these run on -> reason."""
 
-REFUSED_OF_HYBRIDS = {
-    "Megatron Core interleaves no hybrid model": "virtual_pipeline_model_parallel_size",
-    "the pipeline stages of a hybrid model have equal numbers of layers": """
-        pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
-        """,
-    "Megatron Core before 0.18 recomputes no whole layer of a hybrid model": "recompute_granularity",
-    "the attention layers of megatron-core 0.16.1's hybrid models are plain": """
-        qk_layernorm qk_l2_norm multi_latent_attention experimental_attention_variant
-        """,
-}
-"""Reason -> fields of the model that a hybrid does not honour."""
+REFUSED_OF_HYBRIDS = _by_field(
+    model={
+        "Megatron Core interleaves no hybrid model": "virtual_pipeline_model_parallel_size",
+        "the pipeline stages of a hybrid model have equal numbers of layers": """
+            pipeline_model_parallel_layout account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+            """,
+        "Megatron Core before 0.18 recomputes no whole layer of a hybrid model": "recompute_granularity",
+        "the attention layers of megatron-core 0.16.1's hybrid models are plain": """
+            qk_layernorm qk_l2_norm multi_latent_attention experimental_attention_variant
+            """,
+    }
+)["model"]
+"""Field of the model that a hybrid does not honour -> reason."""
 
-REFUSED_ON_CPU: dict[str, dict[str, str]] = {
-    "model": {
+REFUSED_ON_CPU = _by_field(
+    model={
         "Transformer Engine's kernel has no CPU version": """
             fused_single_qkv_rope moe_permute_fusion moe_router_fusion symmetric_ar_type
             """,
@@ -111,10 +122,9 @@ REFUSED_ON_CPU: dict[str, dict[str, str]] = {
         "there is no GPU to move tensors from": "cpu_offloading fine_grained_activation_offloading",
         "Transformer Engine's norms take residuals in the dtype of their weights": "fp32_residual_connection",
     },
-    "optimizer": REFUSED_WITHOUT_TE["optimizer"],
-    "ddp": REFUSED_WITHOUT_TE["ddp"],
-}
-"""Section -> reason -> fields that need more than Transformer Engine's Python (`precision_backend=te_cpu`)."""
+)
+REFUSED_ON_CPU |= {section: REFUSED_WITHOUT_TE[section] for section in ("optimizer", "ddp")}
+"""Section -> field that needs more than Transformer Engine's Python (`precision_backend=te_cpu`) -> reason."""
 
 WITH_TE = ("te", "te_cpu")
 """Backends whose linear layers are Transformer Engine's."""
@@ -151,11 +161,6 @@ BETWEEN: tuple[tuple[str, float, float], ...] = (
 """Field of the model, and the least and the most that it can be; None is left to the field's own meaning."""
 
 UNKNOWN = "this build was not tried with a Megatron Core that has it"
-
-
-def by_field(rows: dict[str, str]) -> dict[str, str]:
-    """Return field -> reason."""
-    return {name: reason for reason, names in rows.items() for name in names.split()}
 
 
 KNOWN = {

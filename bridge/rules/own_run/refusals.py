@@ -29,7 +29,6 @@ from bridge.rules.own_run.fields import (
     REFUSED_WITHOUT_TE,
     UNKNOWN,
     WITH_TE,
-    by_field,
 )
 from bridge.rules.rule import remedy_of
 from bridge.rules.section import read_section
@@ -99,9 +98,9 @@ def unhonoured(section: str, values: Values, defaults: Values, *, backend: str |
         defaults: Field -> default of Megatron's class, and of ours.
         backend: As for `refusals`.
     """
-    reasons = by_field(REFUSED[section])
+    reasons = REFUSED[section]
     if backend not in ("te", None):
-        reasons |= by_field((REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section])
+        reasons = reasons | (REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section]
     has_te_layers = section != "model" or backend in (*WITH_TE, None)
     accepted = ACCEPTED[section] | ({} if has_te_layers else ACCEPTED_WITHOUT_TE)
     for name, default in defaults.items():
@@ -186,7 +185,7 @@ def _wrong_hybrid(model: Values) -> Iterator[Finding]:
     pattern = HybridPattern.of(model)
     if pattern is None or pattern.faults:
         return
-    for name, reason in by_field(REFUSED_OF_HYBRIDS).items():
+    for name, reason in REFUSED_OF_HYBRIDS.items():
         if model[name] and model[name] != "selective":  # the recomputation of a part of a layer, which is the layer's
             rule = f"this run does not honour it: {reason}"
             yield _wrong(NOT_HONOURED, model, name, rule, "Leave it at its default.")
