@@ -105,6 +105,19 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
+def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
+    """`_p2p_ops` that sends aliases: gloo reads a tensor after Megatron has emptied it through ``.data``."""
+
+    @functools.wraps(send)
+    def sent(**arguments: Any) -> Any:
+        for name in ("tensor_send_prev", "tensor_send_next"):
+            if arguments[name] is not None:
+                arguments[name] = arguments[name].detach()
+        return send(**arguments)
+
+    return sent
+
+
 REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     **{f"torch.{name}": _on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
     "torch.Tensor.type": _cuda_type_name,
@@ -118,6 +131,7 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "torch.cuda.manual_seed": _seed_default_generator,
     "megatron.core.tensor_parallel.random._get_cuda_rng_state": rng_state,
     "megatron.core.tensor_parallel.random._set_cuda_rng_state": set_rng_state,
+    "megatron.core.pipeline_parallel.p2p_communication._p2p_ops": _of_aliases,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _to_numpy_too,
     "torch.amp.autocast_mode.autocast.__init__": _autocast_on_cpu,
     "torch.is_autocast_enabled": _asked_about_cpu,

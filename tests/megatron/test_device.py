@@ -1,7 +1,10 @@
 """The CPU device shim: what it replaces, and that it leaves nothing behind."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from megatron.core.pipeline_parallel import p2p_communication, schedules
 
 from bridge.megatron import device
 from bridge.megatron.replacement import replacements
@@ -28,6 +31,21 @@ def test_everything_is_as_before_after_the_block():
     assert all(old != new for old, new in zip(before, during, strict=True))
 
 
+def test_a_stage_may_empty_the_output_that_it_sends(monkeypatch: pytest.MonkeyPatch):
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.distributed, "isend", lambda tensor, **_: sent.append(tensor))
+    group = SimpleNamespace(size=lambda: 4, rank=lambda: 0)
+    nothing = dict.fromkeys(("tensor_send_prev", "tensor_recv_prev", "tensor_recv_next"))
+    output = torch.ones(4, requires_grad=True) * 2
+    with device.cpu_as_cuda():
+        p2p_communication._p2p_ops(
+            **nothing, tensor_send_next=output, group=group, prev_pipeline_rank=3, next_pipeline_rank=1
+        )
+        schedules.deallocate_output_tensor(output, deallocate_pipeline_outputs=True)
+    assert output.shape == (1,)
+    assert sent[0].tolist() == [2, 2, 2, 2]
+
+
 def test_everything_is_as_before_after_an_error():
     before = state()
     with pytest.raises(RuntimeError, match="on the way"), device.cpu_as_cuda():
@@ -45,7 +63,7 @@ def test_inner_block_leaves_the_outer_one_installed():
 
 def test_every_row_says_who_needs_it_and_what_happens_without():
     assert all(row.needed_by and row.without for row in rows())
-    assert sum(row.without.startswith("SILENT") for row in rows()) == 4
+    assert sum(row.without.startswith("SILENT") for row in rows()) == 5
 
 
 @pytest.mark.parametrize("make", [lambda d: torch.zeros(2, device=d), lambda d: torch.tensor([1.0], device=d)])
