@@ -198,7 +198,8 @@ def _answer(
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},  # threads of a region do not outlive a fork
+            # Threads of a region do not outlive a fork; nothing is compiled, and Dynamo is half of the imports.
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"},
         )
         if done.returncode:
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was printed")

@@ -5,10 +5,10 @@ for one step. Errors of Megatron Core and of Transformer Engine are part of the 
 """
 
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
-import shutil
 import sys
 import time
 from importlib import import_module, metadata
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from bridge.audit.record import FILE, Record
-from bridge.checkpoint.folder import LATEST, folder_of, iterations
 from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.decode import container
 from bridge.front.loader import run_of
@@ -39,7 +38,7 @@ ANOTHER_MODEL = frozenset(
     )
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""
-IN_EVERY_RANK = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model", "matplotlib.figure")
+IN_EVERY_RANK = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model")
 """Modules that each rank needs: the process that is forked imports them once."""
 LAUNCH_SECONDS = 240.0
 GRACE_SECONDS = 3.0
@@ -83,6 +82,7 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         from bridge.megatron.te_cpu.patches import save_without_state
 
         save_without_state()
+    gc.freeze()  # a fork would copy the memory of every module to collect garbage
     launches: list[Plan] = []
     for one in _without(rounds, gone):
         place = folder / f"launch-{len(launches)}"
@@ -150,10 +150,6 @@ def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
             return outcomes
         saving = {"phase": "it saves its checkpoint"}
         return [done | failed | saving for done, failed in zip(alone, outcomes, strict=True)]
-    for number in iterations(folder / SAVED):
-        if number > plan["steps"]:
-            shutil.rmtree(folder_of(folder / SAVED, number))
-    (folder / SAVED / LATEST).unlink(missing_ok=True)
     resumed = _forked("resume", plan, one, folder)
     return [first | second for first, second in zip(outcomes, resumed, strict=True)]
 
@@ -231,7 +227,8 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
     from bridge.training.loop import pretrain
 
     saved = str(folder / SAVED)
-    files = {"train": {"save": saved, "save_interval": plan["steps"]}, "alone": {}, "resume": {"load": saved}}
+    saving = {"save": saved, "save_interval": plan["steps"], "save_last": False}
+    files = {"train": saving, "alone": {}, "resume": {"load": saved}}
     is_resumed = work == "resume"
     outcome["phase"] = PHASES[work] if is_resumed else "the configs are built"
     config = container(run_of(GivenRun(sections=_sections(plan, one, files[work]))))
@@ -261,7 +258,7 @@ def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:
         "model": {**held["model"], **sizes},
         "train": {**held["train"], "train_iters": plan["steps"] + 1, "global_batch_size": batch, "audit": "warn"},
         "checkpoint": checkpoint,
-        "logging": {"log_interval": 1, "tensorboard": False, "quantisation_interval": 0},
+        "logging": {"log_interval": 1, "tensorboard": False, "plots": False, "quantisation_interval": 0},
     }
 
 

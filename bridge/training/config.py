@@ -100,6 +100,8 @@ class CheckpointConfig:
     """Folder to write to; None: nothing is saved."""
     save_interval: int | None = None
     """Steps between two checkpoints; None: one after the last step."""
+    save_last: bool = True
+    """Save after the last step too. A run that is stopped before it always saves."""
     load: str | None = None
     """Folder to resume from (its newest checkpoint); None: start fresh."""
     checksum: bool = True
@@ -126,6 +128,8 @@ class LoggingConfig:
     """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the log."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+    plots: bool = True
+    """Draw the curves of the run as pictures."""
     mlflow: str | None = None
     """Tracking store of MLflow that gets the same values, ``http://tracking:5000`` say; None: none."""
     wandb: str | None = None

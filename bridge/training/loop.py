@@ -110,7 +110,8 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
         if first:
             log = metrics_log(run_dir, resumed_at=run.start.iteration, config=config.logging)
             metrics = stack.enter_context(log)
-            stack.callback(_draw, run, metrics, run_dir)
+            if config.logging.plots:
+                stack.callback(_draw, run, metrics, run_dir)
             screen = stack.enter_context(
                 display(total=config.train.train_iters, start=run.start.iteration, progress=config.logging.progress)
             )
@@ -188,7 +189,8 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
                 screen.note(sentence)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
             _validate(run, metrics, screen)
-        if ends or _is_due(run, run.config.checkpoint.save_interval):
+        is_last = ends and (run.config.checkpoint.save_last or not run.is_done)
+        if is_last or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, screen)
             if not run.is_over:  # a signal in the save ends the run here, not after the next step
                 run.stop_signal = run.trainer.largest(run.process.stop()) or None

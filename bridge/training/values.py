@@ -109,9 +109,11 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
 def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
     """Yield what no run can save or load with."""
     files = config.checkpoint
-    if files.save_interval is not None and files.save is None:
-        remedy = "Give the folder with checkpoint.save, or leave the interval out."
-        yield _fault("checkpoint.save_interval", "has no effect without checkpoint.save", files.save_interval, remedy)
+    for name, unstated in (("save_interval", None), ("save_last", True)):
+        value = getattr(files, name)
+        if value != unstated and files.save is None:
+            remedy = "Give the folder with checkpoint.save, or leave this out."
+            yield _fault(f"checkpoint.{name}", "has no effect without checkpoint.save", value, remedy)
     for key, folder in (("checkpoint.load", files.load), ("checkpoint.save", files.save)):
         fault = None if folder is None else pointer_fault(Path(folder), key)
         if fault is not None:

@@ -361,7 +361,7 @@ def test_an_interval_without_a_folder_is_refused(tmp_path: Path) -> None:
         pretrain(tiny(save_interval=2), run_dir=tmp_path)
     assert str(raised.value) == (
         "checkpoint.save_interval: has no effect without checkpoint.save, got 2. Give the folder with checkpoint.save, "
-        "or leave the interval out."
+        "or leave this out."
     )
 
 
