@@ -20,10 +20,10 @@ from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.fields import gradient_dtypes
-from bridge.rules.rule import Violation
 from bridge.rules.section import Malformed
 from bridge.rules.shape.unplanned import unplanned
 from bridge.rules.target import Target
+from bridge.rules.violation import Violation
 from bridge.sync.prediction import Origins, Prediction, predict
 
 if TYPE_CHECKING:

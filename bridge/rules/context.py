@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from bridge.errors import Finding
     from bridge.precision.config import PrecisionConfig
-    from bridge.rules.rule import Violation
     from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel
     from bridge.rules.versions import Version
+    from bridge.rules.violation import Violation
     from bridge.sync.report import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")

@@ -1,13 +1,12 @@
-"""`Rule`: one law as a row of named columns; the violations of a run that breaks it; the findings that they make.
+"""`Rule`: one law as a row of named columns, and the findings that the violations of a run make.
 
 A row reads without its code: `when` says of a run where it breaks the law, and `message` and `remedies` are whole
 sentences over ``run``, the context, and over the words of a violation.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -15,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from bridge.errors import Finding
 from bridge.rules.context import RuleContext
 from bridge.rules.versions import Version, VersionRange
+from bridge.rules.violation import HELD, Predicate, Violation
 
 SEVERITIES = ("error", "warning", "info")
 """Worst first. An error means that the run will not start, or will be another run than the one asked for."""
@@ -43,29 +43,6 @@ SYNC = {
     "refused": "the sync refuses it",
 }
 """The reaction of a sync to a rule that needs the precision and the owners. A sync does not ask the other rules."""
-
-HELD: Any = object()
-"""Stands for the value that a path holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One place where a run breaks a rule."""
-
-    path: str | None = None
-    """The setting at fault: a field of the precision, or section.field; None: the one of the row."""
-    _: KW_ONLY
-    value: Any = HELD
-    where: str | None = None
-    """The source of the value; None: the one that set the path."""
-    severity: str | None = None
-    """None: the one of the row."""
-    words: Mapping[str, Any] = field(default_factory=dict)
-    """Names in the row's message and remedies -> values; they have ``run``, ``path`` and ``value`` anyway."""
-
-
-Condition = Callable[[RuleContext], object]
-Predicate = Callable[[RuleContext], list[Violation]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,51 +77,10 @@ class Rule:
     """The effect and its cause, for `explain` and the reference page."""
 
 
-no_effect = partial(Rule, severity="warning", needs="owners", sync="reported")
+error, warning, info = (partial(Rule, severity=severity) for severity in SEVERITIES)
+"""The rows by severity."""
+no_effect = partial(warning, needs="owners", sync="reported")
 """The row of a setting that changes nothing in a run: a warning, also of the sync."""
-
-
-def violated_if(holds: Condition) -> Predicate:
-    """Return the predicate of a rule that its own setting breaks where `holds` is true."""
-    return lambda run: [Violation()] if holds(run) else []
-
-
-def all_of(*conditions: str | Condition) -> Predicate:
-    """Return the predicate of a rule that its own setting breaks where all conditions hold, asked in this order.
-
-    A condition is the path of a value of the run that is true ("is_mxfp8", "model.tp_comm_overlap"), or with "not "
-    before it of one that is false, or a function of the run.
-    """
-    held = [_condition(one) if isinstance(one, str) else one for one in conditions]
-
-    def predicate(run: RuleContext) -> list[Violation]:
-        for holds in held:
-            if not holds(run):
-                return []
-        return [Violation()]
-
-    return predicate
-
-
-def _condition(words: str) -> Condition:
-    value = attrgetter(words.removeprefix("not "))
-    return (lambda run: not value(run)) if words.startswith("not ") else value
-
-
-def stands_out(name: str) -> Condition:
-    """Return whether a field is stated away from its default."""
-    return lambda run: run.stands_out(name)
-
-
-def violations(broken: Mapping[str, object]) -> list[Violation]:
-    """Return a violation of each path whose condition holds."""
-    return [Violation(path) for path, holds in broken.items() if holds]
-
-
-def without_effect(run: RuleContext, fields: Iterable[str]) -> list[Violation]:
-    """Return a violation for each of `fields` that was stated, away from its default, and has no effect."""
-    stated = [name for name in fields if run.stands_out(name)]
-    return [Violation(name, words={"why": run.inert[name]}) for name in stated if name in run.inert]
 
 
 def _range(product: str, *, since: str | None = None, until: str | None = None) -> VersionRange:

@@ -9,8 +9,8 @@ from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
-from bridge.rules.rule import Violation
 from bridge.rules.versions import at_least
+from bridge.rules.violation import Violation
 
 PATH = "model.quant_recipe"
 MOST = 6

@@ -14,8 +14,9 @@ from bridge.preflight.setup import Setup
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, Violation, ask, findings_of
+from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, ask, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
+from bridge.rules.violation import Violation
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
 from tests.rules.situations import setup_of

@@ -6,7 +6,8 @@ from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS, FIELDS
 from bridge.rules.own_run.fields import BUILT
 from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE, refusals
-from bridge.rules.rule import Predicate, Rule, Violation
+from bridge.rules.rule import error
+from bridge.rules.violation import Predicate, Violation
 
 _DEFAULTS = {
     role: {name: DEFAULTS[role][name] for name, row in FIELDS[role].items() if row.is_megatron or name in BUILT}
@@ -34,7 +35,7 @@ def _refused(rule: str) -> Predicate:
     return predicate
 
 
-_row = partial(Rule, setting="model", severity="error", message="{clause}", remedies=("{remedy}",))
+_row = partial(error, setting="model", message="{clause}", remedies=("{remedy}",))
 """A row whose findings have the words of the refusals."""
 
 RULES = (

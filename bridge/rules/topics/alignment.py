@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation
+from bridge.rules.rule import error, info, warning
+from bridge.rules.violation import Violation
 
 
 def tokens(run: RuleContext) -> int | None:
@@ -128,11 +129,10 @@ def _small(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB501",
         title="tokens of a rank that the GEMMs do not take",
         setting="train.micro_batch_size",
-        severity="error",
         when=_refused_tokens,
         message="the tokens of a rank (seq_length x micro_batch_size over context and sequence parallel ranks) are "
         "{tokens}, and must be a multiple of {multiple} under {run.scheme}",
@@ -140,22 +140,20 @@ RULES = (
         source="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
         "9722, 2026-07-10",
     ),
-    Rule(
+    error(
         id="PB502",
         title="width that the GEMMs do not take",
         setting="model.hidden_size",
-        severity="error",
         when=_refused_widths,
         message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {run.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "
         "1422, 2025-01-25",
     ),
-    Rule(
+    warning(
         id="PB503",
         title="size that is no multiple of a block",
         setting="model.hidden_size",
-        severity="warning",
         when=_odd_blocks,
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
         "gathering quantised tensors does not",
@@ -163,11 +161,10 @@ RULES = (
         source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
         evidence="reported",
     ),
-    Rule(
+    warning(
         id="PB504",
         title="padding of packed sequences",
         setting="data.pad_multiple",
-        severity="warning",
         when=_packing,
         message="must be a multiple of {needed}: {sequence} per sequence for its context and tensor parallel parts, "
         "{slab} per packed slab for {run.scheme}",
@@ -175,22 +172,20 @@ RULES = (
         source="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
         evidence="reported",
     ),
-    Rule(
+    error(
         id="PB505",
         title="input projection of Mamba or a gated delta net that FP8 does not take",
         setting="model.mamba_num_heads",
-        severity="error",
         when=_projection_width,
         message="the input projection is {width} wide, and must be a multiple of {multiple} under {run.scheme}",
         remedies=("change {others}",),
         source="megatron-core 0.16.1 ssm/mamba_mixer.py:241 and ssm/gated_delta_net.py:131, assertions; Transformer "
         "Engine 2.20 pytorch/csrc/quantizer.cpp: MXFP8, of the part on a rank",
     ),
-    Rule(
+    info(
         id="PB506",
         title="GEMMs too small to gain",
         setting="model.hidden_size",
-        severity="info",
         when=_small,
         message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),

@@ -1,8 +1,9 @@
 """The attention core in FP8, and settings of it that are overruled."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, mcore, no_effect, stands_out, violated_if
+from bridge.rules.rule import MODEL_CHECK, error, mcore, no_effect, warning
 from bridge.rules.versions import at_least, dotted
+from bridge.rules.violation import Violation, all_of, stands_out
 
 
 def _no_backend(run: RuleContext) -> list[Violation]:
@@ -24,11 +25,10 @@ def _unread_softmax(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB441",
         title="no FP8 attention for current scaling",
         setting="fp8_dot_product_attention",
-        severity="error",
         when=_no_backend,
         message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
@@ -51,26 +51,24 @@ RULES = (
         title="FP8 attention that does not reach NVFP4",
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.17"),),
-        when=violated_if(lambda run: run.fp4 and run.model.fp8_dot_product_attention and run.scheme == "nvfp4"),
+        when=all_of(lambda run: run.fp4 and run.model.fp8_dot_product_attention and run.scheme == "nvfp4"),
         message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
     ),
-    Rule(
+    warning(
         id="PB444",
         title="softmax dtype overruled",
         setting="model.attention_softmax_in_fp32",
-        severity="warning",
         when=all_of("model.apply_query_key_layer_scaling", "not model.attention_softmax_in_fp32"),
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    warning(
         id="PB445",
         title="softmax dtype of Transformer Engine's attention",
         setting="attention_softmax_in_fp32",
-        severity="warning",
         when=_unread_softmax,
         message="has no effect: Transformer Engine's attention does not read it",
         remedies=("drop it", "set model.transformer_impl=local"),

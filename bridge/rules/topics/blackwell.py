@@ -1,8 +1,9 @@
 """MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and where FP4 does not reach."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation, all_of, mcore, te, violated_if
+from bridge.rules.rule import error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
+from bridge.rules.violation import Violation, all_of
 
 _THROUGH_BUFFER = ("is_mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
 """Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
@@ -19,11 +20,10 @@ def _stored_without_buffer(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB241",
         title="MXFP8 weights gathered without overlap",
         setting="ddp.overlap_param_gather",
-        severity="error",
         versions=(mcore(until="0.18"),),
         when=all_of("has_ddp", *_THROUGH_BUFFER, lambda run: not _overlaps(run)),
         message="MXFP8 weights gathered through the gradient buffer became NaN without overlapped gathering",
@@ -37,11 +37,10 @@ RULES = (
         explanation="The advice changed with the version: in November 2025 overlapping was first the cure, then the "
         "requirement, and from 0.18 on it is neither.",
     ),
-    Rule(
+    warning(
         id="PB242",
         title="MXFP8 weights stale after evaluation or a checkpoint",
         setting="ddp.overlap_param_gather",
-        severity="warning",
         versions=(mcore(until="0.19"),),
         when=all_of(*_THROUGH_BUFFER, _overlaps),
         message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when gathering is "
@@ -50,11 +49,10 @@ RULES = (
         source="NVIDIA/Megatron-LM issues 4562 and 5236 (2026-06-09); fixed in core_v0.19.0",
         evidence="reported",
     ),
-    Rule(
+    error(
         id="PB243",
         title="MXFP8 weights without the shared buffer",
         setting="fp8_param_gather",
-        severity="error",
         needs="owners",
         sync="strict",
         when=_stored_without_buffer,
@@ -63,13 +61,12 @@ RULES = (
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine raises "
         "NotImplementedError while DDP is built",
     ),
-    Rule(
+    error(
         id="PB244",
         title="shared buffer without MXFP8 weights",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        severity="error",
         needs="precision",
-        when=violated_if(
+        when=all_of(
             lambda run: (
                 (run.stated.get("reuse_grad_buf_for_mxfp8_param_ag") or run.reuses_buffer)
                 and not (run.is_mxfp8 and run.gathers_fp8)
@@ -80,33 +77,30 @@ RULES = (
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),
         source="megatron-core 0.16.1 distributed_data_parallel_config.py __post_init__: an assertion",
     ),
-    Rule(
+    error(
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        severity="error",
         needs="owners",
         when=all_of("is_mxfp8", "reuses_buffer", "optimizer.overlap_param_gather_with_optimizer_step"),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
     ),
-    Rule(
+    warning(
         id="PB246",
         title="MXFP8 without MXFP8 weights costs memory",
         setting="fp8_param_gather",
-        severity="warning",
         needs="owners",
         when=all_of("is_mxfp8", "not gathers_fp8", "not has_megatron_fsdp"),
         message="{run.mode} weights and both MXFP8 copies of them are kept",
         remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
         source="megatron-core 0.16.1 optimizer_config.py __post_init__ warns of it",
     ),
-    Rule(
+    warning(
         id="PB247",
         title="FP4 weights before Transformer Engine 2.14",
         setting="fp4_param_gather",
-        severity="warning",
         versions=(te(until="2.14"),),
         when=all_of("fp4", "gathers_fp4", "not is_emulated"),
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
@@ -114,11 +108,10 @@ RULES = (
         source="NVIDIA/TransformerEngine issue 2352",
         evidence="reported",
     ),
-    Rule(
+    warning(
         id="PB248",
         title="FP4 weights before megatron-core 0.18",
         setting="fp4_param_gather",
-        severity="warning",
         versions=(mcore(until="0.18"),),
         when=all_of("fp4", "gathers_fp4", "not is_emulated"),
         message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts masters from the "
@@ -127,11 +120,10 @@ RULES = (
         source="NVIDIA/TransformerEngine issue 2352; megatron-core 0.16.1 fp4_utils.py",
         evidence="reported",
     ),
-    Rule(
+    info(
         id="PB249",
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
-        severity="info",
         needs="owners",
         when=all_of("fp4", lambda run: not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)),
         message="the published NVFP4 runs keep their last layers in BF16",
@@ -139,33 +131,30 @@ RULES = (
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
         "nemotron_3_super_bf16_with_nvfp4_mixed keeps 14",
     ),
-    Rule(
+    warning(
         id="PB250",
         title="FP4 does not reach multi-token prediction",
         setting="fp4",
-        severity="warning",
         when=all_of("fp4", "shape.has_mtp", "not shape.is_hybrid"),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 context only, so it runs "
         "in {run.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py (a TODO there)",
     ),
-    Rule(
+    warning(
         id="PB251",
         title="FP4 does not reach hybrid models",
         setting="fp4",
-        severity="warning",
         versions=(mcore(until="0.17"),),
         when=all_of("fp4", "shape.is_hybrid"),
         message="Mamba and hybrid blocks know FP8 only, so this run would be {run.mode}",
         remedies=("use megatron-core 0.17", "choose an FP8 recipe"),
         source="megatron-core 0.16.1 ssm/mamba_block.py; FP4 added in 0.17.0",
     ),
-    Rule(
+    error(
         id="PB252",
         title="NVFP4 outside BF16",
         setting="fp4",
-        severity="error",
         needs="owners",
         when=all_of(
             "fp4", "not is_bf16", lambda run: not (run.model.enable_autocast and run.model.autocast_dtype == "bf16")

@@ -1,7 +1,8 @@
 """Resuming in another precision, and adapters on low-precision weights."""
 
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, te, violations
+from bridge.rules.rule import PARSER, error, mcore, te, warning
+from bridge.rules.violation import Violation, all_of, violations
 
 FINGERPRINT = (
     *("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_param", "fp4", "fp4_recipe", "fp4_param", "bf16", "fp16"),
@@ -36,11 +37,10 @@ def _odd_rank(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB541",
         title="resuming in another precision",
         setting="model.fp8",
-        severity="error",
         when=_changed,
         message="the checkpoint was written with {before!r}",
         remedies=(
@@ -53,11 +53,10 @@ RULES = (
         explanation="Delayed scaling keeps its scales and histories in the checkpoint: another scheme drops them, and "
         "coming from one it starts with scale 1. Stored FP8 weights are read as what they were written in.",
     ),
-    Rule(
+    warning(
         id="PB542",
         title="delayed scaling's state is pickled",
         setting="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
-        severity="warning",
         versions=(te(since="2.20"),),
         when=all_of(
             *("is_resumed", "is_delayed", "has_environment"),
@@ -67,33 +66,30 @@ RULES = (
         remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
         source="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
     ),
-    Rule(
+    warning(
         id="PB543",
         title="checkpoint dequantised slice by slice",
         setting="train.stream_ckpt_dequant",
-        severity="warning",
         versions=(mcore(since="0.19", until="0.20"),),
         when=all_of("is_tensorwise", "train.stream_ckpt_dequant"),
         message="weights under current scaling are scaled anew per slice, which corrupts what is loaded",
         remedies=("set it to False, as Megatron-LM's argument parser does",),
         source=PARSER,
     ),
-    Rule(
+    warning(
         id="PB544",
         title="adapter rank that FP8 GEMMs do not take",
         setting="peft.rank",
-        severity="warning",
         when=_odd_rank,
         message="must be a multiple of 16 for FP8 and FP4 GEMMs",
         remedies=("use 16 or 32", "keep the adapters in {run.mode}"),
         source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
         "2025-07-22",
     ),
-    Rule(
+    warning(
         id="PB545",
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
-        severity="warning",
         when=lambda run: violations(
             {f"{family}_param_gather": run.has_peft and getattr(run, f"gathers_{family}") for family in FAMILIES}
         ),

@@ -1,7 +1,8 @@
 """Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation, all_of, violated_if
+from bridge.rules.rule import error, warning
+from bridge.rules.violation import Violation, all_of
 
 _CHANGES = {
     "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),
@@ -59,22 +60,20 @@ def _attention_variables(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB521",
         title="FP32 block scales on Blackwell",
         setting="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
-        severity="error",
         when=all_of("is_blockwise", _is_refused),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
     ),
-    Rule(
+    error(
         id="PB522",
         title="query-key scaling set in one place only",
         setting="model.apply_query_key_layer_scaling",
-        severity="error",
-        when=violated_if(
+        when=all_of(
             lambda run: (
                 run.has_environment
                 and run.model.transformer_impl == "transformer_engine"
@@ -86,11 +85,10 @@ RULES = (
         remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
     ),
-    Rule(
+    error(
         id="PB523",
         title="determinism set in one place only",
         setting="model.deterministic_mode",
-        severity="error",
         when=all_of(
             *("has_environment", "model.deterministic_mode", "not is_emulated"),
             lambda run: run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0",
@@ -99,52 +97,47 @@ RULES = (
         remedies=("set the variable", "set deterministic_mode=False"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
     ),
-    Rule(
+    warning(
         id="PB524",
         title="another source says another precision",
         setting="environment.ACCELERATE_MIXED_PRECISION",
-        severity="warning",
-        when=violated_if(_another_source),
+        when=all_of(_another_source),
         message="says another precision than this run's {run.mode}; Megatron does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
         source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
         evidence="reported",
     ),
-    Rule(
+    warning(
         id="PB525",
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
-        severity="warning",
-        when=violated_if(_attention_overruled),
+        when=all_of(_attention_overruled),
         message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
         remedies=("unset it",),
         source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
     ),
-    Rule(
+    error(
         id="PB526",
         title="backward override under delayed scaling",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        severity="error",
-        when=violated_if(lambda run: run.is_delayed and _is_on(run, "NVTE_BACKWARD_OVERRIDE")),
+        when=all_of(lambda run: run.is_delayed and _is_on(run, "NVTE_BACKWARD_OVERRIDE")),
         message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
-    Rule(
+    warning(
         id="PB527",
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        severity="warning",
         when=_changed_numbers,
         message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
     ),
-    Rule(
+    error(
         id="PB528",
         title="attention backend in two places",
         setting="environment.NVTE_FUSED_ATTN",
-        severity="error",
         when=_attention_variables,
         message="must be {on} or unset under model.attention_backend={chosen}, or Megatron stops when it builds the "
         "model",

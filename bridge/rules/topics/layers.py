@@ -5,7 +5,8 @@ from dataclasses import replace
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, no_effect, te, violated_if, without_effect
+from bridge.rules.rule import MODEL_CHECK, error, info, no_effect, te, warning
+from bridge.rules.violation import Violation, all_of, without_effect
 
 _MEGATRON_COUNTS = {name: DEFAULTS["model"][name] for name in LAYER_COUNTS}
 
@@ -51,14 +52,13 @@ def _stated_zero(run: RuleContext) -> bool:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB261",
         title="both counts are zero",
         setting="first_last_layers_bf16",
-        severity="error",
         needs="precision",
         sync="reported",
-        when=violated_if(_stated_zero),
+        when=all_of(_stated_zero),
         message="both layer counts are 0, so no layer is kept in BF16",
         remedies=("state a count above 0", "leave both unstated (Megatron keeps 1 and 1)", "set it to False"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
@@ -73,43 +73,39 @@ RULES = (
         remedies=("{switch}", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
-    Rule(
+    error(
         id="PB263",
         title="layers in BF16 under delayed scaling",
         setting="first_last_layers_bf16",
-        severity="error",
         needs="precision",
         when=all_of("is_delayed", "model.first_last_layers_bf16"),
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
         source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
     ),
-    Rule(
+    error(
         id="PB264",
         title="more layers in BF16 than a pipeline stage has",
         setting="num_layers_at_start_in_bf16",
-        severity="error",
         when=_beyond_a_stage,
         message="must be at most num_layers // pipeline stages, which is {limit}",
         remedies=("use {limit} or less", "use fewer pipeline stages"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB265",
         title="more layers in BF16 than the model has",
         setting="num_layers_at_start_in_bf16",
-        severity="error",
         when=_beyond_the_model,
         message="must be at most num_layers, which is {limit}; Megatron checks it under FP8 only",
         remedies=("use {limit} or less",),
         source="megatron-core 0.16.1 and 0.19.2 transformer_config.py __post_init__: the check stands under `if "
         "self.fp8`",
     ),
-    Rule(
+    error(
         id="PB266",
         title="no layer left in low precision",
         setting="first_last_layers_bf16",
-        severity="error",
         needs="owners",
         sync="reported",
         when=all_of(
@@ -120,11 +116,10 @@ RULES = (
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
-    Rule(
+    error(
         id="PB267",
         title="layers in BF16 under tensor-parallel overlap",
         setting="model.tp_comm_overlap",
-        severity="error",
         versions=(te(until="2.8"),),
         when=all_of("fp8", _is_on, "model.tp_comm_overlap", lambda run: run.parallel.tensor > 1, "not is_emulated"),
         message="user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on only",
@@ -133,11 +128,10 @@ RULES = (
         "Engine 2.7 although megatron-core 0.19.2 training/initialize.py asks for it from 2.7 on",
         evidence="reported",
     ),
-    Rule(
+    info(
         id="PB268",
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
-        severity="info",
         when=all_of("fp8", _is_on, "shape.has_mtp", "not shape.is_hybrid"),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
@@ -155,22 +149,20 @@ RULES = (
         remedies=("drop it", "say fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
     ),
-    Rule(
+    warning(
         id="PB270",
         title="captured graphs ignore the layers in BF16",
         setting="model.cuda_graph_impl",
-        severity="warning",
         versions=(te(until="2.8"),),
-        when=violated_if(lambda run: run.fp8 and _is_on(run) and run.model.cuda_graph_impl == "transformer_engine"),
+        when=all_of(lambda run: run.fp8 and _is_on(run) and run.model.cuda_graph_impl == "transformer_engine"),
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=("use Transformer Engine 2.8", "set cuda_graph_impl=none", "set first_last_layers_bf16=False"),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py",
     ),
-    Rule(
+    info(
         id="PB271",
         title="blocks of a hybrid model count as layers",
         setting="first_last_layers_bf16",
-        severity="info",
         when=all_of("is_low", _is_on, "shape.is_hybrid"),
         message="each Mamba, attention and MLP block counts as one of the {run.model.num_layers} layers, so the "
         "counts keep blocks, not pairs of them",

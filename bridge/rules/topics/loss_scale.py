@@ -2,7 +2,8 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, no_effect, violated_if, violations, without_effect
+from bridge.rules.rule import PARSER, error, info, no_effect, warning
+from bridge.rules.violation import Violation, all_of, violations, without_effect
 
 LARGEST = 2**128 - 2**104
 """Of FP32, in which the grad scaler keeps the scale."""
@@ -45,35 +46,32 @@ def _window(run: RuleContext) -> bool:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB141",
         title="loss scale is no usable number",
         setting="loss_scale",
-        severity="error",
         needs="precision",
         when=_no_number,
         message="must be {what}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
     ),
-    Rule(
+    error(
         id="PB142",
         title="loss scale begins below its floor",
         setting="initial_loss_scale",
-        severity="error",
         needs="precision",
-        when=violated_if(_starts_below_floor),
+        when=all_of(_starts_below_floor),
         message="must not be below min_loss_scale, which is {run.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
     ),
-    Rule(
+    error(
         id="PB143",
         title="loss-scale window is no whole number",
         setting="loss_scale_window",
-        severity="error",
         needs="precision",
-        when=violated_if(_window),
+        when=all_of(_window),
         message="must be a whole number of steps, at least 1: the scaler compares it with a step count by ==, and a "
         "fraction never grows",
         remedies=("use 1000, Megatron's default",),
@@ -100,43 +98,39 @@ RULES = (
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
     ),
-    Rule(
+    error(
         id="PB146",
         title="NaN check ends the run at the first overflow",
         setting="ddp.check_for_nan_in_grad",
-        severity="error",
         when=_fatal_checks,
         message="a dynamic loss scale overflows by design, from 2**32 down, and this check is fatal",
         remedies=("set it to False, as Megatron-LM's argument parser does", "choose a recipe, which does"),
         source=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
     ),
-    Rule(
+    error(
         id="PB147",
         title="no FP16 for this optimizer",
         setting="optimizer.optimizer",
-        severity="error",
         needs="owners",
         when=all_of("is_fp16", "has_emerging_optimizer"),
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
         source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
     ),
-    Rule(
+    warning(
         id="PB148",
         title="loss scale reaches only part of the optimizer",
         setting="loss_scale",
-        severity="warning",
         needs="owners",
         when=all_of("is_bf16", "optimizer.loss_scale", "has_emerging_optimizer"),
         message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
-    Rule(
+    info(
         id="PB149",
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
-        severity="info",
         when=all_of("has_dynamic_scale", "shape.is_moe", "has_optimizer"),
         message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
         "only the first scales the loss",

@@ -1,20 +1,10 @@
 """FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import (
-    MODEL_CHECK,
-    PARSER,
-    Rule,
-    Violation,
-    all_of,
-    mcore,
-    no_effect,
-    stands_out,
-    violated_if,
-    without_effect,
-)
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, no_effect, warning
 from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.versions import at_least
+from bridge.rules.violation import Violation, all_of, stands_out, without_effect
 
 MODES = ("fp32", "fp16", "bf16")
 
@@ -70,11 +60,10 @@ def _weights_are_not_cast(run: RuleContext) -> bool:
     return run.precision is None and run.is_fp32 and run.model.params_dtype in ("fp16", "bf16")
 
 
-RECEIVED = Rule(
+RECEIVED = error(
     id="PB109",
     title="stage that receives another dtype than was sent",
     setting="pipeline_dtype",
-    severity="error",
     when=_received_in_another_dtype,
     message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
     remedies=("state pipeline_dtype='{sent}'",),
@@ -87,11 +76,10 @@ RECEIVED = Rule(
 )
 
 RULES = (
-    Rule(
+    error(
         id="PB101",
         title="more than one mode",
         setting="bf16",
-        severity="error",
         needs="precision",
         sync="refused",
         when=_several_modes,
@@ -101,11 +89,10 @@ RULES = (
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
         "FP16.",
     ),
-    Rule(
+    error(
         id="PB102",
         title="dtype of another mode",
         setting="params_dtype",
-        severity="error",
         needs="precision",
         when=_dtype_of_another_mode,
         message="must be {legal} in a run whose mode is {run.mode}",
@@ -116,13 +103,12 @@ RULES = (
         "and --fp16. Configs built in Python can disagree: weights of one dtype then meet norms and embeddings of "
         "another, which fails in a matrix multiplication or trains in a dtype that no setting states.",
     ),
-    Rule(
+    error(
         id="PB103",
         title="no FP32 master weights and no loss scale",
         setting="model.params_dtype",
-        severity="error",
         needs="owners",
-        when=violated_if(_weights_are_not_cast),
+        when=all_of(_weights_are_not_cast),
         message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
         remedies=(
             "set model.{run.model.params_dtype} and optimizer.{run.model.params_dtype} to True",
@@ -133,11 +119,10 @@ RULES = (
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
         "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
     ),
-    Rule(
+    error(
         id="PB104",
         title="autocast to FP32",
         setting="autocast_enabled",
-        severity="error",
         needs="precision",
         sync="reported",
         when=all_of(
@@ -156,75 +141,68 @@ RULES = (
         remedies=("state autocast_enabled=True", "drop it"),
         source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
     ),
-    Rule(
+    error(
         id="PB106",
         title="FP32 residual in an FP32 run",
         setting="model.fp32_residual_connection",
-        severity="error",
         when=all_of("model.fp32_residual_connection", "is_fp32"),
         message="an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB107",
         title="FP16 cross entropy outside FP16",
         setting="model.fp16_lm_cross_entropy",
-        severity="error",
         when=all_of("model.fp16_lm_cross_entropy", "not is_fp16"),
         message="cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB108",
         title="pipeline without a dtype",
         setting="model.pipeline_dtype",
-        severity="error",
-        when=violated_if(lambda run: run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None),
+        when=all_of(lambda run: run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None),
         message="pipeline stages need the dtype of what they receive",
         remedies=("set it to the dtype of the activations ({run.mode})", "choose a recipe, which does"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
     ),
     RECEIVED,
-    Rule(
+    warning(
         id="PB110",
         title="autocast under expert-parallel overlap",
         setting="model.enable_autocast",
-        severity="warning",
         when=all_of("shape.is_moe", "model.enable_autocast", "model.overlap_moe_expert_parallel_comm"),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters another context "
         "instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),
         source="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
     ),
-    Rule(
+    info(
         id="PB111",
         title="a switch of the whole process",
         setting="model.disable_bf16_reduced_precision_matmul",
-        severity="info",
         when=all_of("is_bf16", "model.disable_bf16_reduced_precision_matmul"),
         message="is set for the whole process when the config is made, and never set back",
         remedies=("make no other model in the same process that relies on it being on",),
         source=MODEL_CHECK,
     ),
-    Rule(
+    warning(
         id="PB112",
         title="batch-invariant mode outside BF16",
         setting="model.batch_invariant_mode",
-        severity="warning",
-        when=violated_if(lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16"),
+        when=all_of(lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16"),
         message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
-    Rule(
+    error(
         id="PB113",
         title="autocast dtype that autocast does not take",
         setting="autocast_dtype",
-        severity="error",
         needs="precision",
-        when=violated_if(lambda run: run.model.autocast_dtype not in (None, "bf16", "fp16", "fp32")),
+        when=all_of(lambda run: run.model.autocast_dtype not in (None, "bf16", "fp16", "fp32")),
         message="must be bf16, fp16 or fp32",
         remedies=("use one of these", "drop it"),
         source="PyTorch 2.13 torch/amp/autocast_mode.py",
@@ -238,22 +216,20 @@ RULES = (
         remedies=("drop it", "choose a bf16 recipe"),
         source="megatron-core 0.16.1 transformer/transformer_config.py:921",
     ),
-    Rule(
+    warning(
         id="PB115",
         title="dtype of Mamba's states without Mamba",
         setting="mamba_training_ssm_states_dtype",
-        severity="warning",
         versions=(mcore(since="0.19"),),
         when=all_of(stands_out("mamba_training_ssm_states_dtype"), "has_model", "not shape.is_hybrid"),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),
         source="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
     ),
-    Rule(
+    warning(
         id="PB116",
         title="FP8 or FP4 without a mode",
         setting="fp8",
-        severity="warning",
         needs="precision",
         sync="reported",
         when=_without_mode,
@@ -262,11 +238,10 @@ RULES = (
         remedies=("state bf16=True", "state fp32=True, if that is meant"),
         source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
     ),
-    Rule(
+    error(
         id="PB117",
         title="the only mode is off",
         setting="bf16",
-        severity="error",
         needs="precision",
         when=_mode_turned_off,
         message="is off, and {name} is {dtype}: without a mode a run is in fp32",

@@ -11,8 +11,9 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.factories import why_not_found
-from bridge.rules.rule import Rule, Violation, mcore, no_effect, violated_if
+from bridge.rules.rule import error, mcore, no_effect, warning
 from bridge.rules.versions import dotted
+from bridge.rules.violation import Violation, all_of
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
@@ -142,11 +143,10 @@ def _payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB281",
         title="a choice per module that takes nothing",
         setting="model.quant_recipe",
-        severity="error",
         needs="owners",
         sync="strict",
         when=selected_modules.empty,
@@ -156,43 +156,39 @@ RULES = (
         explanation="Transformer Engine's linear layers read a per-module recipe. Embeddings, norms, the router and "
         "the output layer do not, and compute in the dtype of the run.",
     ),
-    Rule(
+    warning(
         id="PB282",
         title="a choice per module behind an earlier one",
         setting="model.quant_recipe",
-        severity="warning",
         when=selected_modules.hidden,
         message="{noun} {name} decides for no module: each that it selects is taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
         source=MATCHING,
     ),
-    Rule(
+    warning(
         id="PB283",
         title="FP8 or FP4 for modules that have none",
         setting="model.quant_recipe",
-        severity="warning",
         when=selected_modules.unread,
         message="{noun} {name} asks for {precision} in {modules} too, which read no per-module recipe and stay in "
         "{run.mode}",
         remedies=("name the linear layers, *.linear_* say",),
         source=MATCHING,
     ),
-    Rule(
+    warning(
         id="PB284",
         title="a per-module file that depends on the pipeline",
         setting="model.quant_recipe",
-        severity="warning",
         when=selected_modules.elsewhere,
         message="matcher {name} chooses {precision} for {here} under PP={run.parallel.pipeline}, and for {there} under "
         "PP={stages}: its numbers count within a stage",
         remedies=("state the layers in mixed_precision.modules, whose numbers count over the model",),
         source=MATCHING,
     ),
-    Rule(
+    warning(
         id="PB285",
         title="model chunks that need recipes of their own",
         setting="modules",
-        severity="warning",
         needs="owners",
         sync="reported",
         when=_differing_chunks,
@@ -222,11 +218,10 @@ RULES = (
         ),
         source=PAYLOAD,
     ),
-    Rule(
+    error(
         id="PB287",
         title="stale FP8 weights",
         setting="model.quant_recipe",
-        severity="error",
         versions=(mcore(until="0.19"),),
         when=_stale,
         message="modules in FP8 of a run without FP8 keep the quantised weights of the first step: Megatron renews "
@@ -239,11 +234,10 @@ RULES = (
         source="megatron-core 0.16.1 transformer/module.py:110 set_is_first_microbatch; NVIDIA/Megatron-LM issues "
         "5641 and 5642",
     ),
-    Rule(
+    error(
         id="PB288",
         title="weights stored per module in an old Megatron",
         setting="model.quant_recipe",
-        severity="error",
         needs="owners",
         sync="reported",
         versions=(mcore(until="0.18"),),
@@ -252,11 +246,10 @@ RULES = (
         remedies=("use megatron-core 0.18", "drop fp8_param and fp4_param there"),
         source=f"{PAYLOAD}: the keys are absent from 0.17.1 and there in 0.18.0",
     ),
-    Rule(
+    warning(
         id="PB289",
         title="weights stored per module in a GPT",
         setting="model.quant_recipe",
-        severity="warning",
         versions=(mcore(since="0.18"),),
         when=lambda run: _stored(run) if not run.shape.is_hybrid else [],
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are built without the names "
@@ -264,31 +257,28 @@ RULES = (
         remedies=("state fp8_param_gather for the whole run", "drop it"),
         source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, extensions/transformer_engine.py",
     ),
-    Rule(
+    warning(
         id="PB290",
         title="a matcher that is off",
         setting="model.quant_recipe",
-        severity="warning",
         when=_off,
         message="matcher {name} is off: it has no `enabled`",
         remedies=("write enabled: true", "write enabled: false, to say so"),
         source=MATCHING,
     ),
-    Rule(
+    error(
         id="PB291",
         title="scheme of a module that the GPU does not run",
         setting="model.quant_recipe",
-        severity="error",
         when=_beyond_the_gpu,
         message="{value} of single modules needs compute capability {needs}, and the target has {has}",
         remedies=("choose another scheme for them", "use other GPUs"),
         source="Transformer Engine 2.20 pytorch/quantization.py",
     ),
-    Rule(
+    error(
         id="PB292",
         title="a layer in which a choice per module takes nothing",
         setting="model.quant_recipe",
-        severity="error",
         needs="owners",
         sync="refused",
         when=selected_modules.missed_layers,
@@ -305,43 +295,39 @@ RULES = (
         remedies=("choose a recipe with FP8 or FP4", "drop the rows"),
         source=MATCHING,
     ),
-    Rule(
+    error(
         id="PB294",
         title="the path of a per-module file",
         setting="model.quant_recipe",
-        severity="error",
         needs="owners",
-        when=violated_if(lambda run: isinstance(run.model.quant_recipe, str) and run.model.quant_recipe),
+        when=all_of(lambda run: isinstance(run.model.quant_recipe, str) and run.model.quant_recipe),
         message="is the content of a file of configs and matchers, not its path",
         remedies=("write the content", "show it with `precision-bridge modules --file {run.model.quant_recipe}`"),
         source=MATCHING,
     ),
-    Rule(
+    warning(
         id="PB295",
         title="a quantizer factory that is not found",
         setting="fp8_quantizer_factory",
-        severity="warning",
         when=_missing_factories,
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
         source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",
     ),
-    Rule(
+    error(
         id="PB296",
         title="stored weights in another scheme",
         setting="model.quant_recipe",
-        severity="error",
         when=selected_modules.in_another_scheme,
         message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, which Transformer "
         "Engine refuses in the first step",
         remedies=("store the weights in {run.mode} (fp8_param_gather=False, fp4_param_gather=False)", "choose bf16"),
         source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
     ),
-    Rule(
+    error(
         id="PB297",
         title="no module left in low precision",
         setting="modules",
-        severity="error",
         when=selected_modules.all_high,
         message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),

@@ -4,7 +4,8 @@ from functools import partial
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, no_effect, te
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, no_effect, te, warning
+from bridge.rules.violation import Violation, all_of
 
 
 def _pads(run: RuleContext) -> bool:
@@ -43,11 +44,10 @@ def _without_experts(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    info(
         id="PB421",
         title="expert batches of any size",
         setting="model.moe_router_padding_for_quantization",
-        severity="info",
         when=of_experts(
             "is_low", "not is_emulated", "not model.moe_pad_expert_input_to_capacity", lambda run: not _pads(run)
         ),
@@ -57,73 +57,66 @@ RULES = (
         source="megatron-core 0.16.1 transformer/moe/experts.py:605 and :863; NVIDIA/TransformerEngine issue 2966, "
         "2026-05-07",
     ),
-    Rule(
+    error(
         id="PB422",
         title="router padding under this dispatcher",
         setting="model.moe_token_dispatcher_type",
-        severity="error",
         when=of_experts(_pads, lambda run: run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB423",
         title="router padding without FP8 or FP4",
         setting="model.moe_router_padding_for_quantization",
-        severity="error",
         when=of_experts(_pads, "not is_low"),
         message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    info(
         id="PB424",
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
-        severity="info",
         when=of_experts("model.moe_router_padding_for_fp8"),
         message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB425",
         title="grouped GEMM in FP8 needs Transformer Engine 1.11",
         setting="model.moe_grouped_gemm",
-        severity="error",
         versions=(te(until="1.11"),),
         when=of_experts("model.moe_grouped_gemm", "fp8", "not is_emulated", "te"),
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    info(
         id="PB426",
         title="router below FP32",
         setting="model.moe_router_dtype",
-        severity="info",
         when=of_experts("is_half", lambda run: run.model.moe_router_dtype not in ("fp32", "fp64")),
         message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
         "2026-02",
     ),
-    Rule(
+    error(
         id="PB427",
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
-        severity="error",
         when=of_experts("model.overlap_moe_expert_parallel_comm", "is_fp32"),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source=f"{MODEL_CHECK}: an assertion",
     ),
-    Rule(
+    warning(
         id="PB428",
         title="FP4 does not reach the overlapped schedule",
         setting="fp4",
-        severity="warning",
         versions=(mcore(until="0.19.2"),),
         when=of_experts("fp4", "model.overlap_moe_expert_parallel_comm"),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, so GEMMs run in "
@@ -132,11 +125,10 @@ RULES = (
         source="megatron-core 0.16.1 models/common/model_chunk_schedule_plan.py; fixed in 0.19.2 "
         "(get_inner_quantization_context)",
     ),
-    Rule(
+    warning(
         id="PB429",
         title="fused experts choose their own scheme",
         setting="model.use_transformer_engine_op_fuser",
-        severity="warning",
         versions=(mcore(since="0.18"),),
         when=of_experts(
             *("model.use_transformer_engine_op_fuser", "is_low", "not is_mxfp8"),
@@ -147,55 +139,50 @@ RULES = (
         remedies=("set it to False", "choose an MXFP8 recipe", "set FP4_RECIPE=nvfp4 for an NVFP4 run"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
     ),
-    Rule(
+    error(
         id="PB430",
         title="single grouped weight under this scheme",
         setting="model.moe_single_grouped_weight",
-        severity="error",
         versions=(mcore(since="0.18"),),
         when=of_experts("model.moe_single_grouped_weight", "is_low", lambda run: run.scheme not in ("mxfp8", "nvfp4")),
         message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this run is {run.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
     ),
-    Rule(
+    error(
         id="PB431",
         title="low-precision dispatch without its conditions",
         setting="model.moe_dispatch_fwd_dtype",
-        severity="error",
         versions=(mcore(since="0.20"),),
         when=_low_precision_transport,
         message="needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs",
         remedies=("set it to bf16", "set these four"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
-    Rule(
+    error(
         id="PB432",
         title="batch-invariant experts in low precision",
         setting="model.batch_invariant_mode",
-        severity="error",
         versions=(mcore(since="0.20"),),
         when=of_experts("model.batch_invariant_mode", "is_low"),
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
-    Rule(
+    error(
         id="PB433",
         title="grouped GEMM before Ampere",
         setting="model.moe_grouped_gemm",
-        severity="error",
         when=of_experts("model.moe_grouped_gemm", lambda run: run.target.is_before(8)),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{run.capability[0]}.{run.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB434",
         title="ncclep with a capacity factor in low precision",
         setting="model.moe_expert_capacity_factor",
-        severity="error",
         versions=(mcore(since="0.20"),),
         when=of_experts(
             *("is_low", "has_ncclep", _lacks_the_fused_mlp),
@@ -215,11 +202,10 @@ RULES = (
         remedies=("drop it", "set model.num_moe_experts"),
         source="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",
     ),
-    Rule(
+    error(
         id="PB436",
         title="checkpoint of grouped experts without a state",
         setting="model.moe_grouped_gemm",
-        severity="error",
         versions=(mcore(until="0.19"), te(since="2.18")),
         when=of_experts("model.moe_grouped_gemm", "is_low", "not is_delayed", "not is_emulated", "te", "mcore"),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the extra state of "
@@ -229,11 +215,10 @@ RULES = (
         "Transformer Engine 2.18 pytorch/module/base.py get_extra_state (pull request 3123); fixed in megatron-core "
         "0.19.0",
     ),
-    Rule(
+    error(
         id="PB437",
         title="two numbers of processors for the dispatcher",
         setting="model.moe_hybridep_num_sms",
-        severity="error",
         versions=(mcore(since="0.19"),),
         when=all_of(_two_numbers_of_processors),
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron takes one of them "

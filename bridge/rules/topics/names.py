@@ -10,9 +10,10 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
-from bridge.rules.rule import Rule, Violation, no_effect, violations
+from bridge.rules.rule import error, info, no_effect, warning
 from bridge.rules.shape.model import PARALLEL_SIZES
 from bridge.rules.topics.mode import MODES
+from bridge.rules.violation import Violation, violations
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",
@@ -155,11 +156,10 @@ def _misnamed(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB121",
         title="value of a wrong type",
         setting="model",
-        severity="error",
         when=lambda run: [Violation(one.path, value=one.value, words={"why": one.why}) for one in run.malformed],
         message="{why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
@@ -168,11 +168,10 @@ RULES = (
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a string; a quoted "
         '"false" is a non-empty, hence true, string. A value that can only mean one thing is taken; the rest is named.',
     ),
-    Rule(
+    error(
         id="PB122",
         title="misspelt field",
         setting="model",
-        severity="error",
         when=_misspelt,
         message="there is no such field: an unknown key is dropped, or lands where nothing reads it",
         remedies=("{hint}",),
@@ -180,22 +179,20 @@ RULES = (
         "2957, 2026-03-23",
         evidence="reported",
     ),
-    Rule(
+    warning(
         id="PB123",
         title="recipe replaces an owner's value",
         setting="model",
-        severity="warning",
         needs="owners",
         when=_replaced,
         message="{recipe} and wins over the owner's own value",
         remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
     ),
-    Rule(
+    error(
         id="PB124",
         title="two owners disagree",
         setting="model.bf16",
-        severity="error",
         needs="owners",
         sync="refused",
         when=_disagreeing,
@@ -204,11 +201,10 @@ RULES = (
         source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
         "issue 3281, 2026-07-18",
     ),
-    Rule(
+    warning(
         id="PB125",
         title="recipe's name says something else",
         setting="fp8_recipe",
-        severity="warning",
         needs="precision",
         when=_misnamed,
         message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
@@ -216,33 +212,30 @@ RULES = (
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
         "(nanov2_bf16_with_fp8_current_scaling_mixed is blockwise)",
     ),
-    Rule(
+    warning(
         id="PB126",
         title="off written as something else than None",
         setting="model.fp8",
-        severity="warning",
         needs="owners",
         when=lambda run: violations({f"model.{name}": getattr(run.model, name) in ("", False) for name in FAMILIES}),
         message="must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
     ),
-    Rule(
+    error(
         id="PB127",
         title="size below one",
         setting="model.tensor_model_parallel_size",
-        severity="error",
         needs="owners",
         when=lambda run: violations({f"model.{name}": (getattr(run.model, name) or 0) < 1 for name in PARALLEL_SIZES}),
         message="must be at least 1",
         remedies=("use 1 for no parallelism of that kind",),
         source="megatron-core 0.16.1 parallel_state.py",
     ),
-    Rule(
+    error(
         id="PB128",
         title="count below its least value",
         setting="fp8_margin",
-        severity="error",
         needs="precision",
         when=_below_least,
         message="must be at least {least}",
@@ -258,11 +251,10 @@ RULES = (
         remedies=("use megatron-core {since}", "drop it"),
         source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
     ),
-    Rule(
+    info(
         id="PB130",
         title="switch off with the one it needs",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        severity="info",
         needs="precision",
         sync="reported",
         when=lambda run: [Violation(name, words={"by": by}) for name, by in run.put_aside.items()],
@@ -279,22 +271,20 @@ RULES = (
         remedies=("add the field to the config that reads it", "drop it"),
         source="this project: bridge.sync.plan",
     ),
-    Rule(
+    info(
         id="PB132",
         title="dropout that only a default decides",
         setting="model.hidden_dropout",
-        severity="info",
         when=_default_dropouts,
         message="nothing states it, so that Megatron's default drops a tenth of the values; large models are trained "
         "without dropout",
         remedies=("state 0, or the value that is meant",),
         source="megatron-core 0.16.1 and 0.19.2 transformer_config.py",
     ),
-    Rule(
+    warning(
         id="PB133",
         title="value that may have been stated",
         setting="model.first_last_layers_bf16",
-        severity="warning",
         needs="owners",
         sync="reported",
         when=_left_open,

@@ -2,18 +2,8 @@
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import (
-    OPTIMIZER_CHECK,
-    PARSER,
-    Rule,
-    Violation,
-    all_of,
-    no_effect,
-    stands_out,
-    te,
-    violated_if,
-    violations,
-)
+from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, error, info, no_effect, te, warning
+from bridge.rules.violation import Violation, all_of, stands_out, violations
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -65,77 +55,70 @@ def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB341",
         title="offloaded optimizer that is not precision-aware",
         setting="optimizer.optimizer_cpu_offload",
-        severity="error",
         needs="owners",
         when=all_of("has_optimizer", "optimizer.optimizer_cpu_offload", "not has_precision_aware"),
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=("set optimizer.use_precision_aware_optimizer=True", "keep the optimizer on the GPU"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        severity="error",
         needs="owners",
         when=all_of("gathers_fp8", "optimizer.optimizer_cpu_offload", "not is_delayed"),
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",
     ),
-    Rule(
+    error(
         id="PB343",
         title="optimizer state dtype without the precision-aware optimizer",
         setting="optimizer.exp_avg_dtype",
-        severity="error",
         needs="owners",
         when=_states_in_fp32,
         message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
         source=OPTIMIZER_CHECK,
     ),
-    Rule(
+    error(
         id="PB344",
         title="impossible optimizer state dtype",
         setting="optimizer.exp_avg_dtype",
-        severity="error",
         needs="owners",
         when=_impossible_states,
         message="must be one of {legal}",
         remedies=("use one of them",),
         source="Megatron-LM training/arguments.py, 0.19.2: choices of the argument parser",
     ),
-    Rule(
+    error(
         id="PB345",
         title="precision-aware optimizer that is not Adam",
         setting="optimizer.optimizer",
-        severity="error",
         needs="owners",
-        when=violated_if(lambda run: run.has_precision_aware and run.optimizer.optimizer != "adam"),
+        when=all_of(lambda run: run.has_precision_aware and run.optimizer.optimizer != "adam"),
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
         source=OPTIMIZER_CHECK,
     ),
-    Rule(
+    error(
         id="PB346",
         title="precision-aware optimizer that is not distributed",
         setting="optimizer.use_distributed_optimizer",
-        severity="error",
         needs="owners",
         when=all_of("has_precision_aware", "not optimizer.use_distributed_optimizer", "not has_megatron_fsdp"),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
         source=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
     ),
-    Rule(
+    warning(
         id="PB347",
         title="FP8 branch in a run without FP8",
         setting="optimizer.fp8_recipe",
-        severity="warning",
         needs="owners",
         when=all_of("has_precision_aware", "not fp8", _leaves_the_fused_path),
         message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: masters stay in "
@@ -144,11 +127,10 @@ RULES = (
         source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__; Megatron Bridge's bf16_mixed "
         "writes 'tensorwise' here, 2026-08-22",
     ),
-    Rule(
+    info(
         id="PB348",
         title="precision-aware optimizer together with FP8 scaling",
         setting="optimizer.use_precision_aware_optimizer",
-        severity="info",
         needs="owners",
         when=all_of("has_precision_aware", "fp8", _leaves_the_fused_path),
         message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts gradients to FP32, so "
@@ -156,11 +138,10 @@ RULES = (
         remedies=("keep it for exp_avg_dtype and exp_avg_sq_dtype", "use fp8_recipe='delayed' for the fused path"),
         source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, distrib_optimizer.py",
     ),
-    Rule(
+    warning(
         id="PB349",
         title="param remainders turned off",
         setting="optimizer.store_param_remainders",
-        severity="warning",
         needs="owners",
         versions=(te(until="2.1"),),
         when=all_of("has_precision_aware", "optimizer.store_param_remainders"),
@@ -168,11 +149,10 @@ RULES = (
         remedies=("use Transformer Engine 2.1", "set it to False, as it will be"),
         source=OPTIMIZER_CHECK,
     ),
-    Rule(
+    error(
         id="PB350",
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
-        severity="error",
         when=all_of(
             "has_precision_aware", lambda run: run.target.has_te is False, "not optimizer.optimizer_cpu_offload"
         ),
@@ -180,22 +160,20 @@ RULES = (
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
         source=OPTIMIZER_CHECK,
     ),
-    Rule(
+    error(
         id="PB351",
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        severity="error",
         when=_gathers_without_conditions,
         message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
         source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which gathers "
         "without overlap where overlap_param_gather is off",
     ),
-    Rule(
+    error(
         id="PB352",
         title="precision-aware optimizer by layers",
         setting="optimizer.use_layer_wise_distributed_optimizer",
-        severity="error",
         needs="owners",
         when=all_of("has_precision_aware", "optimizer.use_layer_wise_distributed_optimizer"),
         message="the layer-wise distributed optimizer cannot be precision-aware",

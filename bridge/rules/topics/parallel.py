@@ -5,8 +5,9 @@ from functools import partial
 from bridge.errors import RunConfigError
 from bridge.precision.statements import COMMAND_LINE
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, warning
 from bridge.rules.topics.alignment import tokens, widths
+from bridge.rules.violation import Violation, all_of
 
 
 def _shards_weights(run: RuleContext) -> bool:
@@ -114,12 +115,11 @@ def _has_two_interleaved_stages(run: RuleContext) -> bool:
     return is_interleaved and not run.model.overlap_p2p_comm
 
 
-TWO_STAGES = Rule(
+TWO_STAGES = error(
     id="PB407",
     title="two interleaved stages without overlapped messages",
     setting="model.overlap_p2p_comm",
-    severity="error",
-    when=violated_if(_has_two_interleaved_stages),
+    when=all_of(_has_two_interleaved_stages),
     message="two interleaved pipeline stages send activations and gradients between the same two ranks "
     "in one batch, where they are taken for each other: the run goes on, and does not learn",
     remedies=("set overlap_p2p_comm=True and batch_p2p_comm=False", "use more than two stages", "do not interleave"),
@@ -127,11 +127,10 @@ TWO_STAGES = Rule(
 )
 
 RULES = (
-    Rule(
+    warning(
         id="PB401",
         title="blockwise scaling under sequence parallelism",
         setting="fp8_recipe",
-        severity="warning",
         when=_blockwise_gather,
         message="gathering blockwise tensors over TP {run.parallel.tensor} with sequence parallelism was reported to "
         "fail (all-gather requires a quantizable tensor)",
@@ -139,43 +138,39 @@ RULES = (
         source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
         evidence="reported",
     ),
-    Rule(
+    warning(
         id="PB402",
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
-        severity="warning",
         when=all_of("model.tp_comm_overlap", "not parallel.sequence_parallel"),
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
         remedies=("set sequence_parallel=True", "set it to False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
-    Rule(
+    warning(
         id="PB403",
         title="tensor-parallel overlap under MXFP8",
         setting="model.tp_comm_overlap",
-        severity="warning",
-        when=violated_if(_odd_for_user_buffers),
+        when=all_of(_odd_for_user_buffers),
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
         source="NVIDIA/TransformerEngine pull request 1711",
         evidence="reported",
     ),
-    Rule(
+    error(
         id="PB404",
         title="sharded weights and FP4 without FP4 weights",
         setting="fp4_param_gather",
-        severity="error",
         versions=(mcore(since="0.19"),),
         when=all_of("fp4", _shards_weights, "not gathers_fp4"),
         message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB405",
         title="sharded weights and MXFP8 without MXFP8 weights",
         setting="fp8_param_gather",
-        severity="error",
         versions=(mcore(since="0.19"),),
         when=all_of("is_mxfp8", _shards_weights, lambda run: not (run.gathers_fp8 and run.reuses_buffer)),
         message="weights sharded for tensor parallelism keep no {run.mode} copy: stored otherwise they are never "
@@ -186,72 +181,65 @@ RULES = (
         ),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB406",
         title="not a whole number of model replicas",
         setting="target.count",
-        severity="error",
         when=_broken_replicas,
         message="the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
     ),
     TWO_STAGES,
-    Rule(
+    error(
         id="PB408",
         title="size that does not divide by its ranks",
         setting="model.num_attention_heads",
-        severity="error",
         when=_indivisible,
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
         source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
     ),
-    Rule(
+    error(
         id="PB409",
         title="batch that does not divide over the replicas",
         setting="train.global_batch_size",
-        severity="error",
         when=_broken_batch,
         message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel ranks = {step}",
         remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
         source="megatron-core 0.16.1 num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
     ),
-    Rule(
+    warning(
         id="PB410",
         title="two sequence lengths",
         setting="data.seq_length",
-        severity="warning",
         when=partial(_two_lengths, is_bridge=False),
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
         source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and data",
     ),
-    Rule(
+    error(
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
-        severity="error",
         when=partial(_two_lengths, is_bridge=True),
         message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the run starts",
         remedies=("give both the same value",),
         source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
     ),
-    Rule(
+    error(
         id="PB412",
         title="two numbers of model chunks",
         setting="model.virtual_pipeline_model_parallel_size",
-        severity="error",
         when=_two_numbers_of_chunks,
         message="must be the {chunks} chunks of a stage in model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB413",
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
-        severity="error",
         when=_unsplittable,
         message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
         remedies=("change the number of layers or of stages", "say how many the first and the last stage have"),

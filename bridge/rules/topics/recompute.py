@@ -1,7 +1,8 @@
 """Recomputation, CUDA graphs and torch.compile together with FP8."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, all_of, mcore, te, violated_if, violations
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
+from bridge.rules.violation import all_of, violations
 
 
 def _discards_outputs(run: RuleContext) -> bool:
@@ -21,32 +22,29 @@ def _checks_for_nan(run: RuleContext) -> object:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB461",
         title="recomputed norm or activation under delayed scaling",
         setting="model.recompute_modules",
-        severity="error",
         when=all_of("is_delayed", _discards_outputs),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB462",
         title="recomputed norm or activation needs Transformer Engine 2.6",
         setting="model.recompute_modules",
-        severity="error",
         versions=(te(until="2.6"),),
         when=all_of("fp8", _discards_outputs, "not is_emulated"),
         message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
         remedies=("use Transformer Engine 2.6", "take them out"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB463",
         title="delayed scaling under torch.compile",
         setting="train.torch_compile",
-        severity="error",
         when=lambda run: violations(
             {f"{one}.torch_compile": run.is_delayed and run.views[one].torch_compile for one in ("train", "model")}
         ),
@@ -55,11 +53,10 @@ RULES = (
         source="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
         "2759",
     ),
-    Rule(
+    warning(
         id="PB464",
         title="CUDA graphs together with FP8",
         setting="model.cuda_graph_impl",
-        severity="warning",
         versions=(te(until="2.8"),),
         when=all_of("fp8", _captures, "not is_emulated"),
         message="captured FP8 layers gave NaN or stale weights in several reports",
@@ -67,22 +64,20 @@ RULES = (
         source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
         evidence="weak",
     ),
-    Rule(
+    error(
         id="PB465",
         title="NaN check inside a captured step",
         setting="train.check_for_nan_in_loss",
-        severity="error",
         when=all_of("has_model", _captures_whole_step, _checks_for_nan),
         message="a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
     ),
-    Rule(
+    error(
         id="PB466",
         title="inference graphs of blocks in FP8",
         setting="model.inference_cuda_graph_scope",
-        severity="error",
         versions=(mcore(since="0.18"),),
         when=all_of(
             "fp8",
@@ -93,21 +88,19 @@ RULES = (
         remedies=("use another scope", "use both"),
         source=PARSER,
     ),
-    Rule(
+    warning(
         id="PB467",
         title="inference-optimised MXFP8 needs FlashInfer",
         setting="model.transformer_impl",
-        severity="warning",
-        when=violated_if(lambda run: run.is_mxfp8 and run.model.transformer_impl == "inference_optimized"),
+        when=all_of(lambda run: run.is_mxfp8 and run.model.transformer_impl == "inference_optimized"),
         message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
         remedies=("make sure that FlashInfer is 0.6.4 or later", "use transformer_impl='transformer_engine'"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB468",
         title="shared experts recomputed inside local graphs",
         setting="model.recompute_modules",
-        severity="error",
         versions=(mcore(since="0.19"),),
         when=all_of(
             "is_low",

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect
+from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
+from bridge.rules.violation import Violation, all_of
 
 _accumulates_low = all_of(
     *("is_bf16", "has_ddp", "not precision", "not ddp.grad_reduce_in_fp32", "not has_megatron_fsdp"),
@@ -34,21 +35,19 @@ def _unread_accumulation(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    warning(
         id="PB361",
         title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
-        severity="warning",
         when=_low_gradients,
         message="{held}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
     ),
-    Rule(
+    info(
         id="PB362",
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
-        severity="info",
         when=all_of(
             "is_bf16", lambda run: run.stated.get("grad_reduce_in_fp32") is False, "has_ddp", "not has_megatron_fsdp"
         ),
@@ -56,11 +55,10 @@ RULES = (
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
         source="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
     ),
-    Rule(
+    warning(
         id="PB363",
         title="main gradient dtype without a reader",
         setting="optimizer.main_grads_dtype",
-        severity="warning",
         needs="owners",
         when=all_of(
             *("has_precision_aware", "ddp.grad_reduce_in_fp32"),
@@ -71,22 +69,20 @@ RULES = (
         source="Megatron-LM training/arguments.py validate_args, 0.19.2: asserted there, ignored by configs built in "
         "Python",
     ),
-    Rule(
+    warning(
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        severity="warning",
         needs="owners",
         when=all_of("has_ddp", "ddp.reduce_scatter_with_fp32_accumulation", "ddp.grad_reduce_in_fp32"),
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
     ),
-    Rule(
+    error(
         id="PB365",
         title="local FP32 accumulation together with FP32 reduction",
         setting="ddp.param_name_patterns_for_fp32_local_accumulation",
-        severity="error",
         needs="owners",
         versions=(mcore(since="0.17"),),
         when=all_of("has_ddp", "ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),

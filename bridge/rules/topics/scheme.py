@@ -5,20 +5,10 @@ from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import (
-    MODEL_CHECK,
-    Rule,
-    Violation,
-    all_of,
-    mcore,
-    no_effect,
-    stands_out,
-    violated_if,
-    violations,
-    without_effect,
-)
+from bridge.rules.rule import MODEL_CHECK, error, info, mcore, no_effect, warning
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
+from bridge.rules.violation import Violation, all_of, stands_out, violations, without_effect
 
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
@@ -106,11 +96,10 @@ def _refused_values(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB201",
         title="unknown format",
         setting="fp8",
-        severity="error",
         needs="precision",
         when=_unknown_format,
         message="must be {known}",
@@ -118,95 +107,87 @@ RULES = (
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
         "Transformer Engine",
     ),
-    Rule(
+    error(
         id="PB202",
         title="unknown scheme",
         setting="fp8_recipe",
-        severity="error",
         needs="precision",
         when=_unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
     ),
-    Rule(
+    error(
         id="PB203",
         title="unknown amax algorithm",
         setting="fp8_amax_compute_algo",
-        severity="error",
         needs="precision",
         when=_unknown_algorithm,
         message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
-    Rule(
+    error(
         id="PB204",
         title="FP8 and FP4 together",
         setting="fp4",
-        severity="error",
         needs="precision",
         when=all_of("is_low", "fp8", "fp4"),
         message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB205",
         title="scheme without a format",
         setting="fp8_recipe",
-        severity="error",
         needs="precision",
         when=_scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
     ),
-    Rule(
+    warning(
         id="PB206",
         title="format that the scheme was not made for",
         setting="fp8",
-        severity="warning",
         needs="precision",
         sync="reported",
-        when=violated_if(lambda run: run.is_mxfp8 and run.fp8 == "hybrid"),
+        when=all_of(lambda run: run.is_mxfp8 and run.fp8 == "hybrid"),
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
         source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
         "NVIDIA's own CI from megatron-core 0.14 to 0.16",
         evidence="reported",
     ),
-    Rule(
+    info(
         id="PB207",
         title="format under blockwise scaling",
         setting="fp8",
-        severity="info",
         needs="precision",
-        when=violated_if(lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3")),
+        when=all_of(lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3")),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
         "e4m3",
         evidence="weak",
     ),
-    Rule(
+    error(
         id="PB208",
         title="custom scheme without a factory",
         setting="model.fp8_quantizer_factory",
-        severity="error",
         needs="owners",
         when=_without_factory,
         message="a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
         source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
     ),
-    Rule(
+    warning(
         id="PB209",
         title="custom scheme does not read the format",
         setting="fp8",
-        severity="warning",
         needs="precision",
-        when=violated_if(lambda run: run.is_custom and run.fp8 == "e4m3"),
+        when=all_of(lambda run: run.is_custom and run.fp8 == "e4m3"),
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
@@ -225,80 +206,73 @@ RULES = (
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
-        when=violated_if(lambda run: run.fp8 and run.model.fp8_wgrad is False and at_least(run.te, "2.0") is not False),
+        when=all_of(lambda run: run.fp8 and run.model.fp8_wgrad is False and at_least(run.te, "2.0") is not False),
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
     ),
-    Rule(
+    warning(
         id="PB212",
         title="local layers run no FP8",
         setting="model.transformer_impl",
-        severity="warning",
-        when=violated_if(lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated),
+        when=all_of(lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated),
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
         remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; hiyouga/LLaMA-Factory "
         "issue 9500, 2025-11-16",
     ),
-    Rule(
+    error(
         id="PB213",
         title="per-module recipe that Transformer Engine refuses",
         setting="model.quant_recipe",
-        severity="error",
         when=wrong_payloads,
         message="{key}: {what}",
         remedies=("correct the entry",),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
     ),
-    Rule(
+    warning(
         id="PB214",
         title="per-module recipes together with stored weights",
         setting="model.quant_recipe",
-        severity="warning",
         when=next_to_stored_weights,
         message="each module recipe has fp8_param and fp4_param of its own, which Megatron does not compare with the "
         "run's",
         remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {run.mode}"),
         source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
     ),
-    Rule(
+    error(
         id="PB215",
         title="FP8 output head without MXFP8",
         setting="model.fp8_output_proj",
-        severity="error",
         versions=(mcore(since="0.18"),),
         when=all_of("model.fp8_output_proj", "not is_mxfp8"),
         message="the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
     ),
-    Rule(
+    warning(
         id="PB216",
         title="FP8 output head of a hybrid model",
         setting="model.fp8_output_proj",
-        severity="warning",
         versions=(mcore(since="0.18"),),
         when=all_of("is_mxfp8", "model.fp8_output_proj", "shape.is_hybrid"),
         message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
         source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
     ),
-    Rule(
+    error(
         id="PB217",
         title="FP8 activation input without SwiGLU",
         setting="model.activation_func_fp8_input_store",
-        severity="error",
         when=all_of("model.activation_func_fp8_input_store", "not model.gated_linear_unit"),
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         source=MODEL_CHECK,
     ),
-    Rule(
+    error(
         id="PB218",
         title="value that Megatron does not take",
         setting="moe_router_dtype",
-        severity="error",
         needs="precision",
         when=_refused_values,
         message="must be {legal}",
@@ -320,12 +294,11 @@ RULES = (
 )
 
 DELAYED_RULES = (
-    Rule(
+    warning(
         id="PB221",
         title="amax reduction over pipeline or expert ranks",
         setting="fp8_recipe",
-        severity="warning",
-        when=violated_if(lambda run: run.is_delayed and (run.parallel.pipeline > 1 or run.parallel.expert > 1)),
+        when=all_of(lambda run: run.is_delayed and (run.parallel.pipeline > 1 or run.parallel.expert > 1)),
         message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
         "the first step (PP {run.parallel.pipeline}, EP {run.parallel.expert}); hangs were reported",
         remedies=(
@@ -335,11 +308,10 @@ DELAYED_RULES = (
         source="NVIDIA/Megatron-LM issues 442 (2023-08-01) and 912 (2024-07-09); NVIDIA/TransformerEngine issue 2343",
         evidence="reported",
     ),
-    Rule(
+    info(
         id="PB222",
         title="largest of one amax",
         setting="fp8_amax_history_len",
-        severity="info",
         needs="precision",
         when=all_of(
             "is_delayed",
@@ -349,11 +321,10 @@ DELAYED_RULES = (
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
         source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
     ),
-    Rule(
+    info(
         id="PB223",
         title="first step without a scale",
         setting="model.fp8_param",
-        severity="info",
         needs="owners",
         when=all_of("is_delayed", "model.fp8_param"),
         message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",

@@ -4,7 +4,8 @@ from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect, te
+from bridge.rules.rule import PARSER, error, mcore, no_effect, te, warning
+from bridge.rules.violation import Violation, all_of
 
 CACHE = "keep_fp8_transpose_cache"
 
@@ -56,11 +57,10 @@ def _unread_by_ddp(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    warning(
         id="PB321",
         title="FSDP2 turns FP8 weights off",
         setting="fp8_param_gather",
-        severity="warning",
         needs="owners",
         versions=(te(since="2.0"),),
         when=all_of("gathers_fp8", "has_torch_fsdp2"),
@@ -68,11 +68,10 @@ RULES = (
         remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),
-    Rule(
+    warning(
         id="PB322",
         title="FSDP2 turns FP4 weights off",
         setting="fp4_param_gather",
-        severity="warning",
         needs="owners",
         versions=(te(until="2.7"),),
         when=all_of("gathers_fp4", "has_torch_fsdp2"),
@@ -80,11 +79,10 @@ RULES = (
         remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),
-    Rule(
+    error(
         id="PB323",
         title="FSDP2 in FP16",
         setting="fp16",
-        severity="error",
         needs="owners",
         when=all_of("is_fp16", "has_torch_fsdp2"),
         message="torch FSDP2 cannot train in FP16 under Megatron",
@@ -101,11 +99,10 @@ RULES = (
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
     ),
-    Rule(
+    error(
         id="PB325",
         title="FSDP with stored FP8 weights needs a newer Transformer Engine",
         setting="fp8_param_gather",
-        severity="error",
         needs="owners",
         versions=(te(until="2.3"),),
         when=all_of("gathers_fp8", "has_megatron_fsdp"),
@@ -113,11 +110,10 @@ RULES = (
         remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
         source="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
     ),
-    Rule(
+    error(
         id="PB326",
         title="refused by Megatron-FSDP 2",
         setting="ddp.megatron_fsdp_version",
-        severity="error",
         needs="owners",
         when=_refused_by_v2,
         message="version 2 of Megatron-FSDP takes {what}",
@@ -135,11 +131,10 @@ RULES = (
         remedies=("set ddp.megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype instead",),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
     ),
-    Rule(
+    warning(
         id="PB328",
         title="Megatron-FSDP accumulates gradients in the weights' dtype",
         setting="ddp.megatron_fsdp_main_grads_dtype",
-        severity="warning",
         needs="owners",
         versions=(mcore(since="0.19"),),
         when=all_of("has_megatron_fsdp", "is_half", "not ddp.megatron_fsdp_main_grads_dtype"),
@@ -147,22 +142,20 @@ RULES = (
         remedies=("set it to fp32", "accept {run.mode} gradients"),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
     ),
-    Rule(
+    error(
         id="PB329",
         title="emerging optimizer under FSDP",
         setting="optimizer.optimizer",
-        severity="error",
         needs="owners",
         when=all_of("has_fsdp", "has_emerging_optimizer"),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
         source=PARSER,
     ),
-    Rule(
+    warning(
         id="PB330",
         title="sharding switch that is off in one place",
         setting="optimizer.use_distributed_optimizer",
-        severity="warning",
         needs="owners",
         sync="reported",
         when=_switched,
@@ -180,11 +173,10 @@ RULES = (
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "
         "fsdp/src/megatron_fsdp/megatron_fsdp.py:625",
     ),
-    Rule(
+    error(
         id="PB332",
         title="gradients that the optimizer does not read",
         setting="ddp.megatron_fsdp_use_decoupled_grad",
-        severity="error",
         needs="owners",
         versions=(mcore(since="0.18"),),
         when=all_of(

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, warning
+from bridge.rules.violation import Violation, all_of
 
 
 def storing(run: RuleContext, family: str) -> Violation:
@@ -59,11 +60,10 @@ def _half_told(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    error(
         id="PB301",
         title="FP8 weights without sharded optimizer",
         setting="fp8_param_gather",
-        severity="error",
         needs="owners",
         sync="strict",
         when=lambda run: _unsharded(run, "fp8"),
@@ -71,11 +71,10 @@ RULES = (
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp8_param_gather=False"),
         source=PARSER,
     ),
-    Rule(
+    error(
         id="PB302",
         title="FP4 weights without sharded optimizer",
         setting="fp4_param_gather",
-        severity="error",
         needs="owners",
         sync="strict",
         when=lambda run: _unsharded(run, "fp4"),
@@ -83,11 +82,10 @@ RULES = (
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp4_param_gather=False"),
         source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
     ),
-    Rule(
+    error(
         id="PB303",
         title="stored weights that are never updated",
         setting="model.fp8_param",
-        severity="error",
         needs="owners",
         versions=(mcore(since="0.17.1"),),
         when=_half_told,
@@ -99,33 +97,30 @@ RULES = (
         explanation="The weights keep the values they were made with, and the loss falls only as far as the other "
         "parameters take it.",
     ),
-    Rule(
+    error(
         id="PB304",
         title="two answers to one question",
         setting="fp8_param",
-        severity="error",
         needs="precision",
         when=_two_answers,
         message="is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
     ),
-    Rule(
+    error(
         id="PB305",
         title="stored weights without their format",
         setting="fp8_param_gather",
-        severity="error",
         needs="precision",
         when=_without_format,
         message="weights can be stored in {name} only in an {family} run",
         remedies=("set it to False", "say {family}={chosen!r}"),
         source=f"{MODEL_CHECK}; Megatron-LM training/arguments.py, 0.19.2",
     ),
-    Rule(
+    info(
         id="PB306",
         title="FP8 that takes more memory",
         setting="fp8_param_gather",
-        severity="info",
         when=all_of("fp8", "has_owners", "not gathers_fp8", "not is_emulated"),
         message="weights stay in {run.mode} and are cast again in every step: expect more memory than {run.mode} "
         "alone, not less",
@@ -133,11 +128,10 @@ RULES = (
         source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 (2024-10-16)",
         evidence="reported",
     ),
-    Rule(
+    warning(
         id="PB307",
         title="FP16 weights that pass through BF16",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        severity="warning",
         needs="owners",
         when=all_of("is_mxfp8", "is_fp16", "gathers_fp8", "reuses_buffer", "ddp.grad_reduce_in_fp32"),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 "
@@ -145,11 +139,10 @@ RULES = (
         remedies=("use BF16", "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False"),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
     ),
-    Rule(
+    error(
         id="PB308",
         title="stored weights with masters of nothing",
         setting="model.use_cpu_initialization",
-        severity="error",
         when=all_of("gathers_fp8", "model.use_cpu_initialization", "calls_te"),
         message="must be off where weights are stored in FP8, whose masters would be memory that nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
@@ -158,11 +151,10 @@ RULES = (
         explanation="Transformer Engine keeps a stored weight's first value for the master when it makes the weight. "
         "Megatron initialises the weight on the CPU after that.",
     ),
-    Rule(
+    error(
         id="PB309",
         title="stored weights without masters",
         setting="fp8_param_gather",
-        severity="error",
         when=all_of(
             *("gathers_fp8", "is_fp32", "not is_delayed", "not has_fsdp", "calls_te"),
             lambda run: run.optimizer.optimizer == "adam",
@@ -173,11 +165,10 @@ RULES = (
         source="Transformer Engine 2.20.2 pytorch/optimizers/fused_adam.py:700; met in a rehearsal of Megatron-LM "
         "tests/functional_tests/test_cases/moe/deepseek_proxy_fsdp_ep2_fsdp2 (main of 2026-08-22) without its FSDP",
     ),
-    Rule(
+    info(
         id="PB310",
         title="a shared buffer that the training loop has to fill",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        severity="info",
         when=all_of("is_mxfp8", "gathers_fp8", "reuses_buffer", "ddp.overlap_param_gather", "not has_megatron_fsdp"),
         message="under overlap_param_gather the training loop has to copy the master weights into the shared buffer "
         "before each step, or the loss stays where it was, without an error",

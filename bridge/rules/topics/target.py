@@ -1,8 +1,9 @@
 """Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation, all_of, violated_if, violations
+from bridge.rules.rule import error, info, warning
 from bridge.rules.versions import Version, at_least, dotted
+from bridge.rules.violation import Violation, all_of, violations
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
@@ -73,43 +74,39 @@ def _unplanned(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    Rule(
+    info(
         id="PB601",
         title="no target declared",
         setting="target",
-        severity="info",
-        when=violated_if(lambda run: run.is_low and run.target.gpu is None),
+        when=all_of(lambda run: run.is_low and run.target.gpu is None),
         message="whether a GPU, its CUDA and its Transformer Engine run {run.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, say",),
         source="this check",
     ),
-    Rule(
+    error(
         id="PB602",
         title="GPU too old for the scheme",
         setting="target.gpu",
-        severity="error",
         when=lambda run: _beyond(run, getattr(run.row, "min_compute_capability", None), is_too_new=False),
         message="{run.scheme} needs compute capability {limit}, and the target has {has}",
         remedies=("use newer GPUs", "choose a recipe that they run (`precision-bridge support-matrix`)"),
         source="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no branch for NVFP4, so "
         "that one fails later",
     ),
-    Rule(
+    error(
         id="PB603",
         title="GPU too new for the scheme",
         setting="target.gpu",
-        severity="error",
         when=lambda run: _beyond(run, getattr(run.row, "below_compute_capability", None), is_too_new=True),
         message="Transformer Engine runs {run.scheme} below compute capability {limit}, and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
         source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
     ),
-    Rule(
+    error(
         id="PB604",
         title="NVFP4 on compute capability 12",
         setting="target.gpu",
-        severity="error",
-        when=violated_if(_nvfp4_on_rtx),
+        when=all_of(_nvfp4_on_rtx),
         message="NVFP4 trains there without Hadamard transform and stochastic rounding only",
         remedies=(
             "set NVTE_NVFP4_DISABLE_RHT=1 and NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=1",
@@ -120,64 +117,58 @@ RULES = (
         "(2026-05-03: the fused transform fails)",
         evidence="reported",
     ),
-    Rule(
+    error(
         id="PB605",
         title="CUDA too old for the scheme",
         setting="target.cuda",
-        severity="error",
         when=lambda run: _below(run, run.cuda, getattr(run.row, "min_cuda", None)),
         message="{run.scheme} needs CUDA {floor}",
         remedies=("use CUDA {floor}", "choose another scheme"),
         source="Transformer Engine 2.20 pytorch/quantization.py, common/gemm/cublaslt_gemm.cu",
     ),
-    Rule(
+    error(
         id="PB606",
         title="Transformer Engine too old for the scheme",
         setting="target.te",
-        severity="error",
         when=lambda run: _below(run, run.te, getattr(run.row, "min_transformer_engine", None)),
         message="{run.scheme} needs Transformer Engine {floor}",
         remedies=("use Transformer Engine {floor}", "choose another scheme"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; Transformer Engine release "
         "tags",
     ),
-    Rule(
+    info(
         id="PB607",
         title="versions not declared",
         setting="target",
-        severity="info",
         when=_unknown_versions,
         message="{run.scheme} needs {floors}, which the target does not say",
         remedies=("add them to --target",),
         source="Transformer Engine 2.20 pytorch/quantization.py; Transformer Engine release tags",
     ),
-    Rule(
+    error(
         id="PB608",
         title="no Transformer Engine",
         setting="target.te",
-        severity="error",
-        when=violated_if(lambda run: run.needs_gpu_formats and run.target.has_te is False),
+        when=all_of(lambda run: run.needs_gpu_formats and run.target.has_te is False),
         message="{run.scheme} needs Transformer Engine: without it Megatron's local layers run {run.mode} and say "
         "nothing",
         remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, whatever is asked for",
     ),
-    Rule(
+    warning(
         id="PB609",
         title="blockwise scaling emulated on Blackwell",
         setting="fp8_recipe",
-        severity="warning",
         when=all_of("needs_gpu_formats", is_blockwise_on_blackwell),
         message="blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
         remedies=("choose an MXFP8 recipe", "accept another order of summation"),
         source="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; NVIDIA/TransformerEngine issue 2157, "
         "2025-09-05",
     ),
-    Rule(
+    error(
         id="PB610",
         title="blockwise scaling on Blackwell needs Transformer Engine 2.9",
         setting="target.te",
-        severity="error",
         when=all_of(
             "needs_gpu_formats",
             is_blockwise_on_blackwell,
@@ -187,95 +178,86 @@ RULES = (
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
         source="NVIDIA/TransformerEngine issue 2157, 2025-09-05",
     ),
-    Rule(
+    warning(
         id="PB611",
         title="emulated low precision",
         setting="target.gpu",
-        severity="warning",
-        when=violated_if(lambda run: run.is_low and run.is_emulated and run.backend != "te"),
+        when=all_of(lambda run: run.is_low and run.is_emulated and run.backend != "te"),
         message="nothing there runs {run.scheme} natively: the values can be emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.numerics",
     ),
-    Rule(
+    error(
         id="PB612",
         title="Transformer Engine without a GPU",
         setting="target.gpu",
-        severity="error",
         when=_missing_for_te,
         message="precision_backend=te cannot run there; missing: {missing}",
         remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         source="Transformer Engine 2.20",
     ),
-    Rule(
+    warning(
         id="PB613",
         title="no native BF16",
         setting="target.gpu",
-        severity="warning",
         when=all_of("is_bf16", "has_gpu", "not target.gpu.has_native_bf16"),
         message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),
         source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate issue "
         "1693, 2023-07-07",
     ),
-    Rule(
+    warning(
         id="PB614",
         title="scheme on a GPU that is not NVIDIA's",
         setting="target.gpu",
-        severity="warning",
-        when=violated_if(lambda run: run.needs_gpu_formats and run.capability is None and run.target.gpu is not None),
+        when=all_of(lambda run: run.needs_gpu_formats and run.capability is None and run.target.gpu is not None),
         message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; the ROCm one has gates of its "
         "own",
         remedies=("run a few steps and compare the loss with BF16",),
         source="pytorch/torchtitan issue 3760, 2026-06-24",
         evidence="weak",
     ),
-    Rule(
+    error(
         id="PB615",
         title="setting that is not emulated",
         setting="fp8_dot_product_attention",
-        severity="error",
         when=_not_emulated,
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
     ),
-    Rule(
+    error(
         id="PB616",
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
-        severity="error",
         when=all_of("is_custom", "is_emulated"),
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
     ),
-    Rule(
+    warning(
         id="PB617",
         title="blockwise scaling on compute capability 12",
         setting="fp8_recipe",
-        severity="warning",
-        when=violated_if(lambda run: run.is_blockwise and run.target.is_from(12) and not run.is_emulated),
+        when=all_of(lambda run: run.is_blockwise and run.target.is_from(12) and not run.is_emulated),
         message="blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),
         source="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
         evidence="weak",
     ),
-    Rule(
+    error(
         id="PB618",
         title="more memory than the GPU has",
         setting="target",
-        severity="error",
         when=lambda run: [run.overflow] if run.overflow is not None else [],
         message="{needed} of {memory} on stage {stage}: does not fit{but}",
         remedies=("choose among the changes of `precision-bridge memory --fit`", "use more or larger GPUs"),
         source="this project: bridge.plan.memory, 2026-08, which leaves out the CUDA context, messages, workspaces",
     ),
-    Rule(
+    info(
         id="PB619",
         title="model that cannot be planned",
         setting="model",
-        severity="info",
         when=_unplanned,
         message="{why}; its memory and its rows of modules are not judged",
         remedies=("{remedy}",),

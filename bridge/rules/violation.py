@@ -1,0 +1,69 @@
+"""`Violation`: a place where a run breaks a rule; the predicates that return them, made of conditions."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from bridge.rules.context import RuleContext
+
+HELD: Any = object()
+"""Stands for the value that a path holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One place where a run breaks a rule."""
+
+    path: str | None = None
+    """The setting at fault: a field of the precision, or section.field; None: the one of the row."""
+    _: KW_ONLY
+    value: Any = HELD
+    where: str | None = None
+    """The source of the value; None: the one that set the path."""
+    severity: str | None = None
+    """None: the one of the row."""
+    words: Mapping[str, Any] = field(default_factory=dict)
+    """Names in the row's message and remedies -> values; they have ``run``, ``path`` and ``value`` anyway."""
+
+
+Condition = Callable[[RuleContext], object]
+Predicate = Callable[[RuleContext], list[Violation]]
+
+
+def all_of(*conditions: str | Condition) -> Predicate:
+    """Return the predicate of a rule that its own setting breaks where all conditions hold, asked in this order.
+
+    A condition is the path of a value of the run that is true ("is_mxfp8", "model.tp_comm_overlap"), or with "not "
+    before it of one that is false, or a function of the run.
+    """
+    held = [_condition(one) if isinstance(one, str) else one for one in conditions]
+
+    def predicate(run: RuleContext) -> list[Violation]:
+        for holds in held:
+            if not holds(run):
+                return []
+        return [Violation()]
+
+    return predicate
+
+
+def _condition(words: str) -> Condition:
+    value = attrgetter(words.removeprefix("not "))
+    return (lambda run: not value(run)) if words.startswith("not ") else value
+
+
+def stands_out(name: str) -> Condition:
+    """Return whether a field is stated away from its default."""
+    return lambda run: run.stands_out(name)
+
+
+def violations(broken: Mapping[str, object]) -> list[Violation]:
+    """Return a violation of each path whose condition holds."""
+    return [Violation(path) for path, holds in broken.items() if holds]
+
+
+def without_effect(run: RuleContext, fields: Iterable[str]) -> list[Violation]:
+    """Return a violation for each of `fields` that was stated, away from its default, and has no effect."""
+    stated = [name for name in fields if run.stands_out(name)]
+    return [Violation(name, words={"why": run.inert[name]}) for name in stated if name in run.inert]
