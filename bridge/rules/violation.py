@@ -9,6 +9,8 @@ from bridge.rules.context import RuleContext
 
 HELD: Any = object()
 """Stands for the value that a path holds."""
+CONSTANTS = {"None": None, "False": False, "True": True}
+"""Word of a condition -> its value; any other word stands for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ def all_of(*conditions: str | Condition) -> Predicate:
     """Return the predicate of a rule that its own setting breaks where all conditions hold, asked in this order.
 
     A condition is the path of a value of the run that is true ("is_mxfp8", "model.tp_comm_overlap"), or with "not "
-    before it of one that is false, or a function of the run.
+    before it of one that is false; a value that it has, or has not ("fp8 is e4m3", "target.gpu is not None"); or a
+    function of the run.
     """
     held = [_condition(one) if isinstance(one, str) else one for one in conditions]
 
@@ -49,7 +52,12 @@ def all_of(*conditions: str | Condition) -> Predicate:
 
 
 def _condition(words: str) -> Condition:
-    value = attrgetter(words.removeprefix("not "))
+    path, is_compared, wanted = words.removeprefix("not ").partition(" is ")
+    value = attrgetter(path)
+    if is_compared:
+        text = wanted.removeprefix("not ")
+        one = CONSTANTS.get(text, text)
+        return lambda run: (value(run) == one) is (text == wanted)
     return (lambda run: not value(run)) if words.startswith("not ") else value
 
 

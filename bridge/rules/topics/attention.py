@@ -51,7 +51,7 @@ RULES = (
         title="FP8 attention that does not reach NVFP4",
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.17"),),
-        when=all_of(lambda run: run.fp4 and run.model.fp8_dot_product_attention and run.scheme == "nvfp4"),
+        when=all_of("fp4", "model.fp8_dot_product_attention", "scheme is nvfp4"),
         message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
@@ -80,9 +80,7 @@ RULES = (
         setting="dsa_indexer_k_norm_fp32",
         versions=(mcore(since="0.19"),),
         when=all_of(
-            "has_model",
-            stands_out("dsa_indexer_k_norm_fp32"),
-            lambda run: run.model.experimental_attention_variant != "dsa",
+            "has_model", stands_out("dsa_indexer_k_norm_fp32"), "model.experimental_attention_variant is not dsa"
         ),
         message="has no effect: the model has no sparse attention of DeepSeek",
         remedies=("drop it", "set model.experimental_attention_variant=dsa"),

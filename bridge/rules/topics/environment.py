@@ -74,12 +74,8 @@ RULES = (
         title="query-key scaling set in one place only",
         setting="model.apply_query_key_layer_scaling",
         when=all_of(
-            lambda run: (
-                run.has_environment
-                and run.model.transformer_impl == "transformer_engine"
-                and not run.is_emulated
-                and run.model.apply_query_key_layer_scaling != _is_on(run, "NVTE_APPLY_QK_LAYER_SCALING")
-            )
+            *("has_environment", "model.transformer_impl is transformer_engine", "not is_emulated"),
+            lambda run: run.model.apply_query_key_layer_scaling != _is_on(run, "NVTE_APPLY_QK_LAYER_SCALING"),
         ),
         message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
         remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
@@ -120,7 +116,7 @@ RULES = (
         id="PB526",
         title="backward override under delayed scaling",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=all_of(lambda run: run.is_delayed and _is_on(run, "NVTE_BACKWARD_OVERRIDE")),
+        when=all_of("is_delayed", lambda run: _is_on(run, "NVTE_BACKWARD_OVERRIDE")),
         message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",

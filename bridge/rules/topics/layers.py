@@ -154,7 +154,7 @@ RULES = (
         title="captured graphs ignore the layers in BF16",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=all_of(lambda run: run.fp8 and _is_on(run) and run.model.cuda_graph_impl == "transformer_engine"),
+        when=all_of("fp8", _is_on, "model.cuda_graph_impl is transformer_engine"),
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=("use Transformer Engine 2.8", "set cuda_graph_impl=none", "set first_last_layers_bf16=False"),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py",

@@ -92,7 +92,7 @@ RULES = (
         setting="loss_scale",
         when=all_of(
             *("is_fp32", "has_optimizer", "optimizer.loss_scale", "not is_sharded"),
-            lambda run: run.optimizer.use_distributed_optimizer is False,
+            "optimizer.use_distributed_optimizer is False",
         ),
         message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),

@@ -23,9 +23,7 @@ def _low_precision_transport(run: RuleContext) -> list[Violation]:
 
 def _two_numbers_of_processors(run: RuleContext) -> bool:
     """Return whether a file states both of the older numbers; as defaults of older classes they differ too."""
-    model = run.model
-    older = {model.moe_deepep_num_sms, model.moe_hybridep_num_sms} - {None}
-    return run.is_bridge and len(older) > 1 and model.moe_flex_dispatcher_num_sms is None
+    return len({run.model.moe_deepep_num_sms, run.model.moe_hybridep_num_sms} - {None}) > 1
 
 
 def _lacks_the_fused_mlp(run: RuleContext) -> bool:
@@ -184,10 +182,7 @@ RULES = (
         title="ncclep with a capacity factor in low precision",
         setting="model.moe_expert_capacity_factor",
         versions=(mcore(since="0.20"),),
-        when=of_experts(
-            *("is_low", "has_ncclep", _lacks_the_fused_mlp),
-            lambda run: run.model.moe_expert_capacity_factor is not None,
-        ),
+        when=of_experts("is_low", "has_ncclep", _lacks_the_fused_mlp, "model.moe_expert_capacity_factor is not None"),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),
@@ -220,7 +215,7 @@ RULES = (
         title="two numbers of processors for the dispatcher",
         setting="model.moe_hybridep_num_sms",
         versions=(mcore(since="0.19"),),
-        when=all_of(_two_numbers_of_processors),
+        when=all_of("is_bridge", _two_numbers_of_processors, "model.moe_flex_dispatcher_num_sms is None"),
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron takes one of them "
         "for the moe_flex_dispatcher_num_sms that is not set",
         remedies=("set moe_flex_dispatcher_num_sms alone",),

@@ -25,12 +25,10 @@ def _impossible_states(run: RuleContext) -> list[Violation]:
     ]
 
 
-def _leaves_the_fused_path(run: RuleContext) -> bool:
-    return (
-        run.optimizer.fp8_recipe not in (None, "delayed")
-        and run.optimizer.main_params_dtype == "fp32"
-        and not run.optimizer.optimizer_cpu_offload
-    )
+_LEAVES_THE_FUSED_PATH = (
+    *("optimizer.fp8_recipe is not None", "optimizer.fp8_recipe is not delayed"),
+    *("optimizer.main_params_dtype is fp32", "not optimizer.optimizer_cpu_offload"),
+)
 
 
 def _unread_remainders(run: RuleContext) -> list[Violation]:
@@ -100,7 +98,7 @@ RULES = (
         title="precision-aware optimizer that is not Adam",
         setting="optimizer.optimizer",
         needs="owners",
-        when=all_of(lambda run: run.has_precision_aware and run.optimizer.optimizer != "adam"),
+        when=all_of("has_precision_aware", "optimizer.optimizer is not adam"),
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
         source=OPTIMIZER_CHECK,
@@ -120,7 +118,7 @@ RULES = (
         title="FP8 branch in a run without FP8",
         setting="optimizer.fp8_recipe",
         needs="owners",
-        when=all_of("has_precision_aware", "not fp8", _leaves_the_fused_path),
+        when=all_of("has_precision_aware", "not fp8", *_LEAVES_THE_FUSED_PATH),
         message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: masters stay in "
         "Megatron and nothing is saved",
         remedies=("set it to None", "choose a recipe, which does"),
@@ -132,7 +130,7 @@ RULES = (
         title="precision-aware optimizer together with FP8 scaling",
         setting="optimizer.use_precision_aware_optimizer",
         needs="owners",
-        when=all_of("has_precision_aware", "fp8", _leaves_the_fused_path),
+        when=all_of("has_precision_aware", "fp8", *_LEAVES_THE_FUSED_PATH),
         message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts gradients to FP32, so "
         "BF16 main gradients and param remainders save nothing; the moments' dtypes still do",
         remedies=("keep it for exp_avg_dtype and exp_avg_sq_dtype", "use fp8_recipe='delayed' for the fused path"),
@@ -153,9 +151,7 @@ RULES = (
         id="PB350",
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
-        when=all_of(
-            "has_precision_aware", lambda run: run.target.has_te is False, "not optimizer.optimizer_cpu_offload"
-        ),
+        when=all_of("has_precision_aware", "target.has_te is False", "not optimizer.optimizer_cpu_offload"),
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
         source=OPTIMIZER_CHECK,

@@ -92,7 +92,7 @@ RULES = (
         id="PB467",
         title="inference-optimised MXFP8 needs FlashInfer",
         setting="model.transformer_impl",
-        when=all_of(lambda run: run.is_mxfp8 and run.model.transformer_impl == "inference_optimized"),
+        when=all_of("is_mxfp8", "model.transformer_impl is inference_optimized"),
         message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
         remedies=("make sure that FlashInfer is 0.6.4 or later", "use transformer_impl='transformer_engine'"),
         source=PARSER,
@@ -103,8 +103,7 @@ RULES = (
         setting="model.recompute_modules",
         versions=(mcore(since="0.19"),),
         when=all_of(
-            "is_low",
-            lambda run: "shared_experts" in run.recomputed and run.model.cuda_graph_impl == "local",
+            *("is_low", "model.cuda_graph_impl is local", lambda run: "shared_experts" in run.recomputed),
             lambda run: (run.model.gtp_weight_remat_size or 1) > 1,
         ),
         message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with sharded weights",

@@ -8,7 +8,7 @@ from bridge.rules.violation import Violation, all_of
 
 _accumulates_low = all_of(
     *("is_bf16", "has_ddp", "not precision", "not ddp.grad_reduce_in_fp32", "not has_megatron_fsdp"),
-    lambda run: run.optimizer.main_grads_dtype == "fp32",
+    "optimizer.main_grads_dtype is fp32",
 )
 
 
@@ -62,7 +62,7 @@ RULES = (
         needs="owners",
         when=all_of(
             *("has_precision_aware", "ddp.grad_reduce_in_fp32"),
-            lambda run: run.optimizer.main_grads_dtype not in ("fp32", None),
+            *("optimizer.main_grads_dtype is not fp32", "optimizer.main_grads_dtype is not None"),
         ),
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),

@@ -153,7 +153,7 @@ RULES = (
         setting="fp8",
         needs="precision",
         sync="reported",
-        when=all_of(lambda run: run.is_mxfp8 and run.fp8 == "hybrid"),
+        when=all_of("is_mxfp8", "fp8 is hybrid"),
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
         source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
@@ -165,7 +165,7 @@ RULES = (
         title="format under blockwise scaling",
         setting="fp8",
         needs="precision",
-        when=all_of(lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3")),
+        when=all_of("is_blockwise", lambda run: run.fp8 in ("hybrid", "e4m3")),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
@@ -187,7 +187,7 @@ RULES = (
         title="custom scheme does not read the format",
         setting="fp8",
         needs="precision",
-        when=all_of(lambda run: run.is_custom and run.fp8 == "e4m3"),
+        when=all_of("is_custom", "fp8 is e4m3"),
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
@@ -206,7 +206,7 @@ RULES = (
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
-        when=all_of(lambda run: run.fp8 and run.model.fp8_wgrad is False and at_least(run.te, "2.0") is not False),
+        when=all_of("fp8", "model.fp8_wgrad is False", lambda run: at_least(run.te, "2.0") is not False),
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
@@ -215,7 +215,7 @@ RULES = (
         id="PB212",
         title="local layers run no FP8",
         setting="model.transformer_impl",
-        when=all_of(lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated),
+        when=all_of("is_low", "model.transformer_impl is local", "not is_emulated"),
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
         remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; hiyouga/LLaMA-Factory "
@@ -298,7 +298,7 @@ DELAYED_RULES = (
         id="PB221",
         title="amax reduction over pipeline or expert ranks",
         setting="fp8_recipe",
-        when=all_of(lambda run: run.is_delayed and (run.parallel.pipeline > 1 or run.parallel.expert > 1)),
+        when=all_of("is_delayed", lambda run: run.parallel.pipeline > 1 or run.parallel.expert > 1),
         message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
         "the first step (PP {run.parallel.pipeline}, EP {run.parallel.expert}); hangs were reported",
         remedies=(
@@ -314,8 +314,7 @@ DELAYED_RULES = (
         setting="fp8_amax_history_len",
         needs="precision",
         when=all_of(
-            "is_delayed",
-            lambda run: run.model.fp8_amax_history_len == 1 and run.model.fp8_amax_compute_algo == "max",
+            "is_delayed", "model.fp8_amax_compute_algo is max", lambda run: run.model.fp8_amax_history_len == 1
         ),
         message="the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),

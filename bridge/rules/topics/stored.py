@@ -156,8 +156,7 @@ RULES = (
         title="stored weights without masters",
         setting="fp8_param_gather",
         when=all_of(
-            *("gathers_fp8", "is_fp32", "not is_delayed", "not has_fsdp", "calls_te"),
-            lambda run: run.optimizer.optimizer == "adam",
+            *("gathers_fp8", "is_fp32", "not is_delayed", "not has_fsdp", "calls_te", "optimizer.optimizer is adam")
         ),
         message="an FP32 run has no master weights, and Transformer Engine's Adam refuses to update {run.scheme} "
         "weights without them in the first step",
