@@ -15,6 +15,8 @@ from bridge.errors import RunConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from rich.console import RenderableType
+
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
@@ -156,6 +158,13 @@ def show_reading(run: RunValues) -> None:
     """Print what has to be said of a run's file and its release, a sentence on each line."""
     for line in run.reading.lines:
         print(f"  {line}")
+
+
+def show(content: RenderableType) -> None:
+    """Print what a report renders."""
+    from bridge.report import table  # rich is heavy
+
+    table.show(content)
 
 
 def print_json(content: object) -> None:

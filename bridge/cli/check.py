@@ -18,6 +18,7 @@ from bridge.cli.arguments import (
     print_answer,
     print_json,
     read_run,
+    show,
     show_reading,
     write_file,
 )
@@ -77,8 +78,6 @@ def _show(lines: Sequence[Line]) -> None:
     from rich.console import Group  # heavy
     from rich.text import Text
 
-    from bridge.report.table import show
-
     show(Group(*(Text.assemble(*line) for line in lines)))
 
 
@@ -123,7 +122,7 @@ def _support_matrix(chosen: argparse.Namespace) -> None:
     elif chosen.markdown:
         print(_markdown(rows))
     else:
-        from bridge.report.table import Column, show, table  # rich is heavy
+        from bridge.report.table import Column, table  # rich is heavy
 
         show(table([Column(heading=heading, wraps=heading == "why") for heading in rows[0]], rows[1:]))
 

@@ -8,7 +8,7 @@ from typing import Any
 from bridge.checkpoint.contents import Contents, Difference, checkpoint_at
 from bridge.checkpoint.manifest import Manifest, digest
 from bridge.checkpoint.pickles import pickle_fault
-from bridge.cli.arguments import add_command, print_json
+from bridge.cli.arguments import add_command, print_json, show
 
 DAMAGED = 1
 DIFFERENT = 1
@@ -46,7 +46,6 @@ def _inspect(chosen: argparse.Namespace) -> None:
         print_json(contents.to_dict())
         return
     from bridge.report.checkpoint import contents_table
-    from bridge.report.table import show  # rich is heavy
 
     show(contents_table(contents))
 
@@ -59,7 +58,6 @@ def _diff(chosen: argparse.Namespace) -> int:
         print_json({"a": str(one.path), "b": str(two.path), **difference.to_dict()})
     else:
         from bridge.report.checkpoint import difference_table
-        from bridge.report.table import show  # rich is heavy
 
         show(difference_table(one, two, difference))
     return DIFFERENT if difference else 0
@@ -89,7 +87,6 @@ def _certify(chosen: argparse.Namespace) -> None:
         print_json({"source": source, "left_out": left, "round_trips": [asdict(one) for one in found]})
         return
     from bridge.report.checkpoint import round_trip_table
-    from bridge.report.table import show  # rich is heavy
 
     show(round_trip_table(source, found, left))
 

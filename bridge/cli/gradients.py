@@ -6,7 +6,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_json, read_run
+from bridge.cli.arguments import add_run_command, print_json, read_run, show
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def _gradients(chosen: argparse.Namespace) -> int:
     """Run both, print the comparison."""
     from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
-    from bridge.report.table import show  # rich is heavy
     from bridge.training.gradients import check_gradients
 
     logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, write_file
+from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, show, write_file
 from bridge.interop.serving.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def _manifest(chosen: argparse.Namespace) -> int:
         print_json(manifest.to_dict())
     else:
         from bridge.report.serving import manifest_table
-        from bridge.report.table import show  # rich is heavy
 
         show(manifest_table(manifest))
     return 0
@@ -104,7 +103,6 @@ def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespa
         print_json({"precision": manifest.precision, "against": config.path, **found.to_dict()})
     else:
         from bridge.report.serving import comparison_table
-        from bridge.report.table import show  # rich is heavy
 
         show(comparison_table(found, manifest.precision, config.path))
     return DIFFERENT if found.differences or found.refused else 0

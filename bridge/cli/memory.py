@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, planned_run, print_planned, read_run, show_planned
+from bridge.cli.arguments import add_run_command, planned_run, print_planned, read_run, show, show_planned
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +41,6 @@ def _memory(chosen: argparse.Namespace) -> None:
         print_planned(values, {**content, **fitting})
         return
     from bridge.report.plan_table import fit_table, memory_table
-    from bridge.report.table import show  # rich is heavy
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_planned, read_run, show_planned, write_file
+from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned, write_file
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
@@ -80,7 +80,6 @@ def _modules(chosen: argparse.Namespace) -> int:
         print_planned(run, {"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
     else:
         from bridge.report.module_table import module_table
-        from bridge.report.table import show  # rich is heavy
 
         scheme = plan.settings.scheme or plan.settings.mode
         show(module_table(found, findings, layout=_layout(plan), run=scheme, mode=plan.settings.mode))

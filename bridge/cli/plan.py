@@ -15,6 +15,7 @@ from bridge.cli.arguments import (
     print_json,
     print_planned,
     read_run,
+    show,
     show_planned,
     unwritable,
 )
@@ -60,7 +61,6 @@ def _plan(chosen: argparse.Namespace) -> None:
         print_planned(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
         return
     from bridge.report.plan_table import difference_table, plan_csv, plan_table
-    from bridge.report.table import show  # rich is heavy
 
     if chosen.csv:
         print(plan_csv(plan), end="")
@@ -77,7 +77,6 @@ def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> Non
         print_json({"a": plan.label, "b": other.label, "differences": [asdict(row) for row in differences]})
         return
     from bridge.report.plan_table import difference_table
-    from bridge.report.table import show  # rich is heavy
 
     show(difference_table(plan.label, other.label, differences))
 
@@ -105,7 +104,6 @@ def _align(chosen: argparse.Namespace) -> None:
         print_planned(run, report.to_dict())
         return
     from bridge.report.plan_table import align_table
-    from bridge.report.table import show  # rich is heavy
 
     show(align_table(report))
     show_planned(run)

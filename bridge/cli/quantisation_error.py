@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.quantisation import FILE, finite, write_rows
-from bridge.cli.arguments import add_run_command, print_json, read_run, write_file
+from bridge.cli.arguments import add_run_command, print_json, read_run, show, write_file
 from bridge.precision.config import FIELDS
 from bridge.precision.schemes import FP8_SCHEMES
 
@@ -48,7 +48,6 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
     from bridge.front.decode import container
     from bridge.report.quantisation import plot_quantisation, quantisation_table
-    from bridge.report.table import show  # rich is heavy
     from bridge.training.quantisation import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_answer, read_run, show_reading
+from bridge.cli.arguments import add_run_command, print_answer, read_run, show, show_reading
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def _rehearse(chosen: argparse.Namespace) -> int:
         environment=run.reading.environment,
     )
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
-    from bridge.report.table import show
 
     if chosen.json:
         print_answer(run, rehearsal_dict(rehearsal, strict=chosen.strict))

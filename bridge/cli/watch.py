@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
-from bridge.cli.arguments import add_command, print_json
+from bridge.cli.arguments import add_command, print_json, show
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 
 
@@ -32,7 +32,6 @@ def _watch(chosen: argparse.Namespace) -> int | None:
     from rich.console import Console
     from rich.live import Live
 
-    from bridge.report.table import show
     from bridge.report.watch import watch_view
 
     for name in chosen.silence:

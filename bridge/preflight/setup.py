@@ -149,13 +149,12 @@ class Setup(RuleContext):
             return None
         sizes = (found.needed_bytes, found.memory_bytes, found.activation_bytes)
         needed, memory, activations = (f"{size / 2**30:,.0f} GiB" for size in sizes)
-        words = {"needed": needed, "memory": memory, "stage": found.stage, "but": ""}
+        but, severity = "", "warning" if found.may_fit else None
         if found.uncounted:
-            words["but"] = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
+            but = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
         elif found.may_fit:
-            margin = f"may be {found.margin:.0%} too high"
-            words["but"] = f" by this count, in which the {activations} of activations {margin}"
-        return Violation(severity="warning" if found.may_fit else None, words=words)
+            but = f" by this count, in which the {activations} of activations may be {found.margin:.0%} too high"
+        return Violation(severity=severity, needed=needed, memory=memory, stage=found.stage, but=but)
 
     @cached_property
     def selection(self) -> ModuleSelection | None:

@@ -17,14 +17,14 @@ MOST = 6
 """Names that a message lists."""
 
 
-def about(run: RuleContext, value: object, *, severity: str | None = None, **words: object) -> Violation:
+def about(run: RuleContext, value: object, *, severity: str | None = None, **words: Any) -> Violation:
     """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
     is_row = run.precision is not None and run.precision.is_stated("modules")
-    words["noun"] = "row" if is_row else "matcher"
-    return Violation("modules" if is_row else PATH, value=value, severity=severity, words=words)
+    path, noun = ("modules", "row") if is_row else (PATH, "matcher")
+    return Violation(path, value=value, severity=severity, noun=noun, **words)
 
 
-def _about(run: RuleContext, row: Any, *, severity: str | None = None, **words: object) -> Violation:
+def _about(run: RuleContext, row: Any, *, severity: str | None = None, **words: Any) -> Violation:
     return about(run, row.matcher.select, severity=severity, name=row.matcher.name, **words)
 
 
@@ -132,19 +132,12 @@ def unread(run: RuleContext) -> list[Violation]:
 
 def elsewhere(run: RuleContext) -> list[Violation]:
     """Return the foreign matchers that mean other layers under another pipeline size."""
-    return [
-        Violation(
-            value=one.row.matcher.select,
-            words={
-                "name": one.row.matcher.name,
-                "precision": one.row.matcher.precision,
-                "here": _numbers(one.row.numbers),
-                "there": _numbers(one.there),
-                "stages": one.stages,
-            },
-        )
-        for one in getattr(run.selection, "elsewhere", ())
-    ]
+    found = []
+    for one in getattr(run.selection, "elsewhere", ()):
+        matcher, here, there = one.row.matcher, _numbers(one.row.numbers), _numbers(one.there)
+        words = {"precision": matcher.precision, "here": here, "there": there, "stages": one.stages}
+        found.append(Violation(value=matcher.select, name=matcher.name, **words))
+    return found
 
 
 def all_high(run: RuleContext) -> list[Violation]:

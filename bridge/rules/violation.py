@@ -1,7 +1,6 @@
 """`Violation`: a place where a run breaks a rule; the predicates that return them, made of conditions."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -13,20 +12,29 @@ CONSTANTS = {"None": None, "False": False, "True": True}
 """Word of a condition -> its value; any other word stands for itself."""
 
 
-@dataclass(frozen=True, slots=True)
 class Violation:
-    """One place where a run breaks a rule."""
+    """One place where a run breaks a rule.
 
-    path: str | None = None
-    """The setting at fault: a field of the precision, or section.field; None: the one of the row."""
-    _: KW_ONLY
-    value: Any = HELD
-    where: str | None = None
-    """The source of the value; None: the one that set the path."""
-    severity: str | None = None
-    """None: the one of the row."""
-    words: Mapping[str, Any] = field(default_factory=dict)
-    """Names in the row's message and remedies -> values; they have ``run``, ``path`` and ``value`` anyway."""
+    Args:
+        path: The setting at fault: a field of the precision, or section.field; None: the one of the row.
+        value: Its value; `HELD`: the one that the path holds.
+        where: The source of the value; None: the one that set the path.
+        severity: None: the one of the row.
+        **words: Names in the row's message and remedies -> values; they have ``run``, ``path`` and ``value`` anyway.
+    """
+
+    __slots__ = ("path", "severity", "value", "where", "words")
+
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        value: Any = HELD,
+        where: str | None = None,
+        severity: str | None = None,
+        **words: Any,
+    ) -> None:
+        self.path, self.value, self.where, self.severity, self.words = path, value, where, severity, words
 
 
 Condition = Callable[[RuleContext], object]
@@ -74,4 +82,4 @@ def violations(broken: Mapping[str, object]) -> list[Violation]:
 def without_effect(run: RuleContext, fields: Iterable[str]) -> list[Violation]:
     """Return a violation for each of `fields` that was stated, away from its default, and has no effect."""
     stated = [name for name in fields if run.stands_out(name)]
-    return [Violation(name, words={"why": run.inert[name]}) for name in stated if name in run.inert]
+    return [Violation(name, why=run.inert[name]) for name in stated if name in run.inert]

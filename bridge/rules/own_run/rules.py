@@ -27,7 +27,7 @@ def _refused(rule: str) -> Predicate:
             backend = "te" if run.has_gpu else "emulated"
         sections = {role: vars(run.views[role]) for role in _DEFAULTS}
         return [
-            Violation(one.path, value=one.value, words={"clause": one.rule, "remedy": one.remedy.removesuffix(".")})
+            Violation(one.path, value=one.value, clause=one.rule, remedy=one.remedy.removesuffix("."))
             for one in refusals(sections, _DEFAULTS, backend=backend)
             if one.id == rule
         ]

@@ -56,7 +56,7 @@ def widths(run: RuleContext) -> Iterator[Width]:
 
 def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
     return [
-        Violation(path, words={"how": how, "size": f"{size:g}", "multiple": multiple})
+        Violation(path, how=how, size=f"{size:g}", multiple=multiple)
         for path, how, size in widths(run)
         if size % multiple
     ]
@@ -73,8 +73,8 @@ def _refused_tokens(run: RuleContext) -> list[Violation]:
     if held is None or run.row is None or run.row.alignment is None:
         return []
     multiple = run.row.alignment[0]
-    words = {"tokens": held, "multiple": multiple, "nearest": -(-held // multiple) * multiple}
-    return [Violation(words=words)] if held % multiple else []
+    nearest = -(-held // multiple) * multiple
+    return [Violation(tokens=held, multiple=multiple, nearest=nearest)] if held % multiple else []
 
 
 def _odd_blocks(run: RuleContext) -> list[Violation]:
@@ -84,7 +84,7 @@ def _odd_blocks(run: RuleContext) -> list[Violation]:
     found = [one for one in _odd_widths(run, 128) if not float(one.words["size"]) % 16]
     held = tokens(run)
     if held is not None and held % 128 and not held % 16:
-        found.append(Violation("train.micro_batch_size", words={"how": " tokens", "size": held, "multiple": 128}))
+        found.append(Violation("train.micro_batch_size", how=" tokens", size=held, multiple=128))
     return found
 
 
@@ -96,8 +96,7 @@ def _packing(run: RuleContext) -> list[Violation]:
     sequence = 2 * ranks.tensor * ranks.context if ranks.context > 1 else ranks.tensor
     slab = run.row.alignment[0] * ranks.of_tokens
     needed = math.lcm(sequence, slab)
-    words = {"needed": needed, "sequence": sequence, "slab": slab}
-    return [Violation(words=words)] if pad % needed else []
+    return [Violation(needed=needed, sequence=sequence, slab=slab)] if pad % needed else []
 
 
 def _projection_width(run: RuleContext) -> list[Violation]:
@@ -110,8 +109,7 @@ def _projection_width(run: RuleContext) -> list[Violation]:
     multiple = asserted if run.is_emulated else max(asserted, *(run.row.alignment or ()))
     width = mixer.projected // (1 if run.is_emulated else run.parallel.tensor)
     field, others = _PROJECTED["mamba" if is_mamba else "delta_net"]
-    words = {"width": width, "multiple": multiple, "others": others}
-    return [Violation(field, words=words)] if width % multiple else []
+    return [Violation(field, width=width, multiple=multiple, others=others)] if width % multiple else []
 
 
 _PROJECTED = {
@@ -125,7 +123,7 @@ def _small(run: RuleContext) -> list[Violation]:
     if not run.is_low or run.is_emulated or not run.has_model:
         return []
     names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in widths(run) if 0 < size <= 1024]
-    return [Violation(words={"names": ", ".join(names)})] if names else []
+    return [Violation(names=", ".join(names))] if names else []
 
 
 RULES = (

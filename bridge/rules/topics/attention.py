@@ -11,9 +11,9 @@ def _no_backend(run: RuleContext) -> list[Violation]:
         return []
     if run.capability is not None and run.target.is_before(10):
         what = f"compute capability 10.0, and the target has {dotted(run.capability)}"
-        return [Violation(words={"what": what})]
+        return [Violation(what=what)]
     least = "9.14" if at_least(run.te, "2.15") else "9.13.1"
-    return [Violation(words={"what": f"cuDNN {least}"})] if at_least(run.cudnn, least) is False else []
+    return [Violation(what=f"cuDNN {least}")] if at_least(run.cudnn, least) is False else []
 
 
 def _unread_softmax(run: RuleContext) -> list[Violation]:

@@ -21,10 +21,10 @@ def _changed(run: RuleContext) -> list[Violation]:
         for name in names:
             inert = name.partition("_")[0] in FAMILIES and "_" in name and not getattr(run, name[:3])
             if name in before and before[name] != getattr(owner, name) and not inert:
-                found.append(Violation(f"{role}.{name}", words={"before": before[name]}))
+                found.append(Violation(f"{role}.{name}", before=before[name]))
     major = str(before.get("te") or "").partition(".")[0]
     if major and run.te is not None and run.is_low and major != str(run.te.major):
-        found.append(Violation("target.te", value=str(run.te), words={"before": before["te"]}))
+        found.append(Violation("target.te", value=str(run.te), before=before["te"]))
     return found
 
 

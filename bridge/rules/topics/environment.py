@@ -53,7 +53,7 @@ def _attention_variables(run: RuleContext) -> list[Violation]:
     expected = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}.get(chosen)
     names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
     return [
-        Violation(f"environment.{name}", words={"on": on, "chosen": chosen})
+        Violation(f"environment.{name}", on=on, chosen=chosen)
         for name, on in zip(names, expected or (), strict=False)
         if run.environment.get(name, on) != on
     ]

@@ -1,7 +1,5 @@
 """First and last layers in BF16: counts that act, counts that Megatron refuses, and layers that do not listen."""
 
-from dataclasses import replace
-
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS
@@ -32,7 +30,7 @@ def _beyond(run: RuleContext, limit: int) -> list[Violation]:
     if not run.model.first_last_layers_bf16 or run.model.num_layers < 1:
         return []
     counts = {name: getattr(run.model, name) for name in LAYER_COUNTS}
-    return [Violation(name, value=count, words={"limit": limit}) for name, count in counts.items() if count > limit]
+    return [Violation(name, value=count, limit=limit) for name, count in counts.items() if count > limit]
 
 
 def _unread_counts(run: RuleContext) -> list[Violation]:
@@ -40,7 +38,7 @@ def _unread_counts(run: RuleContext) -> list[Violation]:
     is_default = all(run.stated.get(name, count) == count for name, count in _MEGATRON_COUNTS.items())
     switch = "state first_last_layers_bf16=True" if run.is_low else ""
     return [
-        replace(one, severity="info" if is_default else None, words={**one.words, "switch": switch})
+        Violation(one.path, severity="info" if is_default else None, **one.words, switch=switch)
         for one in without_effect(run, LAYER_COUNTS)[:1]
     ]
 

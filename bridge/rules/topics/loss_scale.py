@@ -26,7 +26,7 @@ def _no_number(run: RuleContext) -> list[Violation]:
         (_bad(least), "min_loss_scale", positive, "use 1.0, Megatron's default"),
         (is_missing or is_bad, "initial_loss_scale", begins if is_missing else positive, first),
     )
-    return [Violation(path, words={"what": what, "hint": hint}) for holds, path, what, hint in rows if holds]
+    return [Violation(path, what=what, hint=hint) for holds, path, what, hint in rows if holds]
 
 
 def _starts_below_floor(run: RuleContext) -> bool:

@@ -22,7 +22,7 @@ def _mode_turned_off(run: RuleContext) -> list[Violation]:
     off = [(name, dtype) for name, dtype in dtypes.items() if dtype != "fp32" and run.stated.get(dtype) is False]
     if not run.is_fp32 or run.stated.get("fp32"):
         return []
-    return [Violation(dtype, words={"name": name, "dtype": dtype}) for name, dtype in off[:1]]
+    return [Violation(dtype, name=name, dtype=dtype) for name, dtype in off[:1]]
 
 
 def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
@@ -32,7 +32,7 @@ def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
     autocast = [run.model.autocast_dtype] if run.model.enable_autocast and run.model.autocast_dtype else []
     legal["pipeline_dtype"] = list(dict.fromkeys(legal["params_dtype"] + autocast))
     return [
-        Violation(name, value=getattr(run.model, name), words={"legal": " or ".join(dtypes)})
+        Violation(name, value=getattr(run.model, name), legal=" or ".join(dtypes))
         for name, dtypes in legal.items()
         if getattr(run.model, name) not in (*dtypes, None)
     ]
@@ -46,7 +46,7 @@ def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
         return []  # Megatron's __post_init__ makes it FP32
     is_local = run.model.transformer_impl == "local" or (run.is_own and run.backend != "te_cpu" and not run.has_gpu)
     sent = sent_between_stages(vars(run.model), run.mcore, is_local=is_local)
-    return [Violation(words={"sent": sent})] if sent not in (received, None) else []
+    return [Violation(sent=sent)] if sent not in (received, None) else []
 
 
 def _without_mode(run: RuleContext) -> list[Violation]:

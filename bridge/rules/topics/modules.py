@@ -44,7 +44,7 @@ def _without_effect(run: RuleContext) -> list[Violation]:
     if run.is_low or not low or any(effect.chooses_in_high for effect in low):
         return []
     schemes = ", ".join(dict.fromkeys(str(effect.scheme) for effect in low))
-    return [Violation(value=len(low), words={"schemes": schemes})]
+    return [Violation(value=len(low), schemes=schemes)]
 
 
 def _stale(run: RuleContext) -> list[Violation]:
@@ -84,8 +84,9 @@ def _differing_chunks(run: RuleContext) -> list[Violation]:
         return []
     differing = [str(stage) for stage, file in enumerate(stage_recipes(files, stages)) if file is None]
     rows = [str(row) for row in selected_modules.own_rows(run) if row.names_layers]
-    words = {"stages": ", ".join(differing), "chunks": len(files) // stages}
-    return [Violation(value=rows, words=words)] if differing else []
+    if not differing:
+        return []
+    return [Violation(value=rows, stages=", ".join(differing), chunks=len(files) // stages)]
 
 
 def _off(run: RuleContext) -> list[Violation]:
@@ -93,7 +94,7 @@ def _off(run: RuleContext) -> list[Violation]:
     matchers = held.get("matchers") if isinstance(held, Mapping) else None
     rows = matchers.items() if isinstance(matchers, Mapping) else ()
     return [
-        Violation(value=row.get("pattern"), words={"name": name})
+        Violation(value=row.get("pattern"), name=name)
         for name, row in rows
         if isinstance(row, Mapping) and "enabled" not in row
     ]
@@ -111,7 +112,7 @@ def _missing_factories(run: RuleContext) -> list[Violation]:
         if run.is_custom and getattr(run, family) and getattr(run.model, name):
             paths.append((name, getattr(run.model, name)))
     return [
-        Violation(path, value=factory, words={"why": why})
+        Violation(path, value=factory, why=why)
         for path, factory in paths
         if (why := why_not_found(str(factory))) is not None
     ]
@@ -130,7 +131,7 @@ def next_to_stored_weights(run: RuleContext) -> list[Violation]:
 def wrong_payloads(run: RuleContext) -> list[Violation]:
     """Return what Transformer Engine's per-module recipes refuse."""
     payloads = _payloads(run) if run.has_model else ()
-    return [Violation(words={"key": key, "what": fault}) for key, row in payloads for _, fault in payload_faults(row)]
+    return [Violation(key=key, what=fault) for key, row in payloads for _, fault in payload_faults(row)]
 
 
 def _payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:

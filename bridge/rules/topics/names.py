@@ -45,7 +45,7 @@ def _disagreeing(run: RuleContext) -> list[Violation]:
             continue
         first, second = getattr(run.views[one], mine), getattr(run.views[two], theirs)
         if first != second and (run.is_whole or None not in (first, second)):
-            found.append(Violation(f"{one}.{mine}", value=first, words={"other": f"{two}.{theirs}", "theirs": second}))
+            found.append(Violation(f"{one}.{mine}", value=first, other=f"{two}.{theirs}", theirs=second))
     return found
 
 
@@ -64,8 +64,8 @@ def _replaced(run: RuleContext) -> list[Violation]:
         elif row.field in MODES and row.old:
             stated = f"choose a recipe whose mode is {row.field}"
         keep = "call synchronize(on_conflict='keep')" if row.can_be_kept else ""
-        words = {"recipe": recipe, "stated": stated, "keep": keep}
-        found.append(Violation(f"{row.owner}.{row.attribute}", value=row.old, words=words))
+        path = f"{row.owner}.{row.attribute}"
+        found.append(Violation(path, value=row.old, recipe=recipe, stated=stated, keep=keep))
     return found
 
 
@@ -82,7 +82,7 @@ def _left_open(run: RuleContext) -> list[Violation]:
     """Return the values that owners keep, where the precision is an object that holds its class's default there."""
     left_open = run.precision.untold if run.precision is not None else ()
     return [
-        Violation(f"{row.owner}.{row.attribute}", value=row.new, words={"field": row.field})
+        Violation(f"{row.owner}.{row.attribute}", value=row.new, field=row.field)
         for row in run.rows
         if row.verdict == "keep" and row.field in left_open and row.new != DEFAULTS[row.owner][row.attribute]
     ]
@@ -90,7 +90,7 @@ def _left_open(run: RuleContext) -> list[Violation]:
 
 def _without_home(run: RuleContext) -> list[Violation]:
     return [
-        Violation(row.field, words={"home": f"{row.owner}.{row.attribute}", "since": row.since})
+        Violation(row.field, home=f"{row.owner}.{row.attribute}", since=row.since)
         for row in run.rows
         if row.since is not None and row.owner in run.given and run.stands_out(row.field or "")
     ]
@@ -102,20 +102,20 @@ def _unrouted(run: RuleContext) -> list[Violation]:
 
 
 def _below_least(run: RuleContext) -> list[Violation]:
-    return [Violation(name, words={"least": least}) for name, least in LEAST.items() if run.held(name) < least]
+    return [Violation(name, least=least) for name, least in LEAST.items() if run.held(name) < least]
 
 
 def _misspelt(run: RuleContext) -> list[Violation]:
     found = []
     for name, value in run.unknown.items():  # every field of the precision is known
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
-        found.append(Violation(f"mixed_precision.{name}", value=value, words={"hint": hint}))
+        found.append(Violation(f"mixed_precision.{name}", value=value, hint=hint))
     for role in NAMES:
         stated = run.sections[role].stated
         for name, value in run.sections[role].unknown.items():
             nearest = nearest_fields(role, name)
             if nearest and nearest[0] not in stated:  # otherwise a provider's own field, of the same family
-                found.append(Violation(f"{role}.{name}", value=value, words={"hint": did_you_mean(nearest)}))
+                found.append(Violation(f"{role}.{name}", value=value, hint=did_you_mean(nearest)))
     return found
 
 
@@ -151,8 +151,7 @@ def _misnamed(run: RuleContext) -> list[Violation]:
     promised = [scheme for token, scheme in NAME_TOKENS.items() if token in name]
     if not promised or promised[0] == run.scheme:
         return []
-    words = {"promised": promised[0], "actual": run.scheme or "no scheme", "name": name}
-    return [Violation(value=run.scheme, words=words)]
+    return [Violation(value=run.scheme, promised=promised[0], actual=run.scheme or "no scheme", name=name)]
 
 
 RULES = (
@@ -160,7 +159,7 @@ RULES = (
         id="PB121",
         title="value of a wrong type",
         setting="model",
-        when=lambda run: [Violation(one.path, value=one.value, words={"why": one.why}) for one in run.malformed],
+        when=lambda run: [Violation(one.path, value=one.value, why=one.why) for one in run.malformed],
         message="{why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
         source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
@@ -257,7 +256,7 @@ RULES = (
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         needs="precision",
         sync="reported",
-        when=lambda run: [Violation(name, words={"by": by}) for name, by in run.put_aside.items()],
+        when=lambda run: [Violation(name, by=by) for name, by in run.put_aside.items()],
         message="is off, because a later statement turned off what it needs; {by} had turned it on",
         remedies=("state False, which says the same", "leave it"),
         source="this project: bridge.precision.statements",

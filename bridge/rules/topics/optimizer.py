@@ -17,7 +17,7 @@ def _states_in_fp32(run: RuleContext) -> list[Violation]:
 
 def _impossible_states(run: RuleContext) -> list[Violation]:
     return [
-        Violation(f"optimizer.{name}", words={"legal": ", ".join(CHOICES[name]).replace("uint8", "fp8")})
+        Violation(f"optimizer.{name}", legal=", ".join(CHOICES[name]).replace("uint8", "fp8"))
         for name in _STATES
         if run.has_precision_aware
         and name not in run.stated
@@ -35,10 +35,10 @@ def _unread_remainders(run: RuleContext) -> list[Violation]:
     if not run.stands_out("store_param_remainders") or not run.has_optimizer:
         return []
     if not run.has_precision_aware:
-        return [Violation(words={"why": "the optimizer is not precision-aware"})]
+        return [Violation(why="the optimizer is not precision-aware")]
     if run.optimizer.main_params_dtype != "fp32":
-        return [Violation(words={"why": f"the master weights are {run.optimizer.main_params_dtype}, not fp32"})]
-    return [Violation(words={"why": f"the weights are {run.mode}, not bf16"})] if not run.is_bf16 else []
+        return [Violation(why=f"the master weights are {run.optimizer.main_params_dtype}, not fp32")]
+    return [Violation(why=f"the weights are {run.mode}, not bf16")] if not run.is_bf16 else []
 
 
 def _gathers_without_conditions(run: RuleContext) -> list[Violation]:

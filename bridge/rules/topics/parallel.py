@@ -32,7 +32,7 @@ def _broken_replicas(run: RuleContext) -> list[Violation]:
     else:
         what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {experts}"
     is_broken = count % dense or (run.shape.is_moe and count % experts)
-    return [Violation(words={"what": what})] if is_broken else []
+    return [Violation(what=what)] if is_broken else []
 
 
 def _broken_batch(run: RuleContext) -> list[Violation]:
@@ -47,8 +47,8 @@ def _broken_batch(run: RuleContext) -> list[Violation]:
     if not (is_run and whole and micro and run.target.count) or run.target.count % replica:
         return []
     data = run.target.count // replica
-    words = {"micro": micro, "data": data, "step": micro * data}
-    return [Violation(words=words)] if micro > 0 and whole % (micro * data) else []
+    is_broken = micro > 0 and whole % (micro * data)
+    return [Violation(micro=micro, data=data, step=micro * data)] if is_broken else []
 
 
 def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
@@ -56,13 +56,13 @@ def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
     if run.is_bridge != is_bridge or not data or not length or data == length:
         return []
     where = COMMAND_LINE if COMMAND_LINE in map(run.where, ("data.seq_length", "model.seq_length")) else None
-    return [Violation(where=where, words={"length": length})]
+    return [Violation(where=where, length=length)]
 
 
 def _two_numbers_of_chunks(run: RuleContext) -> list[Violation]:
     stated, layout = run.model.virtual_pipeline_model_parallel_size, run.model.pipeline_model_parallel_layout
     is_other = run.has_model and stated and layout and run.parallel.layout and stated != run.parallel.virtual
-    return [Violation(words={"chunks": run.parallel.virtual})] if is_other else []
+    return [Violation(chunks=run.parallel.virtual)] if is_other else []
 
 
 def _odd_for_user_buffers(run: RuleContext) -> bool:
@@ -76,7 +76,7 @@ def _blockwise_gather(run: RuleContext) -> list[Violation]:
         return []
     sizes = [size for size in (*(width.size for width in widths(run)), tokens(run)) if size is not None]
     is_odd = not sizes or any(size % 128 for size in sizes)
-    return [Violation(words={"align": "make tokens per rank and widths multiples of 128" if is_odd else ""})]
+    return [Violation(align="make tokens per rank and widths multiples of 128" if is_odd else "")]
 
 
 def _indivisible(run: RuleContext) -> list[Violation]:
@@ -96,7 +96,7 @@ def _indivisible(run: RuleContext) -> list[Violation]:
         (sequence, model.seq_length or run.data.seq_length, context, ranks.of_tokens),
     )
     cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
-    return [Violation(path, value=size, words={"by": by}) for path, size, by, _ in cut]
+    return [Violation(path, value=size, by=by) for path, size, by, _ in cut]
 
 
 def _unsplittable(run: RuleContext) -> list[Violation]:
@@ -106,7 +106,7 @@ def _unsplittable(run: RuleContext) -> list[Violation]:
     try:
         run.parallel.places(run.shape.num_layers)
     except RunConfigError as error:
-        return [Violation(error.path, value=error.value, words={"rule": error.rule})]
+        return [Violation(error.path, value=error.value, rule=error.rule)]
     return []
 
 

@@ -1,7 +1,5 @@
 """In which dtype gradients are accumulated, reduced and applied."""
 
-from dataclasses import replace
-
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
 from bridge.rules.violation import Violation, all_of
@@ -17,7 +15,7 @@ def _low_gradients(run: RuleContext) -> list[Violation]:
     held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         held = "is stated as False"
-    return [replace(one, words={"held": held}) for one in _accumulates_low(run)]
+    return [Violation(held=held)] if _accumulates_low(run) else []
 
 
 def _unread_accumulation(run: RuleContext) -> list[Violation]:
@@ -26,11 +24,11 @@ def _unread_accumulation(run: RuleContext) -> list[Violation]:
     found = []
     for name in stated:
         if run.has_megatron_fsdp:
-            found.append(Violation(name, words={"why": "Megatron-FSDP has buffers of its own"}))
+            found.append(Violation(name, why="Megatron-FSDP has buffers of its own"))
         elif run.is_fp32:
-            found.append(Violation(name, words={"why": "gradients are FP32 in an FP32 run"}))
+            found.append(Violation(name, why="gradients are FP32 in an FP32 run"))
         elif name == sends and not run.is_sharded:
-            found.append(Violation(name, words={"why": "without the distributed optimizer gradients are all-reduced"}))
+            found.append(Violation(name, why="without the distributed optimizer gradients are all-reduced"))
     return found
 
 

@@ -31,7 +31,7 @@ def _unknown_format(run: RuleContext) -> list[Violation]:
             hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
         elif value == "e5m2":
             hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
-        found.append(Violation(family, words={"known": listed(known), "hint": hint}))
+        found.append(Violation(family, known=listed(known), hint=hint))
     return found
 
 
@@ -41,13 +41,13 @@ def _unknown_scheme(run: RuleContext) -> list[Violation]:
         scheme = run.held(f"{family}_recipe")
         is_read = getattr(run, family) or (f"{family}_recipe" in run.stated and scheme is not None)
         if is_read and scheme not in known:
-            found.append(Violation(f"{family}_recipe", words={"known": listed(known), "hint": _hint(scheme, known)}))
+            found.append(Violation(f"{family}_recipe", known=listed(known), hint=_hint(scheme, known)))
     return found
 
 
 def _unknown_algorithm(run: RuleContext) -> list[Violation]:
     algorithm = run.held("fp8_amax_compute_algo")
-    return [Violation(words={"hint": _hint(algorithm, _ALGORITHMS)})] if algorithm not in _ALGORITHMS else []
+    return [Violation(hint=_hint(algorithm, _ALGORITHMS))] if algorithm not in _ALGORITHMS else []
 
 
 def _without_factory(run: RuleContext) -> list[Violation]:
@@ -64,9 +64,7 @@ def _scheme_without_format(run: RuleContext) -> list[Violation]:
         if scheme is not None and not run.stated.get(family) and is_open:
             row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
             chosen = row.formats[-1] if row else _FORMATS[family][-1]
-            found.append(
-                Violation(f"{family}_recipe", words={"family": family, "chosen": chosen, "mode": run.mode.upper()})
-            )
+            found.append(Violation(f"{family}_recipe", family=family, chosen=chosen, mode=run.mode.upper()))
     return found
 
 
@@ -89,7 +87,7 @@ def _without_effect(run: RuleContext) -> list[Violation]:
 
 def _refused_values(run: RuleContext) -> list[Violation]:
     return [
-        Violation(name, words={"legal": listed([one.replace("uint8", "fp8") for one in legal])})
+        Violation(name, legal=listed([one.replace("uint8", "fp8") for one in legal]))
         for name, legal in CHOICES.items()
         if run.stated.get(name) not in (None, *legal)
     ]

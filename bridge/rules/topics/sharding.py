@@ -18,20 +18,20 @@ def _refused_by_v2(run: RuleContext) -> list[Violation]:
         (bool(run.fp8), "fp8", "no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)"),
         (bool(run.fp4), "fp4", "no FP4"),
     )
-    return [Violation(path, words={"what": what}) for applies, path, what in rows if run.has_fsdp_v2 and applies]
+    return [Violation(path, what=what) for applies, path, what in rows if run.has_fsdp_v2 and applies]
 
 
 def _switched(run: RuleContext) -> list[Violation]:
     where = None if run.is_whole else "turned on before the run"
     planned = [
-        Violation(f"{row.owner}.{row.attribute}", value=False, where=where, words={"why": row.why})
+        Violation(f"{row.owner}.{row.attribute}", value=False, where=where, why=row.why)
         for row in run.rows
         if row.attribute in SWITCHES and row.changes
     ]
     if planned or not {"optimizer", "ddp"} <= run.given:
         return planned
     return [
-        Violation(f"{role}.{name}", value=False, words={"why": why})
+        Violation(f"{role}.{name}", value=False, why=why)
         for role, name, why in off_switches(lambda role, name: getattr(run.views[role], name))
     ]
 
@@ -50,10 +50,10 @@ _OF_FSDP = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_f
 def _unread_by_ddp(run: RuleContext) -> list[Violation]:
     stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name) and run.has_ddp]
     if not run.has_megatron_fsdp:
-        return [Violation(name, words={"why": "Megatron-FSDP does not shard this run"}) for name in stated]
+        return [Violation(name, why="Megatron-FSDP does not shard this run") for name in stated]
     is_cached = bool(run.fp8) and run.ddp.fp8_param_gather and not run.is_mxfp8
     why = "it is about transposed FP8 weights, which this run does not store"
-    return [Violation(CACHE, words={"why": why})] if CACHE in stated and not is_cached else []
+    return [Violation(CACHE, why=why)] if CACHE in stated and not is_cached else []
 
 
 RULES = (

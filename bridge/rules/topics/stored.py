@@ -1,19 +1,18 @@
 """Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
 
-from dataclasses import replace
-
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, warning
 from bridge.rules.violation import Violation, all_of
 
 
-def storing(run: RuleContext, family: str) -> Violation:
+def storing(run: RuleContext, family: str, *, severity: str | None = None) -> Violation:
     """Return the setting that stores the weights in low precision: the recipe's, or that of an owner's own."""
     gather = f"{family}_param_gather"
     if run.precision is None or run.precision.is_stated(gather):
-        return Violation(gather, value=True)
+        return Violation(gather, value=True, severity=severity)
     role, name = ("ddp", gather) if getattr(run.ddp, gather) else ("model", f"{family}_param")
-    return Violation(f"{role}.{name}", value=True, where=run.where(f"{role}.{name}") or role)
+    where = run.where(f"{role}.{name}") or role
+    return Violation(f"{role}.{name}", value=True, where=where, severity=severity)
 
 
 def _unsharded(run: RuleContext, family: str) -> list[Violation]:
@@ -24,7 +23,7 @@ def _unsharded(run: RuleContext, family: str) -> list[Violation]:
         return []
     # Megatron Bridge trains published recipes so; Megatron-LM's parser refuses it.
     is_by_layer = run.optimizer.use_layer_wise_distributed_optimizer or str(run.optimizer.optimizer).startswith("dist_")
-    return [replace(storing(run, family), severity="warning" if is_by_layer else None)]
+    return [storing(run, family, severity="warning" if is_by_layer else None)]
 
 
 def _two_answers(run: RuleContext) -> list[Violation]:
@@ -32,7 +31,7 @@ def _two_answers(run: RuleContext) -> list[Violation]:
     for family in FAMILIES:
         mine, theirs = f"{family}_param", f"{family}_param_gather"
         if mine in run.stated and theirs in run.stated and run.stated[mine] != run.stated[theirs]:
-            found.append(Violation(mine, value=run.stated[mine], words={"other": theirs, "theirs": run.stated[theirs]}))
+            found.append(Violation(mine, value=run.stated[mine], other=theirs, theirs=run.stated[theirs]))
     return found
 
 
@@ -41,10 +40,10 @@ def _without_format(run: RuleContext) -> list[Violation]:
     for family, chosen in (("fp8", "e4m3"), ("fp4", "e2m1")):
         if getattr(run, family) or family in run.stated:  # stated to be off: no doubt about the run
             continue
-        words = {"family": family, "name": family.upper(), "chosen": chosen}
         is_owners = run.precision is None and getattr(run, f"gathers_{family}")
-        names = (f"{family}_param_gather", f"{family}_param")
-        found += [Violation(name, value=True, words=words) for name in names if run.stated.get(name) or is_owners][:1]
+        names = [name for name in (f"{family}_param_gather", f"{family}_param") if run.stated.get(name) or is_owners]
+        words = {"family": family, "name": family.upper(), "chosen": chosen}
+        found += [Violation(name, value=True, **words) for name in names[:1]]
     return found
 
 
@@ -54,8 +53,7 @@ def _half_told(run: RuleContext) -> list[Violation]:
     for family in FAMILIES:
         theirs = getattr(run.ddp, f"{family}_param_gather")
         if run.has_model and run.has_ddp and getattr(run.model, f"{family}_param") != theirs:
-            words = {"other": f"ddp.{family}_param_gather", "theirs": theirs}
-            found.append(Violation(f"model.{family}_param", words=words))
+            found.append(Violation(f"model.{family}_param", other=f"ddp.{family}_param_gather", theirs=theirs))
     return found
 
 

@@ -18,8 +18,8 @@ def _beyond(run: RuleContext, limit: tuple[int, int] | None, *, is_too_new: bool
     """Return the violation of a GPU on the wrong side of a scheme's first, or of the first later, capability."""
     if not run.needs_gpu_formats or limit is None or run.capability is None:
         return []
-    words = {"limit": dotted(limit), "has": dotted(run.capability)}
-    return [Violation(words=words)] if (run.capability >= limit) is is_too_new else []
+    is_beyond = (run.capability >= limit) is is_too_new
+    return [Violation(limit=dotted(limit), has=dotted(run.capability))] if is_beyond else []
 
 
 def _nvfp4_on_rtx(run: RuleContext) -> bool:
@@ -30,7 +30,7 @@ def _nvfp4_on_rtx(run: RuleContext) -> bool:
 
 def _below(run: RuleContext, version: Version | None, floor: str | None) -> list[Violation]:
     is_below = floor is not None and version is not None and at_least(version, floor) is False
-    return [Violation(words={"floor": floor})] if run.needs_gpu_formats and is_below else []
+    return [Violation(floor=floor)] if run.needs_gpu_formats and is_below else []
 
 
 def _unknown_versions(run: RuleContext) -> list[Violation]:
@@ -42,7 +42,7 @@ def _unknown_versions(run: RuleContext) -> list[Violation]:
         floors.append(f"Transformer Engine {row.min_transformer_engine}")
     if run.cuda is None and row.min_cuda:
         floors.append(f"CUDA {row.min_cuda}")
-    return [Violation(words={"floors": " and ".join(floors)})] if floors else []
+    return [Violation(floors=" and ".join(floors))] if floors else []
 
 
 def _missing_for_te(run: RuleContext) -> list[Violation]:
@@ -50,7 +50,7 @@ def _missing_for_te(run: RuleContext) -> list[Violation]:
     if not run.is_low or run.backend != "te" or gpu is None or gpu.is_gpu:
         return []
     missing = "a CUDA device and transformer_engine" if run.target.has_te is False else "a CUDA device"
-    return [Violation(words={"missing": missing})]
+    return [Violation(missing=missing)]
 
 
 def _not_emulated(run: RuleContext) -> list[Violation]:
@@ -68,7 +68,7 @@ def _not_emulated(run: RuleContext) -> list[Violation]:
 
 def _unplanned(run: RuleContext) -> list[Violation]:
     return [
-        Violation(fault.path, value=fault.value, words={"why": fault.rule, "remedy": fault.remedy.removesuffix(".")})
+        Violation(fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy.removesuffix("."))
         for fault in run.unplanned
     ]
 
