@@ -107,8 +107,8 @@ def refuse_unknown(reasons: Mapping[str, str]) -> None:
 
 LOW_PRECISION_BACKENDS = ("te", "emulated", "te_cpu")
 """Values of `precision_backend` that say who multiplies in FP8 and FP4."""
-_OTHER = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence")
-"""Settings of a run that are no sections."""
+_OTHER = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence", "checkpoint")
+"""Further settings of a run, and the section that no rule has a view of."""
 
 
 def check_run(
@@ -123,11 +123,10 @@ def check_run(
     is_bridge: bool = False,
     prediction: Prediction | None = None,
 ) -> Report:
-    """Check a run before anything of it is built.
+    """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 
     Args:
-        run: A `ConfigContainer`, or a mapping of its sections; `target` and `silence` in a mapping count where the
-            arguments say nothing.
+        run: Its `target` and `silence` count where the arguments say nothing.
         target: What `parse_target` reads, "auto" for this machine, or None for what the run says itself.
         silenced: Id of a rule -> why it is silenced.
         backend: te, emulated or te_cpu: what will run low-precision GEMMs.
@@ -149,21 +148,35 @@ def check_run(
         given: dict[str, Any] = {"precision": precision, "target": place, **{role: sections[role] for role in ROLES}}
     else:
         given, place = {"precision": prediction}, prediction.target
-    stated = sections["precision_backend"]
-    known: dict[str, Any] = {
+    known = {
+        **_known_of(sections, backend),
         "environment": {**(environment or {}), **(os.environ if place.is_detected else {})} or None,
-        "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
-        "is_own": stated is not None and section_of(sections["model"], "seq_length") is not None,
         "origins": origins,
         "is_bridge": is_bridge,
     }
-    setup = Setup(**given, **known, choice=choice)
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
-    report = check(setup, reasons)
-    for phase in phases_of(sections, setup.prediction)[1:]:
-        later = Setup(setup.prediction.under(phase.precision), **known)
+    return _of_phases(check(Setup(**given, **known, choice=choice), reasons), sections, known, reasons)
+
+
+def _of_phases(first: Report, run: Mapping[str, Any], known: Mapping[str, Any], reasons: Mapping[str, str]) -> Report:
+    """Return the report on the first phase of a run's precision schedule with what each later one adds."""
+    report, prediction = first, first.setup.prediction
+    for phase in phases_of(run, prediction)[1:]:
+        later = Setup(prediction.under(phase.precision), **known)
         report = report.with_phase(phase.number, check(later, reasons))
     return report
+
+
+def _known_of(sections: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
+    """Return what a run's own settings say of it, as arguments of `Setup`."""
+    stated = sections["precision_backend"]
+    is_own = stated is not None and section_of(sections["model"], "seq_length") is not None
+    loads = section_of(sections["checkpoint"], "load") is not None
+    return {
+        "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
+        "is_own": is_own,
+        "is_resumed": loads and not is_own,  # it reads its own checkpoints so that no variable is needed
+    }
 
 
 def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]:

@@ -47,6 +47,7 @@ class Setup(RuleContext):
         backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
             GPU.
         is_own: The run is one of scripts/train.py, whose build does not honour every field.
+        is_resumed: The run reads a checkpoint, whether its fingerprint is known or not.
         is_bridge: Megatron Bridge wrote the run's file.
         origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
@@ -62,6 +63,7 @@ class Setup(RuleContext):
         environment: Mapping[str, str] | None = None,
         backend: str | None = None,
         is_own: bool = False,
+        is_resumed: bool = False,
         is_bridge: bool = False,
         origins: Origins | None = None,
         choice: Choice | None = None,
@@ -84,6 +86,7 @@ class Setup(RuleContext):
         self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
         self.backend, self.is_own, self.is_bridge = backend, is_own, is_bridge
+        self.is_resumed = is_resumed or checkpoint is not None
         self.choice = choice
         self.read_owners()
         self._read_kind()
@@ -101,7 +104,6 @@ class Setup(RuleContext):
         if model.recompute_granularity == "selective" and isinstance(modules, list | tuple):
             self.recomputed = tuple(map(str, modules))
         self.has_peft = "peft" in self.given
-        self.is_resumed = self.checkpoint is not None
 
     def _read_target(self) -> None:
         """Set what is known of the GPUs of the run and their libraries."""

@@ -1,6 +1,7 @@
 """A whole run checked at once: our container, a saved run, Megatron Bridge's YAML, the showcase."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_what_is_misspelt_or_mistyped_in_a_mapping_is_found_beside_everything_el
     said = {one.id: str(one) for one in report.findings}
     assert said["PB121"].startswith("mixed_precision.bf16: must be true or false, got 'maybe'.")
     assert said["PB122"].endswith("Did you mean 'fp8_recipe' or 'fp4_recipe'?")
+
+
+def test_a_file_that_loads_a_checkpoint_is_asked_about_the_state_of_delayed_scaling() -> None:
+    run = {"mixed_precision": "bf16_with_fp8_delayed_scaling_mixed", "model": DENSE, "checkpoint": {"load": "/ckpt"}}
+    asked = partial(check_run, target="h100x8,te2.20,cuda12.9,mcore0.19.2", environment={"WORLD_SIZE": "8"})
+    assert "PB542" in ids(asked(run))
+    assert "PB542" not in ids(asked({**run, "checkpoint": {"load": None}}))
 
 
 def test_a_run_brings_its_own_target_silence_and_backend() -> None:
