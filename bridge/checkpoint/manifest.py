@@ -105,14 +105,13 @@ class Manifest:
         return None if changed is None else f"{changed} has other content than when it was written"
 
 
-def damage(checkpoint: Path, *, checksum: bool = True) -> str | None:
+def damage(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint, as a clause, or None where every file is as it was written."""
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
         return error.reason
-    fault = manifest.outline_fault(checkpoint)
-    return manifest.content_fault(checkpoint, manifest.checksums) if fault is None and checksum else fault
+    return manifest.outline_fault(checkpoint) or manifest.content_fault(checkpoint, manifest.checksums)
 
 
 def digest(checkpoint: Path) -> str:

@@ -8,7 +8,7 @@ A function takes a finished value of a room below and returns something to show;
     MemoryReport, FitReport                plan.memory, plan.fit          plan_table.py
     AlignmentReport                        plan.alignment                 plan_table.py
     ModuleSelection                        plan.selection                 module_table.py
-    SyncReport                             sync                           sync_table.py
+    SyncReport                             sync                           sync_table.py: plain text
     Comparison, RecipeRow                  compare.comparison             comparison.py: table, Markdown, JSON, picture
     Band                                   compare.band                   gradients.py
     QuantisationRow                        audit.quantisation             quantisation.py: tables and a heat map

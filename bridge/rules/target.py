@@ -127,13 +127,13 @@ class Target:
         """Compute capability of the GPU, or None."""
         return self.gpu.capability if self.gpu is not None else None
 
-    def is_from(self, major: int, minor: int = 0) -> bool:
+    def is_from(self, major: int) -> bool:
         """Return whether the GPU is known to have this compute capability or a later one."""
-        return self.capability is not None and self.capability >= (major, minor)
+        return self.capability is not None and self.capability[0] >= major
 
-    def is_before(self, major: int, minor: int = 0) -> bool:
+    def is_before(self, major: int) -> bool:
         """Return whether the GPU is known to have an earlier compute capability."""
-        return self.capability is not None and self.capability < (major, minor)
+        return self.capability is not None and self.capability[0] < major
 
     def stated(self, name: str) -> str | int | None:
         """Return what is stated of one part of the target, gpu, count or a product; of all of it without a name."""

@@ -27,7 +27,7 @@ FITTING = {
 
 
 def report(recipe, model, *, world_size=None, **workload):
-    plan = precision_plan(REGISTRY.get(recipe), model, Parallel.of(model, world_size=world_size))
+    plan = precision_plan(REGISTRY.get(recipe), model, Parallel.of(model).on_enough(world_size))
     return align_report(plan, Workload.of(model, workload) if workload else None)
 
 

@@ -80,7 +80,7 @@ def predicted(recipe: str, layout: str, rank: int):
     precision = given["mixed_precision"]
     config = REGISTRY.get(precision) if isinstance(precision, str) else MixedPrecisionConfig.from_dict(precision)
     model = {**given["model"], "vocab_size": 256}
-    parallel = Parallel.of(model, world_size=2)
+    parallel = Parallel.of(model).on_enough(2)
     plan = precision_plan(
         config, model, parallel, optimizer=given["optimizer"], ddp=given["ddp"], mcore=installed("mcore")
     )

@@ -138,7 +138,7 @@ def case(changes: dict, scheme: str) -> dict:
 def counted(given: dict, ranks: int) -> float:
     """Return the bytes of the plan, without those of kernels that do not run on a CPU."""
     model = given["model"]
-    parallel = Parallel.of(model, world_size=ranks)
+    parallel = Parallel.of(model).on_enough(ranks)
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
     plan = precision_plan(precision, model, parallel, mcore=installed("mcore"))
     (place,) = plan.parallel.places(plan.shape.num_layers)

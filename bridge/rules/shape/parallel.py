@@ -87,12 +87,9 @@ class Parallel:
         return max(1, self.world_size // self.expert_replica)
 
     @classmethod
-    def of(cls, model: Any, *, world_size: int | None = None) -> Parallel:
-        """Return the layout that a model's config describes; RunConfigError where there is no such layout.
-
-        Arguments as for `read_parallel`.
-        """
-        parallel, faults = read_parallel(model, world_size=world_size)
+    def of(cls, model: Any) -> Parallel:
+        """Return the layout that a model's config describes; RunConfigError where there is no such layout."""
+        parallel, faults = read_parallel(model)
         if faults:
             raise RunConfigError(str(faults[0]))
         return parallel
@@ -165,14 +162,10 @@ class Parallel:
         return counts
 
 
-def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Parallel, tuple[Finding, ...]]:
-    """Return the layout that a model's config describes, and every reason why there is no such layout.
+def read_parallel(model: Any) -> tuple[Parallel, tuple[Finding, ...]]:
+    """Return the layout that a model's config describes, on as few ranks as it needs, and why there is no such layout.
 
-    What cannot be read is left out of the layout.
-
-    Args:
-        model: The section of the model, or a mapping or object that is read as one.
-        world_size: Ranks of the run; None: as few as the layout needs.
+    `model` is its section, or a mapping or object that is read as one. What cannot be read is left out of the layout.
     """
     section = read_section("model", model)
     faults = [
@@ -200,28 +193,8 @@ def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Paralle
         embedding_counts=bool(section.given("account_for_embedding_in_pipeline_split")),
         loss_counts=bool(section.given("account_for_loss_in_pipeline_split")),
     )
-    parallel, of_ranks = _on_ranks(parallel, world_size)
-    parallel, of_layout = _laid_out(parallel, section)
-    return parallel, (*faults, *of_ranks, *of_layout)
-
-
-def _on_ranks(parallel: Parallel, world_size: int | None) -> tuple[Parallel, list[Finding]]:
-    """Return the layout with its data-parallel replicas, and the reasons why it does not fit these ranks."""
-    replica, experts = parallel.replica, parallel.expert_replica
-    least = math.lcm(replica, experts)
-    ranks = world_size or least
-    needs = (("tensor x pipeline x context", replica), ("expert tensor x expert x pipeline", experts))
-    faults = [
-        Finding(
-            path="model",
-            rule=f"the number of ranks must be a multiple of {name} parallel sizes = {need}",
-            value=ranks,
-            remedy=f"Use {-(-ranks // least) * least}, or other sizes.",
-        )
-        for name, need in needs
-        if ranks % need
-    ]
-    return replace(parallel, data=max(1, ranks // replica)), faults
+    parallel, of_layout = _laid_out(parallel.on_enough(None), section)
+    return parallel, (*faults, *of_layout)
 
 
 def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Finding]]:
