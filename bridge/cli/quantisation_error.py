@@ -46,7 +46,7 @@ def add_parsers(commands: Any) -> None:
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
-    from bridge.front.decode import container
+    from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.training.quantisation import measure_quantisation
 
@@ -58,7 +58,9 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     steps = chosen.steps
     if steps is None:
         steps = STEPS if chosen.checkpoint is None else 0
-    rows = measure_quantisation(container(run), steps=steps)
+    config = container(run)
+    require_startable(config, run)
+    rows = measure_quantisation(config, steps=steps)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         write_rows(chosen.out / FILE, rows)

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -23,10 +23,10 @@ from bridge.compare.comparison import Comparison
 from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.loader import config_folder
-from bridge.front.main import is_first_process, main
+from bridge.front.main import Work, is_first_process, main
 from bridge.front.sweep import report_sweep
-from bridge.front.train import plain_container, train
-from bridge.training.config import ConfigContainer, write_precision
+from bridge.front.train import plain_container, prepared
+from bridge.training.config import ConfigContainer
 
 SEEDS = 3
 FOLDER = "outputs/comparison"
@@ -86,22 +86,24 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     return [*rest, *(f"{key}={value}" for key, value in defaults.items() if key not in keys)], share
 
 
-def arm(config: ConfigContainer, run_dir: Path) -> None:
-    """Train one run of the sweep, unless it is finished; a run that ends with an error is a result, too.
-
-    RunConfigError before the first step where the runs are too short to tell anything.
-    """
+def arm(config: ConfigContainer) -> Work:
+    """Prepare one run of the sweep; RunConfigError where the runs are too short to tell anything."""
     settings, interval = config.train, config.logging.log_interval
     records = [*range(interval, settings.train_iters, interval), settings.train_iters]
     reason = too_short(records, settings.lr_warmup_iters)
     if reason is not None:
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
+    return partial(_run, config, prepared(config))
+
+
+def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
+    """Train one run of the sweep, unless it is finished; a run that ends with an error is a result, too."""
     if _is_finished(config, run_dir):
         log.info("%s is finished and is not run again.", run_dir)
         return
     (run_dir / FAILED).unlink(missing_ok=True)
     try:
-        train(config, run_dir)
+        work(run_dir)
     except TrainingError as error:
         log.warning("%s: %s", run_dir, error)
         if is_first_process():
@@ -117,7 +119,5 @@ def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
     summary = run_dir / "summary.json"
     if summary.is_file():
         ended |= json.loads(summary.read_text(encoding="utf-8"))["iteration"] >= config.train.train_iters
-    asked = deepcopy(config)
-    write_precision(asked)
-    plain = yaml.safe_load(yaml.safe_dump(plain_container(asked)))
+    plain = yaml.safe_load(yaml.safe_dump(plain_container(config)))
     return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

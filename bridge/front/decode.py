@@ -32,11 +32,13 @@ PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_
 
 
 def container(run: RunValues) -> ConfigContainer:
-    """Return the container of a run's values, its precision finalized and not yet written. Imports Megatron Core."""
+    """Return the container of a run's values, its precision finalized and not yet written. Imports Megatron Core.
+
+    `require_startable` says whether such a run can begin.
+    """
     _declare_te_cpu(run)
     from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
-    from bridge.training.values import early_faults
 
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
     ours = decoded_sections(run, SECTIONS)
@@ -45,7 +47,7 @@ def container(run: RunValues) -> ConfigContainer:
     if run.precision is not None:
         run.precision.finalize()
     needed = _needed_at_construction(run.precision, arguments["model"])
-    made = ConfigContainer(
+    return ConfigContainer(
         model=_made("model", GPTConfig, arguments["model"], needed),
         optimizer=_made("optimizer", MegatronOptimizerConfig, arguments["optimizer"]),
         ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"]),
@@ -55,10 +57,15 @@ def container(run: RunValues) -> ConfigContainer:
         precision_choice=run.choice.to_dict() if run.choice is not None else None,
         set_by={key: dict(own) for key, own in run.problems.origins.values.items()},
     )
-    for fault in early_faults(made, run.origin_of):
+
+
+def require_startable(config: ConfigContainer, run: RunValues) -> None:
+    """Refuse what shows before data and model are built."""
+    from bridge.training.values import early_faults  # heavy
+
+    for fault in early_faults(config, run.origin_of):
         run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
     run.problems.raise_any()
-    return made
 
 
 def _declare_te_cpu(run: RunValues) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
-from bridge.front.decode import container, decoded_sections
+from bridge.front.decode import container, decoded_sections, require_startable
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import (
@@ -229,7 +229,10 @@ def load_container(
 
     search = Search(str(Path(config_path).resolve()), config_name, config_dir)
     with composed(search, overrides) as composition:
-        return container(run_of(composition.given(name=config_name, missing=False)))
+        run = run_of(composition.given(name=config_name, missing=False))
+        made = container(run)
+        require_startable(made, run)
+        return made
 
 
 def run_of(given: GivenRun, *, resolve: bool = True) -> RunValues:

@@ -1,8 +1,8 @@
 """A script's command line: Hydra's flags and overrides, our answers to mistakes, and exit codes.
 
-The config is composed once, and its container is built once, before Hydra starts the job, so that a mistake is reported
-before a run folder is made. Hydra gets the composed config and adds the run folder and the log; a sweep is Hydra's, and
-each of its jobs builds the container of the config that Hydra composed for it.
+The config is composed once, its container is built once, and the run is prepared, all in memory: a run that is refused
+leaves no run folder. Hydra gets the composed config and adds the run folder and the log. A sweep is Hydra's, and each
+of its jobs does the same with the config that Hydra composed for it.
 
 Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 for a crash, with its traceback. With
 ``HYDRA_FULL_ERROR=1`` every error comes with its traceback.
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import hydra
 from hydra._internal.hydra import Hydra
@@ -41,7 +41,7 @@ from bridge.front.compose import (
     register,
     retraced,
 )
-from bridge.front.decode import container, decoded_sections
+from bridge.front.decode import container, decoded_sections, require_startable
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, run_of
 from bridge.front.overrides import as_hydra_reads
@@ -56,8 +56,10 @@ if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.training.config import ConfigContainer
 
-Job = Callable[["ConfigContainer", Path], None]
-"""A script's work on a run and its folder."""
+Work = Callable[[Path], None]
+"""The work on a run that is prepared, in its folder."""
+Prepare = Callable[["ConfigContainer"], Work]
+"""A script's preparation of a run, which writes no file and returns the work."""
 AfterSweep = Callable[[Path, Sequence[Path]], object]
 """A script's work on the folder of a sweep and those of its runs, in order."""
 
@@ -72,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 def main(
-    job: Job,
+    prepare: Prepare,
     *,
     config_path: Path,
     config_name: str = "config",
@@ -80,10 +82,10 @@ def main(
     words: Sequence[str] | None = None,
     after_sweep: AfterSweep | None = None,
 ) -> None:
-    """Run `job` as the command line says, and end the process with an exit code where that fails.
+    """Do a script's work as the command line says, and end the process with an exit code where that fails.
 
     Args:
-        job: Called once per run with its config and its folder.
+        prepare: Called once per run with its config; what it returns is called with the run's folder.
         config_path: Folder of the primary config.
         config_name: The primary config, without ``.yaml``.
         name: Hydra's name of the job, and of its log.
@@ -96,7 +98,7 @@ def main(
         own_folder = _config_path(arguments.config_path) or str(config_path)
         search = Search(own_folder, arguments.config_name or config_name, arguments.config_dir)
         with _translated(arguments.overrides):
-            _run(job, arguments, search, name, after_sweep)
+            _run(prepare, arguments, search, name, after_sweep)
     except BridgeError as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
@@ -138,12 +140,14 @@ def _config_path(given: str | None) -> str | None:
     return str(by_script if by_script.is_dir() and not Path(given).is_dir() else config_folder(given))
 
 
-def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str, after_sweep: AfterSweep | None) -> None:
+def _run(
+    prepare: Prepare, arguments: argparse.Namespace, search: Search, name: str, after_sweep: AfterSweep | None
+) -> None:
     """Do what the flags ask for: answer by Hydra alone, show the config, sweep, or run."""
     overrides: list[str] = arguments.overrides
     if arguments.experimental_rerun:
         register()
-        hydra.main(version_base=VERSION_BASE)(Task(job))()
+        hydra.main(version_base=VERSION_BASE)(Task(prepare))()
     elif arguments.shell_completion or arguments.help or arguments.hydra_help or arguments.info:
         _answer(arguments, search)
     elif arguments.cfg:
@@ -152,9 +156,9 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str, aft
             with _started(composition, name) as app:
                 app.show_cfg(search.config_name, overrides, arguments.cfg, arguments.package, arguments.resolve)
     elif arguments.multirun or _is_multirun(search, overrides):
-        _sweep(job, search, [*overrides, "hydra.mode=MULTIRUN"], name, after_sweep)
+        _sweep(prepare, search, [*overrides, "hydra.mode=MULTIRUN"], name, after_sweep)
     else:
-        _run_once(job, search, [*overrides, "hydra.mode=RUN"], name)
+        _run_once(prepare, search, [*overrides, "hydra.mode=RUN"], name)
 
 
 def _answer(arguments: argparse.Namespace, search: Search) -> None:
@@ -171,7 +175,7 @@ def _nothing(_config: DictConfig) -> None:
     """Stand for the job where Hydra runs none."""
 
 
-def _sweep(job: Job, search: Search, overrides: list[str], name: str, after_sweep: AfterSweep | None) -> None:
+def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, after_sweep: AfterSweep | None) -> None:
     """Run a job for each combination of values, and what comes after the sweep."""
     with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
         _check(composition)
@@ -179,7 +183,7 @@ def _sweep(job: Job, search: Search, overrides: list[str], name: str, after_swee
     began = time.time()
     try:
         with _started(composition, name) as app:
-            app.multirun(search.config_name, Task(job), overrides)
+            app.multirun(search.config_name, Task(prepare), overrides)
     finally:
         if after_sweep is not None:
             after_sweep(folder, _runs_of(folder, began))
@@ -192,41 +196,48 @@ def _runs_of(folder: Path, began: float) -> list[Path]:
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _run_once(job: Job, search: Search, overrides: list[str], name: str) -> None:
-    """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
+def _run_once(prepare: Prepare, search: Search, overrides: list[str], name: str) -> None:
+    """Prepare the run, then have Hydra make the run folder and the log, and do the work in it."""
     with composed(search, overrides, job_name=name) as composition:
-        run = _container(run_of(composition.given(name=search.config_name, missing=False)))
+        run = _prepared(run_of(composition.given(name=search.config_name, missing=False)), prepare)
         if is_first_process():  # before Hydra makes a folder, or writes into that of another run
             require_unlocked(Path(HydraConfig.get().runtime.output_dir), "logging.run_dir")
-            if run.checkpoint.save is not None:
-                require_unlocked(Path(run.checkpoint.save), "checkpoint.save")
-        task = Task(job, run)
+            if run.config.checkpoint.save is not None:
+                require_unlocked(Path(run.config.checkpoint.save), "checkpoint.save")
+        task = Task(prepare, run)
         with _started(composition, name) as app:
             app.run(search.config_name, task, overrides)
     if task.refused is not None:
         raise task.refused  # after Hydra's end, which would add a line of its own
 
 
-class Task:
-    """A script's job as Hydra calls it, in the run folder that Hydra made."""
+class Prepared(NamedTuple):
+    """A run that can begin."""
 
-    def __init__(self, job: Job, made: ConfigContainer | None = None) -> None:
-        self.job = job
+    config: ConfigContainer
+    work: Work
+
+
+class Task:
+    """A script's work as Hydra calls it, in the run folder that Hydra made."""
+
+    def __init__(self, prepare: Prepare, made: Prepared | None = None) -> None:
+        self.prepare = prepare
         self.made = made
         """The run; None: that of the config that Hydra composed for a job of a sweep."""
         self.refused: BridgeError | None = None
         """The error of ours that ended a run which was made before Hydra started."""
 
     def __call__(self, config: DictConfig) -> None:
-        """Run the job on the config's container."""
+        """Do the work on the config's run."""
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         run = self.made
         try:
             with own_environment():
-                run = run or _container(run_of(retraced(config, settings).given(missing=False)))
-                run_dir = Path(run.logging.run_dir or run_dir)
-                self.job(run, run_dir)
+                run = run or _prepared(run_of(retraced(config, settings).given(missing=False)), self.prepare)
+                run_dir = Path(run.config.logging.run_dir or run_dir)
+                run.work(run_dir)
         except Exception as raised:
             error = _of_disk(raised, run_dir)
             if not isinstance(error, BridgeError):
@@ -271,25 +282,24 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _container(values: RunValues) -> ConfigContainer:
-    """Return the container of a run, whose own folder is made where one is named."""
-    run = container(values)
-    from bridge.training.values import launch_fault  # heavy
+def _prepared(values: RunValues, prepare: Prepare) -> Prepared:
+    """Return a run that can begin; its own folder is made where one is named."""
+    config = container(values)
+    work = prepare(config)
+    require_startable(config, values)
+    if config.logging.run_dir is not None and is_first_process():
+        _make_folder(config.logging.run_dir)
+    return Prepared(config, work)
 
-    fault = launch_fault(run, values.origin_of)
-    if fault is not None:
-        values.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
-        values.problems.raise_any()
-    folder = run.logging.run_dir
-    if folder is not None and is_first_process():
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
-            raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.") from error
-        if not os.access(folder, os.W_OK):
-            raise RunConfigError.of("logging.run_dir", "cannot be written", folder, "Give another folder.")
-    return run
+
+def _make_folder(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
+        raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.") from error
+    if not os.access(folder, os.W_OK):
+        raise RunConfigError.of("logging.run_dir", "cannot be written", folder, "Give another folder.")
 
 
 def _check(composition: Composition) -> None:

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -25,6 +26,7 @@ from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
+from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE
 from bridge.training.config import write_precision
 
 if TYPE_CHECKING:
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from bridge.front.main import Work
     from bridge.preflight.check import Report
     from bridge.sync.report import SyncReport
     from bridge.training.config import ConfigContainer
 
 FINDINGS = "findings.json"
+OF_THE_BUILD = frozenset({NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE})
+"""Rules that `require_startable` asks next, and that no silence lets pass."""
 
 log = logging.getLogger("train")
 
@@ -45,7 +50,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    main(train, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
+    main(prepared, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
 
 
 def exit_on_signals() -> None:
@@ -72,19 +77,32 @@ def _after_sweep(folder: Path, runs: Sequence[Path]) -> None:
     report_sweep(folder, runs)
 
 
-def train(config: ConfigContainer, run_dir: Path) -> None:
-    """Check the run, write its precision into the configs, record both in its folder, and train."""
+def prepared(config: ConfigContainer) -> Work:
+    """Check a run and write its precision into the configs; return its training, which records both in its folder.
+
+    CheckError with every finding that is an error, but for those of the run's own build, which refuses them itself.
+    """
     origins = {path: list(own)[-1] for path, own in config.set_by.items() if own}
     checked = check_run(config, target=config.target or "auto", origins=lambda path: origins.get(path, "default"))
-    try:
-        require_no_errors(checked)
-        report = write_precision(config, checked.setup.prediction)
-    finally:
-        keep_findings(run_dir, config, checked)
+    errors = [finding for finding in checked.of("error") if finding.id not in OF_THE_BUILD]
+    if errors:
+        first, verdict = errors[0].id, verdict_line(checked)
+        raise CheckError(
+            f"The check stops this run ({verdict}). `precision-bridge explain {first}` explains the rule; "
+            f"'silence.{first}=why it is all right here' lets the run pass:",
+            [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
+        )
+    return partial(train, config, checked, write_precision(config, checked.setup.prediction))
+
+
+def train(config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path) -> None:
+    """Record in the run's folder what was checked and written, and train."""
+    for finding in checked.of("warning"):
+        log.warning("%s %s", finding.id, finding)
     if report is not None:
         logged = {(finding.id, finding.path) for finding in checked.of("warning")}
         report.log(log, file=run_dir / "sync.txt", known=logged)
-    record(run_dir, config, report)
+    record(run_dir, config, report, checked)
     from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
 
     summary = pretrain(config, run_dir=run_dir)
@@ -94,33 +112,11 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
         sys.exit(128 + summary.stop_signal)  # not 0: the scheduler that waits for the run has to see it is not done
 
 
-def require_no_errors(report: Report) -> None:
-    """Log the warnings of a check; CheckError with every finding that is an error."""
-    for finding in report.of("warning"):
-        log.warning("%s %s", finding.id, finding)
-    errors = report.of("error")
-    if errors:
-        first = errors[0].id
-        raise CheckError(
-            f"The check stops this run ({verdict_line(report)}). `precision-bridge explain {first}` explains the rule; "
-            f"'silence.{first}=why it is all right here' lets the run pass:",
-            [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
-        )
+def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None, checked: Report | None = None) -> None:
+    """Write what a run is into its folder; only the first process of a launch writes.
 
-
-def keep_findings(run_dir: Path, config: ConfigContainer, report: Report) -> None:
-    """Write ``findings.json`` into the run's folder: those of the check, and the choice made for `auto`."""
-    if not is_first_process():
-        return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    content = findings_dict(report) | ({"auto": config.precision_choice} if config.precision_choice else {})
-    (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:
-    """Write ``config.yaml``, ``origins.json`` and, after a sync, ``sync.txt`` and ``sync.json`` into the run's folder.
-
-    Only the first process of a launch writes.
+    ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the choice made for `auto`; after a sync
+    ``sync.txt`` and ``sync.json``.
     """
     if not is_first_process():
         return
@@ -129,6 +125,9 @@ def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) ->
     text += yaml.safe_dump(plain_container(config), sort_keys=False)
     (run_dir / "config.yaml").write_text(text)
     (run_dir / ORIGINS).write_text(json.dumps(plain_origins(config), indent=2) + "\n")
+    if checked is not None:
+        content = findings_dict(checked) | ({"auto": config.precision_choice} if config.precision_choice else {})
+        (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if report is not None:
         (run_dir / "sync.txt").write_text(render_sync(report))
         (run_dir / "sync.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")

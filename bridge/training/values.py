@@ -47,7 +47,7 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
     faults = value_faults(config, origin_of)
     found: list[Finding | None] = []
     if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
-        found.append(batch_fault(config.train, origin_of=origin_of))
+        found.append(batch_fault(config.train, ranks=_launched_ranks(config.model), origin_of=origin_of))
     if config.data.path is not None:
         found.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
@@ -64,13 +64,12 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
     return run_faults(config.model, config.optimizer, config.ddp, backend=backend)
 
 
-def launch_fault(config: ConfigContainer, origin_of: Callable[[str], str]) -> Finding | None:
-    """Return the fault of a global batch that the data-parallel ranks of this launch cannot share, or None."""
-    model: Any = config.model
+def _launched_ranks(model: Any) -> int | None:
+    """Return the data-parallel ranks of this launch; None for one process."""
     sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
     world = os.environ.get("WORLD_SIZE", "")
     ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
-    return batch_fault(config.train, ranks=ranks, origin_of=origin_of) if ranks > 1 else None
+    return ranks if ranks > 1 else None
 
 
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:

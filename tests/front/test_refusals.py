@@ -10,7 +10,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.front.main import _container
+from bridge.front.main import _prepared
 
 CFG = ("--cfg", "job")
 TINY = ("model=gpt_tiny", "train=smoke")
@@ -212,7 +212,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(monkeypatch, tmp_path: P
     run = load_run([*TINY, f"logging.run_dir={tmp_path}"])
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(RunConfigError, match=r"^logging.run_dir: cannot be written, got '.*'. Give another folder."):
-        _container(run)
+        _prepared(run, lambda _config: print)
 
 
 def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:

@@ -199,7 +199,9 @@ def test_a_job_of_a_sweep_does_not_see_the_environment_of_the_one_before(train, 
         "import os\n"
         "from pathlib import Path\n"
         "from bridge.front.main import main\n\n"
-        "def job(config, run_dir):\n"
+        "def job(config):\n"
+        "    return lambda run_dir: work(config, run_dir)\n\n"
+        "def work(config, run_dir):\n"
         "    (run_dir / 'seen').write_text(os.environ.get('NVTE_FUSED_ATTN', 'unset'))\n"
         "    os.environ['NVTE_FUSED_ATTN'] = str(config.train.seed)\n\n"
         f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
@@ -222,7 +224,9 @@ def test_a_job_of_a_sweep_sees_the_environment_of_its_own_recipe_alone(train, tm
         "import os\n"
         "from pathlib import Path\n"
         "from bridge.front.main import main\n\n"
-        "def job(config, run_dir):\n"
+        "def job(config):\n"
+        "    return lambda run_dir: work(config, run_dir)\n\n"
+        "def work(config, run_dir):\n"
         "    (run_dir / 'seen').write_text(os.environ.get('NVTE_FUSED_ATTN', 'unset'))\n\n"
         f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
     )
@@ -303,7 +307,9 @@ def test_a_crash_shows_its_traceback_and_the_run_folder(train, tmp_path: Path) -
     (tmp_path / "crash.py").write_text(
         "from pathlib import Path\n"
         "from bridge.front.main import main\n\n"
-        "def job(config, run_dir):\n"
+        "def job(config):\n"
+        "    return lambda run_dir: work(config, run_dir)\n\n"
+        "def work(config, run_dir):\n"
         "    raise ValueError('a fault of ours')\n\n"
         f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
     )

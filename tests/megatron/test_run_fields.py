@@ -13,7 +13,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import Finding, RunConfigError, TrainingError
-from bridge.front.decode import container
+from bridge.front.decode import container, require_startable
 from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.preflight.check import check_run
@@ -334,7 +334,7 @@ def test_a_check_of_a_run_says_what_the_run_says(words):
     report = check_run({**run.sections, "mixed_precision": run.precision}, target=None, origins=run.origin_of)
     checked = {f"{one.id} {one}" for one in report.findings if one.id.startswith("PB7")}
     with pytest.raises(RunConfigError) as raised:
-        container(run)
+        require_startable(container(run), run)
     refused = {line.strip() for line in str(raised.value).splitlines() if line.strip().startswith("PB7")}
     assert checked == refused
     assert len(checked) >= 2
