@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.memory_activations import activation_bytes
+from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
 from bridge.rules.shape.model import ModelShape
 

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from bridge.plan.memory_activations import Workload, activation_bytes
+from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_buffers import Buffer, lay_out
 from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
+from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 from bridge.rules.section import read_section

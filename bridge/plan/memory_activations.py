@@ -14,10 +14,10 @@ Memory that lives only inside one operator is not counted. Mixture-of-experts la
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError
 from bridge.plan.memory_copies import element_bytes, operand_bytes
@@ -57,6 +57,12 @@ class Workload:
     micro_batch_size: int = 1
     micro_batches: int | None = None
     """Micro-batches per step and rank; None: enough to fill the pipeline."""
+    group_size: int | None = None
+    """Micro-batches of an interleaved pipeline that pass a chunk before the next one; None: as many as stages."""
+    keeps_outputs: bool = True
+    """Whether a pipeline stage keeps what it sent (without `deallocate_pipeline_outputs`)."""
+    is_combined: bool = False
+    """A forward and a backward pass run at the same time (`overlap_moe_expert_parallel_comm`)."""
     recompute: str = "none"
     modules: tuple[str, ...] = ()
     method: str = "uniform"
@@ -83,6 +89,9 @@ class Workload:
                 seq_length=_count("model.seq_length", model, 0, least=0),
                 micro_batch_size=batch,
                 micro_batches=max(1, whole // (batch * data_parallel)) if whole else None,
+                group_size=_count("model.microbatch_group_size_per_vp_stage", model, 0, least=0) or None,
+                keeps_outputs=not model.values["deallocate_pipeline_outputs"],
+                is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
                 recompute=granularity if granularity in ("selective", "full") else "none",
                 modules=modules if granularity == "selective" else (),
                 method=model.given("recompute_method", "uniform"),
@@ -104,67 +113,45 @@ def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
     return number
 
 
-def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Workload) -> int:
-    """Return the activations on a rank at its fullest: micro-batches in flight, and one group that is recomputed."""
-    if not workload.seq_length:
-        return 0
-    kept = [kept_bytes(plan, place, workload) for place in places]
-    in_flight = _in_flight(plan, places[0].stage, workload)
-    total = sum(count * size for count, size in zip(in_flight, kept, strict=True))
-    return round(total + max(_working_set(plan, place, workload) for place in places))
+class Segment(NamedTuple):
+    """A part of a model chunk, in the order of the forward pass."""
+
+    kept: float
+    """Bytes that it leaves to its backward pass."""
+    again: float = 0.0
+    """Further bytes while it is recomputed in the backward pass."""
 
 
 def kept_bytes(plan: PrecisionPlan, place: Place, workload: Workload) -> int:
     """Return the bytes that one micro-batch keeps in one model chunk."""
+    return round(sum(segment.kept for segment in segments(plan, place, workload)))
+
+
+def stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
+    """Return the bytes of one micro-batch between two layers."""
+    return _Counting(plan, workload).stream
+
+
+def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segment]:
+    """Return the parts of one model chunk: embedding, layers or the groups that are recomputed, and outputs."""
     count = _Counting(plan, workload)
     layers = {layer.label: layer for layer in plan.layers}
-    recomputed = _recomputed(place, workload)
-    total = count.embedding() if place.embedding else 0.0
-    for position, index in enumerate(place.layers):
-        if position in recomputed:
-            total += recomputed[position] * count.stream
-        else:
-            total += count.kept(layers[str(index + 1)])
-    if place.mtp:
-        depths = plan.shape.mtp_num_layers
-        passes = depths // max(1, plan.shape.mtp_layers)  # of each prediction layer
-        kept = sum(count.kept(layer) for layer in plan.layers if layer.is_mtp)
-        total += passes * kept if workload.recompute != "full" else depths * 2 * count.stream
-        total += depths * count.output()
-    return round(total + (count.output() if place.output else 0.0))
-
-
-def _recomputed(place: Place, workload: Workload) -> dict[int, int]:
-    """Return the layers of a chunk that are recomputed, and whether each is the first of its group (1) or not (0)."""
-    if workload.recompute != "full":
-        return {}
-    count = len(place.layers)
-    if workload.method == "block":
-        return dict.fromkeys(range(min(workload.layers, count)), 1)
-    return {position: int(position % workload.layers == 0) for position in range(count)}
-
-
-def _working_set(plan: PrecisionPlan, place: Place, workload: Workload) -> float:
-    """Return the activations of one group of layers, or the dropped parts of one layer, while it is recomputed."""
-    layers = {layer.label: layer for layer in plan.layers}
-    count = _Counting(plan, workload)
     own = [layers[str(index + 1)] for index in place.layers]
-    whole = [sum(count.layer(layer).values()) for layer in own]
+    found = [Segment(count.embedding())] if place.embedding else []
     if workload.recompute != "full":
-        return max((size - count.kept(layer) for size, layer in zip(whole, own, strict=True)), default=0.0)
-    size = 1 if workload.method == "block" else workload.layers
-    return max((sum(whole[start : start + size]) for start in range(0, len(whole), size)), default=0.0)
-
-
-def _in_flight(plan: PrecisionPlan, stage: int, workload: Workload) -> list[int]:
-    """Return how many micro-batches each chunk of a stage keeps at most, under 1F1B or its interleaved form."""
-    stages, chunks = plan.parallel.pipeline, plan.parallel.virtual
-    available = workload.micro_batches or stages * chunks
-    if chunks == 1:
-        return [min(available, stages - stage)]
-    passes = min((stages - stage - 1) * 2 + (chunks - 1) * stages + 1, available * chunks)
-    rounds = Counter(order // stages % chunks for order in range(passes))  # `stages` micro-batches a chunk at a time
-    return [rounds[chunk] for chunk in range(chunks)]
+        found += [count.segment(layer) for layer in own]
+    elif workload.method == "block":
+        found += [count.group([layer]) for layer in own[: workload.layers]]
+        found += [count.segment(layer) for layer in own[workload.layers :]]
+    else:
+        starts = range(0, len(own), workload.layers)
+        found += [count.group(own[start : start + workload.layers]) for start in starts]
+    norm, head = Segment(count.norm()), Segment(count.head())
+    found += [norm] if place.output else []
+    if place.mtp and plan.shape.mtp_num_layers:
+        found += count.prediction([layer for layer in plan.layers if layer.is_mtp])
+        found += [head] * plan.shape.mtp_num_layers
+    return [*found, head] if place.output else found
 
 
 class _Counting:
@@ -209,24 +196,39 @@ class _Counting:
                 parts[part] += self.outside * module.inputs * (quantised if quantised != self.element else 0)
             bypassed.add(base)
         if "eh_proj" in names:
-            parts["base"] += 2 * self._norm() + self.outside * 2 * self.shape.hidden_size * saved["eh_proj"]
+            parts["base"] += 2 * self.norm() + self.outside * 2 * self.shape.hidden_size * saved["eh_proj"]
         return parts
 
-    def kept(self, layer: PlanLayer) -> float:
-        """Return the bytes of a layer without the parts that are recomputed."""
+    def segment(self, layer: PlanLayer) -> Segment:
+        """Return a layer, of which some parts may be recomputed."""
         dropped = {part for name in self.workload.modules for part in DROPS.get(name, ())}
-        return sum(size for part, size in self.layer(layer).items() if part not in dropped)
+        parts = self.layer(layer)
+        again = sum(size for part, size in parts.items() if part in dropped)
+        return Segment(sum(parts.values()) - again, again)
+
+    def group(self, layers: Sequence[PlanLayer]) -> Segment:
+        """Return layers that are recomputed together, from their input."""
+        return Segment(self.stream, sum(sum(self.layer(layer).values()) for layer in layers) - self.stream)
+
+    def prediction(self, layers: Sequence[PlanLayer]) -> list[Segment]:
+        """Return the layers of multi-token prediction, each with a norm; `block` does not recompute them."""
+        depths, own = self.shape.mtp_num_layers, max(1, self.shape.mtp_layers)
+        found = [*(self.segment(layer) for layer in layers), *[Segment(self.norm())] * own]
+        if self.workload.recompute == "full" and self.workload.method == "uniform":
+            inputs, whole = 2 * self.stream, sum(segment.kept for segment in found) / own
+            return [Segment(inputs, whole - inputs)] * depths
+        return found * (depths // own)
 
     def embedding(self) -> float:
         """Return token ids, and the dropout behind the embedding."""
         return self.tokens * 8 + self._dropout()
 
-    def output(self) -> float:
-        """Return the last norm, the output layer's input, and the softmax over the vocabulary, or the logits."""
-        head = 0.0 if self.plan.adapter is not None else self.outside * self.shape.hidden_size * self.element
+    def head(self) -> float:
+        """Return the output layer's input, and the softmax over the vocabulary, or the logits."""
+        inputs = 0.0 if self.plan.adapter is not None else self.outside * self.shape.hidden_size * self.element
         kept, others = (self.element, 16) if self.workload.compact_loss else (4, 9)  # of a logit, and of a token
         logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
-        return self._norm() + head + self.tokens * (logits * kept + others)
+        return inputs + self.tokens * (logits * kept + others)
 
     @staticmethod
     def _part_of(name: str) -> str:
@@ -269,7 +271,7 @@ class _Counting:
         copies = 2 if is_sent and scheme is not None and scheme.family == "fp4" else 1  # the row-wise one is gathered
         return copies * operand_bytes(row.format, scheme)
 
-    def _norm(self) -> float:
+    def norm(self) -> float:
         """Return the bytes that a norm of the residual stream keeps in addition to its output."""
         return self.stream + self.outside * self.statistics
 
@@ -281,7 +283,7 @@ class _Counting:
         heads = shape.num_attention_heads / self.tensor
         core = names["core_attention"].row("qk")
         kept = element_bytes(core.format) if core is not None and core.format in LOW else self.element
-        parts["base"] += self._norm() + self._dropout()
+        parts["base"] += self.norm() + self._dropout()
         if "linear_kv_up_proj" in saved and shape.latent is not None:
             out = self._latent(parts, saved, heads, kept, shape.latent)
         else:
@@ -318,7 +320,10 @@ class _Counting:
         if shape.qk_layernorm:
             norms = 1 if latent.q_lora_rank is None else 2
             parts["up_proj"] += self.outside * (compressed * self.element + norms * self.statistics)
-        kept_latent = self.element if "mla_up_proj" in self.workload.modules else saved["linear_kv_up_proj"]
+        kept_latent = saved["linear_kv_up_proj"]
+        if "mla_up_proj" in self.workload.modules:  # which begins with the latents and the key's rotary part
+            kept_latent = self.element
+            parts["base"] += self.outside * latent.qk_pos_emb_head_dim * self.element
         parts["base"] += self.outside * compressed * kept_latent
         wide = latent.qk_head_dim + latent.qk_pos_emb_head_dim
         if shape.indexer is not None:
@@ -344,8 +349,8 @@ class _Counting:
         return heads * latent.v_head_dim
 
     def _mlp(self, parts: Parts, saved: Mapping[str, float]) -> None:
-        parts["base"] += self._norm() + self._dropout()
-        parts["mlp"] += self.outside * self.shape.hidden_size * saved["linear_fc1"]
+        parts["base"] += self.stream + self._dropout()
+        parts["mlp"] += self.outside * (self.statistics + self.shape.hidden_size * saved["linear_fc1"])
         ffn = self.shape.ffn_hidden_size / self.tensor
         parts["mlp"] += self.tokens * (self._activation(ffn) + ffn * saved["linear_fc2"])
 
@@ -356,7 +361,7 @@ class _Counting:
 
     def _experts(self, parts: Parts, saved: Mapping[str, float], experts: Experts) -> None:
         hidden, latent = self.shape.hidden_size, experts.latent_size
-        parts["base"] += self._norm() + self._dropout()
+        parts["base"] += self.norm() + self._dropout()
         choice = experts.topk * (8 + 8 + 4 + 4) + experts.num_experts * 5  # indices and weights, and who is chosen
         parts["layernorm"] += self.outside * hidden * self.element
         parts["moe"] += self.outside * choice
@@ -375,7 +380,7 @@ class _Counting:
             parts["shared_experts"] += self.tokens * (self._activation(ffn) + ffn * saved["shared_experts.linear_fc2"])
 
     def _mamba(self, parts: Parts, saved: Mapping[str, float], space: StateSpace) -> None:
-        parts["base"] += self._norm() + self._dropout()
+        parts["base"] += self.norm() + self._dropout()
         parts["base"] += self.outside * self.shape.hidden_size * saved["in_proj"]
         parts["base"] += self.tokens * space.inner / self.tensor * saved["out_proj"]
         # mamba_ssm keeps what is scanned and the result before it is gated, and its norm the input and statistics.
@@ -388,7 +393,7 @@ class _Counting:
         The kernel keeps queries and keys of every value head, values, a chunk's triangle per token and head, and the
         decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Estimated, not measured.
         """
-        parts["base"] += self._norm() + self._dropout()
+        parts["base"] += self.norm() + self._dropout()
         parts["base"] += self.outside * self.shape.hidden_size * saved["in_proj"]
         heads = net.num_value_heads
         kernel = heads * (2 * net.key_head_dim + DELTA_CHUNK) + net.value

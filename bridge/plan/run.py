@@ -22,9 +22,10 @@ UNCOUNTED = {
 SHARDED = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
 """DDP settings under which weights and gradients are sharded too, which is not counted."""
 MEASURED = 0.02
-"""How far the count of activations is from what Transformer Engine keeps: tests/plan/test_memory_kept.py."""
+"""How far the count of activations is from what is kept: test_memory_kept.py and test_memory_in_flight.py."""
 ESTIMATED = 0.25
-"""The same where kernels (Mamba, gated delta net, sparse attention) or micro-batches in flight are not measured."""
+"""The same where it is read in sources: kernels of Mamba, gated delta net and sparse attention, and forward passes that
+run together with backward passes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +126,7 @@ class PlannedRun:
         if limit is None or not self.is_as_stated:
             return None
         rank, shape = self.memory.largest, self.plan.shape
-        unmeasured = (self.parallel.pipeline > 1, shape.is_hybrid, shape.delta_net, shape.indexer)
+        unmeasured = (self.workload.is_combined, shape.is_hybrid, shape.delta_net, shape.indexer)
         if rank.total <= limit:
             return None
         return Overflow(

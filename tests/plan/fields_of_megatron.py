@@ -24,6 +24,7 @@ fp8_output_proj fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_recip
 recompute_granularity recompute_method recompute_modules recompute_num_layers hidden_dropout
 bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion cross_entropy_fusion_impl
 use_transformer_engine_op_fuser
+deallocate_pipeline_outputs microbatch_group_size_per_vp_stage overlap_moe_expert_parallel_comm
 """
 """Fields that the plan, its layout, its settings or the workload read."""
 
@@ -70,13 +71,13 @@ WITHOUT_MODULES = {
         """,
     "sends or overlaps": """
         async_tensor_model_parallel_allreduce batch_p2p_comm batch_p2p_sync clone_scatter_output_in_embedding
-        cp_comm_type deallocate_pipeline_outputs ep_overlap_early_attn_memory_release
+        cp_comm_type ep_overlap_early_attn_memory_release
         hierarchical_context_parallel_sizes high_priority_a2a_comm_stream hybrid_context_parallel
-        max_seqlen_per_dp_cp_rank microbatch_group_size_per_vp_stage moe_combine_bwd_dtype moe_deepep_num_sms
+        max_seqlen_per_dp_cp_rank moe_combine_bwd_dtype moe_deepep_num_sms
         moe_dispatch_fwd_dtype moe_enable_deepep moe_flex_dispatcher_backend moe_flex_dispatcher_num_sms
         moe_hybridep_num_blocks_permute moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms
         moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs moe_ncclep_static_shape
-        moe_ncclep_zero_copy moe_token_dispatcher_type overlap_moe_expert_parallel_comm overlap_p2p_comm
+        moe_ncclep_zero_copy moe_token_dispatcher_type overlap_p2p_comm
         overlap_p2p_comm_warmup_flush pipeline_model_parallel_comm_backend symmetric_ar_type tp_comm_atomic_ag
         tp_comm_atomic_rs tp_comm_bootstrap_backend tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap
         tp_comm_overlap_ag tp_comm_overlap_disable_fc1 tp_comm_overlap_disable_qkv tp_comm_overlap_rs

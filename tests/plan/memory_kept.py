@@ -38,34 +38,49 @@ class Saved:
 
 
 class Kept:
-    """The storages that a forward pass leaves to its backward pass."""
+    """The storages that forward passes leave to their backward passes."""
 
-    def __init__(self, chunk: Any) -> None:
-        self.chunk, self.modules, self.nodes = chunk, ["model"], []
+    def __init__(self, chunks: list[Any]) -> None:
+        self.chunks, self.modules = chunks, ["model"]
         self.saved: list[weakref.ref[Saved]] = []
-        buffers = [*chunk.buffers, *chunk.expert_parallel_buffers]
+        self.nodes: list[weakref.ref[Any]] = []
+        buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
         self.weights = {
             one.untyped_storage()._cdata
             for buffer in buffers
             for one in (buffer.param_data, buffer.grad_data)
             if one is not None
         }
-        for parameter in chunk.parameters():
+        for parameter in (one for chunk in chunks for one in chunk.parameters()):
             self.weights |= {storage._cdata for _, storage in _storages(parameter)}
+        for name, module in (named for chunk in chunks for named in chunk.named_modules()):
+            module.register_forward_pre_hook(lambda *_, name=name: self.modules.append(name))
+            module.register_forward_hook(self.leave)
+
+    def leave(self, *_: Any) -> None:
+        """Follow the forward pass out of a module."""
+        self.modules.pop()
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept now; a storage that was given back has none."""
-        copies = [one for module in self.chunk.modules() for one in getattr(module, "_fp8_workspaces", {}).values()]
+        modules = [module for chunk in self.chunks for module in chunk.modules()]
+        copies = [one for module in modules for one in getattr(module, "_fp8_workspaces", {}).values()]
         weights = self.weights | {storage._cdata for copy in copies for _, storage in _storages(copy)}
-        alive = [one for one in (reference() for reference in self.saved) if one is not None]
         found = {
             storage._cdata: storage.nbytes()
-            for one in (*alive, *self.nodes)
+            for one in (*alive(self.saved), *self.contexts())
             for tensor, storage in _storages(one.held)
             if not is_of_a_stand_in(one.module, tensor)
         }
         return sum(size for key, size in found.items() if key not in weights)
+
+    def contexts(self) -> Iterator[Saved]:
+        """Yield what the nodes of the graphs hold by themselves."""
+        for node in alive(self.nodes):
+            for value in vars(node).values():
+                held = value if isinstance(value, list | tuple) else [value]
+                yield from (Saved("context", one) for one in held)
 
     def save(self, tensor: Any) -> Saved:
         """Note a tensor that an operator saves."""
@@ -73,24 +88,32 @@ class Kept:
         self.saved.append(weakref.ref(made))
         return made
 
-    def forward(self, micro_batch_size: int, seq_length: int) -> None:
-        """Run a forward pass, and note what operators save and what the nodes of the graph hold by themselves."""
+    def note_graph(self, output: Any) -> None:
+        """Note the nodes of the graph behind a tensor."""
+        self.nodes += [weakref.ref(node) for node in _nodes(output.grad_fn) if hasattr(node, "__dict__")]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what operators save."""
         import torch
 
-        def leave(*_: Any) -> None:
-            self.modules.pop()
+        with torch.autograd.graph.saved_tensors_hooks(self.save, lambda saved: saved.held):
+            yield
+
+    def forward(self, micro_batch_size: int, seq_length: int) -> None:
+        """Run a forward pass of the first chunk."""
+        import torch
 
         tokens = torch.randint(0, 256, (micro_batch_size, seq_length))
         positions = torch.arange(seq_length).expand(micro_batch_size, -1)
-        for name, module in self.chunk.named_modules():
-            module.register_forward_pre_hook(lambda *_, name=name: self.modules.append(name))
-            module.register_forward_hook(leave)
-        with torch.autograd.graph.saved_tensors_hooks(self.save, lambda saved: saved.held):
-            self.loss = self.chunk(tokens, positions, None, labels=tokens)
-        for node in _nodes(self.loss.grad_fn):
-            for value in getattr(node, "__dict__", {}).values():
-                held = value if isinstance(value, list | tuple) else [value]
-                self.nodes += [Saved("context", one) for one in held]
+        with self.watching():
+            self.loss = self.chunks[0](tokens, positions, None, labels=tokens)
+        self.note_graph(self.loss)
+
+
+def alive(references: list[Any]) -> list[Any]:
+    """Return what weak references still refer to."""
+    return [one for one in (reference() for reference in references) if one is not None]
 
 
 def _nodes(root: Any) -> Iterator[Any]:
@@ -117,7 +140,7 @@ def _storages(held: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def built(case: dict) -> Iterator[tuple[Any, Any]]:
-    """Build a case with Transformer Engine's layers; yields (settled config, model chunk)."""
+    """Build a case with Transformer Engine's layers; yields (settled config, model chunks)."""
     from bridge.front.decode import container
     from bridge.front.loader import run_of
     from bridge.front.problems import GivenRun
@@ -131,7 +154,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     gpt._WITHOUT_CUDA = tuple(row for row in gpt._WITHOUT_CUDA if row[0] not in FUSED)
     with training_process(config.model, seed=1, threads=1) as process, running(choose_backend("te_cpu", config.model)):
         settled, _ = gpt.run_config(config.model, vocab_size=256, backend="te_cpu")
-        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend="te_cpu")[0]
+        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend="te_cpu")
 
 
 def spread_tokens_evenly() -> None:
@@ -157,8 +180,8 @@ def main(path: Path) -> None:
     import_module("bridge.megatron")  # before anything of Megatron Core
     spread_tokens_evenly()
     for name, case in cases.items():
-        with built(case) as (settled, chunk):
-            kept = Kept(chunk)
+        with built(case) as (settled, chunks):
+            kept = Kept(chunks)
             kept.forward(case["train"]["micro_batch_size"], settled.seq_length)
             (path.parent / f"{name}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(kept.nbytes))
 

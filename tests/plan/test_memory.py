@@ -218,8 +218,11 @@ def test_recomputation_and_pipelines_change_what_is_kept_at_a_time():
         return [rank.bytes_of["activations"] for rank in report.ranks]
 
     everything = activations()
-    assert everything[1] / everything[2] == 3 / 2  # stage 1 of 4 holds 3 micro-batches, stage 2 holds 2
-    assert activations(micro_batches=2)[1] == everything[2]
+    freed = activations(keeps_outputs=False)
+    sent = 32 * 64 * 2  # bytes of a micro-batch between two stages
+    assert (freed[1] - sent) / (freed[2] - sent) == 3 / 2  # stage 1 of 4 holds 3 micro-batches, stage 2 holds 2
+    assert [everything[stage] - freed[stage] for stage in range(4)] == [4 * sent, 3 * sent, 2 * sent, 0]
+    assert activations(micro_batches=2, keeps_outputs=False)[1] == freed[2]
     assert activations(recompute="full")[1] < activations(recompute="selective", modules=("mlp",))[1] < everything[1]
 
 

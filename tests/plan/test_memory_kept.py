@@ -40,7 +40,7 @@ LATENT = {
     "q_lora_rank": 128,
     "kv_lora_rank": 64,
     "qk_head_dim": 32,
-    "qk_pos_emb_head_dim": 16,
+    "qk_pos_emb_head_dim": 32,
     "v_head_dim": 32,
 }
 EXPERTS = {

@@ -151,6 +151,7 @@ ROWS: tuple[Row, ...] = (
         when=lambda start: (_chunks(start) or 1) > 1,
         because="num_layers_per_virtual_pipeline_stage",
     ),
+    _default("model.deallocate_pipeline_outputs", value=True, when=lambda start: start.pipeline > 1),
     _default("model.overlap_p2p_comm", value=True, when=_is_interleaved),
     _set(
         "model.overlap_p2p_comm",
