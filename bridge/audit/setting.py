@@ -5,7 +5,7 @@ The sync's report has the fields that the precision wrote, with what it replaced
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bridge.audit.run_folder import RunFolder
@@ -67,10 +67,6 @@ class Setting:
             by="the sync" if key in written else next(reversed(set_by), by),
             ran=_trace(run, key),
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the setting as plain data."""
-        return asdict(self)
 
 
 def _trace(run: RunFolder, key: str) -> str:

@@ -140,7 +140,7 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain data."""
         return {
-            "precision": [change.to_dict() for change in self.changes],
+            "precision": [asdict(change) for change in self.changes],
             "settings": [{"setting": row.name, "a": row.a, "b": row.b} for row in self.settings],
             "tensors": [{"tensor": row.name, "a": row.a, "b": row.b} for row in self.tensors],
         }

@@ -5,7 +5,7 @@ of the optimizer and the scales of delayed scaling. A change that touches none o
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from bridge.precision import subjects
 from bridge.precision.config import FIELDS
@@ -40,10 +40,6 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.before} in the checkpoint, {self.now} in this run ({self.outcome}: {self.meaning})"
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the change as plain data."""
-        return asdict(self)
 
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:

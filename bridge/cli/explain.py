@@ -6,6 +6,7 @@ With ``--run RUN`` the value of a field, or of any key of the config, in a run: 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -131,10 +132,10 @@ def in_run(word: str, folder: Path, recipe: str | None = None, *, config_dir: st
     is_precision_alone = is_precision and section in {"", "mixed_precision"}
     setting = None if is_precision_alone else Setting.of(run, word)
     if setting is not None and not is_precision:
-        return {"field": setting.key, "setting": setting.to_dict(), "in_run": _traces(run, setting.key)}
+        return {"field": setting.key, "setting": asdict(setting), "in_run": _traces(run, setting.key)}
     found = explanation(word, recipe, config_dir=config_dir)
     found["in_run"] = _traces(run, found["field"])
-    return found if setting is None else {**found, "setting": setting.to_dict()}
+    return found if setting is None else {**found, "setting": asdict(setting)}
 
 
 def in_file(word: str, run: RunValues) -> dict[str, Any]:

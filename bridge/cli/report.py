@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.run_folder import RunFolder
-from bridge.cli.arguments import planned_run, text_of, unwritable
+from bridge.cli.arguments import planned_run, text_of, write_file
 from bridge.cli.recipes import field_differences
 from bridge.errors import BridgeError
 from bridge.registry.config import MixedPrecisionConfig
@@ -55,10 +55,7 @@ def _report(chosen: argparse.Namespace) -> None:
     if chosen.format == "html":
         texts[out.with_suffix(".json")] = content_json(runs)
     for file, text in texts.items():
-        try:
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise unwritable(file, "--out", error) from None
+        write_file(file, text, "--out")
         print(file)
 
 
