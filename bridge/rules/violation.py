@@ -41,22 +41,15 @@ Condition = Callable[[RuleContext], object]
 Predicate = Callable[[RuleContext], list[Violation]]
 
 
-def all_of(*conditions: str | Condition) -> Predicate:
-    """Return the predicate of a rule that its own setting breaks where all conditions hold, asked in this order.
+def all_of(*conditions: str | Condition, find: Predicate = lambda _: [Violation()]) -> Predicate:
+    """Return the predicate of a rule that is broken where all conditions hold, asked in this order, as `find` says.
 
     A condition is the path of a value of the run that is true ("is_mxfp8", "model.tp_comm_overlap"), or with "not "
     before it of one that is false; a value that it has, or has not ("fp8 is e4m3", "target.gpu is not None"); or a
-    function of the run.
+    function of the run. Without `find` the row's own setting is at fault.
     """
     held = [_condition(one) if isinstance(one, str) else one for one in conditions]
-
-    def predicate(run: RuleContext) -> list[Violation]:
-        for holds in held:
-            if not holds(run):
-                return []
-        return [Violation()]
-
-    return predicate
+    return lambda run: find(run) if all(holds(run) for holds in held) else []
 
 
 def _condition(words: str) -> Condition:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, warning
-from bridge.rules.violation import Violation
+from bridge.rules.violation import Violation, all_of
 
 
 def tokens(run: RuleContext) -> int | None:
@@ -79,8 +79,6 @@ def _refused_tokens(run: RuleContext) -> list[Violation]:
 
 def _odd_blocks(run: RuleContext) -> list[Violation]:
     """Return sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
-    if run.is_emulated or not run.is_blockwise:
-        return []
     found = [one for one in _odd_widths(run, 128) if not float(one.words["size"]) % 16]
     held = tokens(run)
     if held is not None and held % 128 and not held % 16:
@@ -120,8 +118,6 @@ _PROJECTED = {
 
 
 def _small(run: RuleContext) -> list[Violation]:
-    if not run.is_low or run.is_emulated or not run.has_model:
-        return []
     names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in widths(run) if 0 < size <= 1024]
     return [Violation(names=", ".join(names))] if names else []
 
@@ -152,7 +148,7 @@ RULES = (
         id="PB503",
         title="size that is no multiple of a block",
         setting="model.hidden_size",
-        when=_odd_blocks,
+        when=all_of("is_blockwise", "not is_emulated", find=_odd_blocks),
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
         "gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
@@ -184,7 +180,7 @@ RULES = (
         id="PB506",
         title="GEMMs too small to gain",
         setting="model.hidden_size",
-        when=_small,
+        when=all_of("is_low", "not is_emulated", "has_model", find=_small),
         message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),
         source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "

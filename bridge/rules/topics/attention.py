@@ -7,8 +7,6 @@ from bridge.rules.violation import Violation, all_of, stands_out
 
 
 def _no_backend(run: RuleContext) -> list[Violation]:
-    if not run.is_tensorwise or not run.model.fp8_dot_product_attention or run.is_emulated:
-        return []
     if run.capability is not None and run.target.is_before(10):
         what = f"compute capability 10.0, and the target has {dotted(run.capability)}"
         return [Violation(what=what)]
@@ -29,7 +27,7 @@ RULES = (
         id="PB441",
         title="no FP8 attention for current scaling",
         setting="fp8_dot_product_attention",
-        when=_no_backend,
+        when=all_of("is_tensorwise", "model.fp8_dot_product_attention", "not is_emulated", find=_no_backend),
         message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
         source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "

@@ -3,7 +3,7 @@
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.violation import all_of
 
 _THROUGH_BUFFER = ("is_mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
 """Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
@@ -11,12 +11,6 @@ _THROUGH_BUFFER = ("is_mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron
 
 def _overlaps(run: RuleContext) -> bool:
     return bool(run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
-
-
-def _stored_without_buffer(run: RuleContext) -> list[Violation]:
-    is_known = run.has_ddp or run.is_whole
-    needs = run.is_mxfp8 and run.gathers_fp8 and not run.reuses_buffer and not run.has_megatron_fsdp
-    return [storing(run, "fp8")] if is_known and needs else []
 
 
 RULES = (
@@ -55,7 +49,11 @@ RULES = (
         setting="fp8_param_gather",
         needs="owners",
         sync="strict",
-        when=_stored_without_buffer,
+        when=all_of(
+            *("is_mxfp8", "gathers_fp8", "not reuses_buffer", "not has_megatron_fsdp"),
+            lambda run: run.has_ddp or run.is_whole,
+            find=lambda run: [storing(run, "fp8")],
+        ),
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine raises "

@@ -29,11 +29,13 @@ def _changed(run: RuleContext) -> list[Violation]:
 
 
 def _odd_rank(run: RuleContext) -> list[Violation]:
-    is_of_te = (
-        run.peft.type is None or run.model.use_transformer_engine_op_fuser
-    )  # Megatron Bridge's are Megatron's own
-    is_odd = run.is_low and is_of_te and run.rank is not None and run.rank % 16
-    return [Violation(value=run.rank)] if run.has_peft and is_odd else []
+    # Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses them.
+    is_of_te = run.peft.type is None or run.model.use_transformer_engine_op_fuser
+    return [Violation(value=run.rank)] if is_of_te and run.rank is not None and run.rank % 16 else []
+
+
+def _stored_under_adapters(run: RuleContext) -> list[Violation]:
+    return violations({f"{family}_param_gather": getattr(run, f"gathers_{family}") for family in FAMILIES})
 
 
 RULES = (
@@ -80,7 +82,7 @@ RULES = (
         id="PB544",
         title="adapter rank that FP8 GEMMs do not take",
         setting="peft.rank",
-        when=_odd_rank,
+        when=all_of("has_peft", "is_low", find=_odd_rank),
         message="must be a multiple of 16 for FP8 and FP4 GEMMs",
         remedies=("use 16 or 32", "keep the adapters in {run.mode}"),
         source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
@@ -90,9 +92,7 @@ RULES = (
         id="PB545",
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
-        when=lambda run: violations(
-            {f"{family}_param_gather": run.has_peft and getattr(run, f"gathers_{family}") for family in FAMILIES}
-        ),
+        when=all_of("has_peft", find=_stored_under_adapters),
         message="frozen base weights have no master weights to be cast from, and crashes were reported",
         remedies=("set it to False",),
         source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",

@@ -33,8 +33,6 @@ def _another_source(run: RuleContext) -> bool:
 
 
 def _changed_numbers(run: RuleContext) -> list[Violation]:
-    if not run.is_low or run.is_delayed:
-        return []
     names = ["NVTE_BACKWARD_OVERRIDE"]
     if not (run.is_blockwise and _is_refused(run)):
         names += _CHANGES.get(run.scheme or "", ())
@@ -125,7 +123,7 @@ RULES = (
         id="PB527",
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=_changed_numbers,
+        when=all_of("is_low", "not is_delayed", find=_changed_numbers),
         message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",

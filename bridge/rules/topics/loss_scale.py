@@ -37,7 +37,7 @@ def _starts_below_floor(run: RuleContext) -> bool:
 def _fatal_checks(run: RuleContext) -> list[Violation]:
     stops_at_loss = run.sections["train"].is_given and run.train.check_for_nan_in_loss
     checks = {"ddp.check_for_nan_in_grad": run.ddp.check_for_nan_in_grad, "train.check_for_nan_in_loss": stops_at_loss}
-    return violations(checks) if run.has_dynamic_scale else []
+    return violations(checks)
 
 
 def _window(run: RuleContext) -> bool:
@@ -102,7 +102,7 @@ RULES = (
         id="PB146",
         title="NaN check ends the run at the first overflow",
         setting="ddp.check_for_nan_in_grad",
-        when=_fatal_checks,
+        when=all_of("has_dynamic_scale", find=_fatal_checks),
         message="a dynamic loss scale overflows by design, from 2**32 down, and this check is fatal",
         remedies=("set it to False, as Megatron-LM's argument parser does", "choose a recipe, which does"),
         source=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",

@@ -22,7 +22,7 @@ PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQu
 def _acts_nowhere(run: RuleContext) -> list[Violation]:
     """Return the rows without FP8 and FP4 of a run without either, unless a later row chooses one of them."""
     rows = selected_modules.own_rows(run)
-    if run.is_low or not rows or any(row.precision.family is not None for row in rows):
+    if not rows or any(row.precision.family is not None for row in rows):
         return []
     return [Violation(value=[str(row) for row in rows][: selected_modules.MOST])]
 
@@ -41,7 +41,7 @@ def _effects(run: RuleContext) -> list[tuple[str, Effect]]:
 def _without_effect(run: RuleContext) -> list[Violation]:
     """Return the schemes of a recipe that changes nothing, since the run enters no FP8 or FP4 context."""
     low = [effect for _, effect in _effects(run) if effect.family is not None]
-    if run.is_low or not low or any(effect.chooses_in_high for effect in low):
+    if not low or any(effect.chooses_in_high for effect in low):
         return []
     schemes = ", ".join(dict.fromkeys(str(effect.scheme) for effect in low))
     return [Violation(value=len(low), schemes=schemes)]
@@ -49,9 +49,7 @@ def _without_effect(run: RuleContext) -> list[Violation]:
 
 def _stale(run: RuleContext) -> list[Violation]:
     acting = [name for name, effect in _effects(run) if effect.chooses_in_high]
-    if run.is_low or not acting or run.is_emulated or run.model.disable_parameter_transpose_cache:
-        return []
-    return [selected_modules.about(run, ", ".join(acting))]
+    return [selected_modules.about(run, ", ".join(acting))] if acting else []
 
 
 def _beyond_the_gpu(run: RuleContext) -> list[Violation]:
@@ -102,8 +100,6 @@ def _off(run: RuleContext) -> list[Violation]:
 
 def _missing_factories(run: RuleContext) -> list[Violation]:
     """Return the quantizer factories, of the run and of single modules, that are not found on this machine."""
-    if run.is_emulated:  # which refuses every factory
-        return []
     factories = [row.get("custom_recipe_factory") for _, row in _payloads(run)]
     setting = selected_modules.about(run, None).path
     paths = [(setting, factory) for factory in factories if factory]
@@ -130,8 +126,7 @@ def next_to_stored_weights(run: RuleContext) -> list[Violation]:
 
 def wrong_payloads(run: RuleContext) -> list[Violation]:
     """Return what Transformer Engine's per-module recipes refuse."""
-    payloads = _payloads(run) if run.has_model else ()
-    return [Violation(key=key, what=fault) for key, row in payloads for _, fault in payload_faults(row)]
+    return [Violation(key=key, what=fault) for key, row in _payloads(run) for _, fault in payload_faults(row)]
 
 
 def _payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -209,7 +204,7 @@ RULES = (
         id="PB286",
         title="per-module FP8 without effect",
         setting="model.quant_recipe",
-        when=_without_effect,
+        when=all_of("not is_low", find=_without_effect),
         message="has no effect: {schemes} is chosen for modules of a run without FP8 and FP4, and no payload says "
         "override_nonquantized_autocast",
         remedies=(
@@ -224,7 +219,7 @@ RULES = (
         title="stale FP8 weights",
         setting="model.quant_recipe",
         versions=(mcore(until="0.19"),),
-        when=_stale,
+        when=all_of("not is_low", "not is_emulated", "not model.disable_parameter_transpose_cache", find=_stale),
         message="modules in FP8 of a run without FP8 keep the quantised weights of the first step: Megatron renews "
         "them only where fp8 or fp4 is on",
         remedies=(
@@ -252,7 +247,7 @@ RULES = (
         title="weights stored per module in a GPT",
         setting="model.quant_recipe",
         versions=(mcore(since="0.18"),),
-        when=lambda run: _stored(run) if not run.shape.is_hybrid else [],
+        when=all_of("not shape.is_hybrid", find=_stored),
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are built without the names "
         "that payloads are matched by",
         remedies=("state fp8_param_gather for the whole run", "drop it"),
@@ -291,7 +286,7 @@ RULES = (
         id="PB293",
         title="rows in the run's dtype of a run without FP8 and FP4",
         setting="modules",
-        when=_acts_nowhere,
+        when=all_of("not is_low", find=_acts_nowhere),
         message="the rows have no effect: every module computes in {run.mode} without them",
         remedies=("choose a recipe with FP8 or FP4", "drop the rows"),
         source=MATCHING,
@@ -310,7 +305,7 @@ RULES = (
         id="PB295",
         title="a quantizer factory that is not found",
         setting="fp8_quantizer_factory",
-        when=_missing_factories,
+        when=all_of("not is_emulated", find=_missing_factories),  # the emulated backend refuses every factory
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
         source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",

@@ -14,8 +14,7 @@ def _pads(run: RuleContext) -> bool:
 
 def _low_precision_transport(run: RuleContext) -> list[Violation]:
     model = run.model
-    is_possible = run.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm
-    if not run.shape.is_moe or is_possible:
+    if run.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm:
         return []
     names = ("moe_dispatch_fwd_dtype", "moe_combine_bwd_dtype")
     return [Violation(f"model.{name}") for name in names if getattr(model, name) not in ("bf16", None)]
@@ -36,8 +35,6 @@ _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 
 
 def _without_experts(run: RuleContext) -> list[Violation]:
-    if not run.has_model or run.model.num_moe_experts:
-        return []
     return [Violation(name) for name in _OF_EXPERTS if run.stands_out(name)]
 
 
@@ -152,7 +149,7 @@ RULES = (
         title="low-precision dispatch without its conditions",
         setting="model.moe_dispatch_fwd_dtype",
         versions=(mcore(since="0.20"),),
-        when=_low_precision_transport,
+        when=of_experts(find=_low_precision_transport),
         message="needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs",
         remedies=("set it to bf16", "set these four"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
@@ -192,7 +189,7 @@ RULES = (
         id="PB435",
         title="setting of experts in a model without",
         setting="moe_router_dtype",
-        when=_without_experts,
+        when=all_of("has_model", "not model.num_moe_experts", find=_without_experts),
         message="has no effect: the model has no experts",
         remedies=("drop it", "set model.num_moe_experts"),
         source="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",

@@ -9,19 +9,14 @@ _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq
 
 
 def _states_in_fp32(run: RuleContext) -> list[Violation]:
-    is_plain = run.has_optimizer and not run.has_precision_aware
-    return violations(
-        {f"optimizer.{name}": is_plain and getattr(run.optimizer, name) not in ("fp32", None) for name in _STATES}
-    )
+    return violations({f"optimizer.{name}": getattr(run.optimizer, name) not in ("fp32", None) for name in _STATES})
 
 
 def _impossible_states(run: RuleContext) -> list[Violation]:
     return [
         Violation(f"optimizer.{name}", legal=", ".join(CHOICES[name]).replace("uint8", "fp8"))
         for name in _STATES
-        if run.has_precision_aware
-        and name not in run.stated
-        and getattr(run.optimizer, name) not in (*CHOICES[name], None)
+        if name not in run.stated and getattr(run.optimizer, name) not in (*CHOICES[name], None)
     ]
 
 
@@ -32,8 +27,6 @@ _LEAVES_THE_FUSED_PATH = (
 
 
 def _unread_remainders(run: RuleContext) -> list[Violation]:
-    if not run.stands_out("store_param_remainders") or not run.has_optimizer:
-        return []
     if not run.has_precision_aware:
         return [Violation(why="the optimizer is not precision-aware")]
     if run.optimizer.main_params_dtype != "fp32":
@@ -42,12 +35,9 @@ def _unread_remainders(run: RuleContext) -> list[Violation]:
 
 
 def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
-    optimizer = run.optimizer
-    if not run.has_optimizer or not optimizer.overlap_param_gather_with_optimizer_step:
-        return []
     # Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is wrong with it.
     is_possible = run.is_sharded and run.model.virtual_pipeline_model_parallel_size
-    if is_possible and optimizer.overlap_param_gather:
+    if is_possible and run.optimizer.overlap_param_gather:
         return []
     return [Violation(severity="warning" if is_possible else None)]
 
@@ -78,7 +68,7 @@ RULES = (
         title="optimizer state dtype without the precision-aware optimizer",
         setting="optimizer.exp_avg_dtype",
         needs="owners",
-        when=_states_in_fp32,
+        when=all_of("has_optimizer", "not has_precision_aware", find=_states_in_fp32),
         message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
         source=OPTIMIZER_CHECK,
@@ -88,7 +78,7 @@ RULES = (
         title="impossible optimizer state dtype",
         setting="optimizer.exp_avg_dtype",
         needs="owners",
-        when=_impossible_states,
+        when=all_of("has_precision_aware", find=_impossible_states),
         message="must be one of {legal}",
         remedies=("use one of them",),
         source="Megatron-LM training/arguments.py, 0.19.2: choices of the argument parser",
@@ -160,7 +150,9 @@ RULES = (
         id="PB351",
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=_gathers_without_conditions,
+        when=all_of(
+            *("has_optimizer", "optimizer.overlap_param_gather_with_optimizer_step"), find=_gathers_without_conditions
+        ),
         message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
         source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which gathers "
@@ -180,7 +172,7 @@ RULES = (
         id="PB353",
         title="param remainders without effect",
         setting="store_param_remainders",
-        when=_unread_remainders,
+        when=all_of(stands_out("store_param_remainders"), "has_optimizer", find=_unread_remainders),
         message="has no effect: {why}",
         remedies=("drop it", "state use_precision_aware_optimizer=True in a bf16 run"),
         source="megatron-core 0.16.1 optimizer/__init__.py:387; Transformer Engine 2.20 "

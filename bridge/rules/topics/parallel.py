@@ -23,16 +23,12 @@ def _shards_weights(run: RuleContext) -> bool:
 
 
 def _broken_replicas(run: RuleContext) -> list[Violation]:
-    count, ranks = run.target.count, run.parallel
-    dense, experts = ranks.replica, ranks.expert_replica
-    if not run.has_model or count is None or count < 1:
-        return []
-    if count % dense:
-        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {dense}"
-    else:
-        what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {experts}"
-    is_broken = count % dense or (run.shape.is_moe and count % experts)
-    return [Violation(what=what)] if is_broken else []
+    count, ranks = run.target.count or 0, run.parallel
+    if count % ranks.replica:
+        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
+        return [Violation(what=what)]
+    what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
+    return [Violation(what=what)] if run.shape.is_moe and count % ranks.expert_replica else []
 
 
 def _broken_batch(run: RuleContext) -> list[Violation]:
@@ -60,20 +56,15 @@ def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
 
 
 def _two_numbers_of_chunks(run: RuleContext) -> list[Violation]:
-    stated, layout = run.model.virtual_pipeline_model_parallel_size, run.model.pipeline_model_parallel_layout
-    is_other = run.has_model and stated and layout and run.parallel.layout and stated != run.parallel.virtual
+    is_other = run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
     return [Violation(chunks=run.parallel.virtual)] if is_other else []
 
 
 def _odd_for_user_buffers(run: RuleContext) -> bool:
-    sizes = [size for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size]
-    is_overlapped = run.is_mxfp8 and run.model.tp_comm_overlap and not run.is_emulated
-    return is_overlapped and any(size % 128 for size in sizes)
+    return any(size % 128 for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size)
 
 
 def _blockwise_gather(run: RuleContext) -> list[Violation]:
-    if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
-        return []
     sizes = [size for size in (*(width.size for width in widths(run)), tokens(run)) if size is not None]
     is_odd = not sizes or any(size % 128 for size in sizes)
     return [Violation(align="make tokens per rank and widths multiples of 128" if is_odd else "")]
@@ -101,8 +92,6 @@ def _indivisible(run: RuleContext) -> list[Violation]:
 
 def _unsplittable(run: RuleContext) -> list[Violation]:
     """Return why Megatron cannot split the layers over the pipeline stages and their chunks."""
-    if not run.has_model or not run.model.num_layers:
-        return []
     try:
         run.parallel.places(run.shape.num_layers)
     except RunConfigError as error:
@@ -110,16 +99,14 @@ def _unsplittable(run: RuleContext) -> list[Violation]:
     return []
 
 
-def _has_two_interleaved_stages(run: RuleContext) -> bool:
-    is_interleaved = run.has_model and run.parallel.virtual > 1 and run.parallel.pipeline == 2
-    return is_interleaved and not run.model.overlap_p2p_comm
-
-
 TWO_STAGES = error(
     id="PB407",
     title="two interleaved stages without overlapped messages",
     setting="model.overlap_p2p_comm",
-    when=all_of(_has_two_interleaved_stages),
+    when=all_of(
+        *("has_model", "not model.overlap_p2p_comm"),
+        lambda run: run.parallel.virtual > 1 and run.parallel.pipeline == 2,
+    ),
     message="two interleaved pipeline stages send activations and gradients between the same two ranks "
     "in one batch, where they are taken for each other: the run goes on, and does not learn",
     remedies=("set overlap_p2p_comm=True and batch_p2p_comm=False", "use more than two stages", "do not interleave"),
@@ -131,7 +118,7 @@ RULES = (
         id="PB401",
         title="blockwise scaling under sequence parallelism",
         setting="fp8_recipe",
-        when=_blockwise_gather,
+        when=all_of("is_blockwise", "parallel.sequence_parallel", "not is_emulated", find=_blockwise_gather),
         message="gathering blockwise tensors over TP {run.parallel.tensor} with sequence parallelism was reported to "
         "fail (all-gather requires a quantizable tensor)",
         remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
@@ -151,7 +138,7 @@ RULES = (
         id="PB403",
         title="tensor-parallel overlap under MXFP8",
         setting="model.tp_comm_overlap",
-        when=all_of(_odd_for_user_buffers),
+        when=all_of("is_mxfp8", "model.tp_comm_overlap", "not is_emulated", _odd_for_user_buffers),
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
         source="NVIDIA/TransformerEngine pull request 1711",
@@ -185,7 +172,7 @@ RULES = (
         id="PB406",
         title="not a whole number of model replicas",
         setting="target.count",
-        when=_broken_replicas,
+        when=all_of("has_model", "target.count", find=_broken_replicas),
         message="the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
@@ -231,7 +218,11 @@ RULES = (
         id="PB412",
         title="two numbers of model chunks",
         setting="model.virtual_pipeline_model_parallel_size",
-        when=_two_numbers_of_chunks,
+        when=all_of(
+            *("has_model", "model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
+            "parallel.layout",
+            find=_two_numbers_of_chunks,
+        ),
         message="must be the {chunks} chunks of a stage in model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
@@ -240,7 +231,7 @@ RULES = (
         id="PB413",
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
-        when=_unsplittable,
+        when=all_of("has_model", "model.num_layers", find=_unsplittable),
         message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
         remedies=("change the number of layers or of stages", "say how many the first and the last stage have"),
         source="megatron-core 0.16.1 transformer_block.py get_num_layers_to_build",

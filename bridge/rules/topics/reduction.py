@@ -4,7 +4,7 @@ from bridge.rules.context import RuleContext
 from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
 from bridge.rules.violation import Violation, all_of
 
-_accumulates_low = all_of(
+_ACCUMULATES_LOW = (
     *("is_bf16", "has_ddp", "not precision", "not ddp.grad_reduce_in_fp32", "not has_megatron_fsdp"),
     "optimizer.main_grads_dtype is fp32",
 )
@@ -15,12 +15,12 @@ def _low_gradients(run: RuleContext) -> list[Violation]:
     held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         held = "is stated as False"
-    return [Violation(held=held)] if _accumulates_low(run) else []
+    return [Violation(held=held)]
 
 
 def _unread_accumulation(run: RuleContext) -> list[Violation]:
     sends, keeps = "reduce_scatter_with_fp32_accumulation", "param_name_patterns_for_fp32_local_accumulation"
-    stated = [name for name in (sends, keeps) if run.stands_out(name) and run.has_ddp]
+    stated = [name for name in (sends, keeps) if run.stands_out(name)]
     found = []
     for name in stated:
         if run.has_megatron_fsdp:
@@ -37,7 +37,7 @@ RULES = (
         id="PB361",
         title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
-        when=_low_gradients,
+        when=all_of(*_ACCUMULATES_LOW, find=_low_gradients),
         message="{held}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
@@ -92,7 +92,7 @@ RULES = (
         id="PB366",
         title="FP32 accumulation without effect",
         setting="reduce_scatter_with_fp32_accumulation",
-        when=_unread_accumulation,
+        when=all_of("has_ddp", find=_unread_accumulation),
         message="has no effect: {why}",
         remedies=("drop it",),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:163, :488; 0.19.2 :1365",

@@ -223,7 +223,7 @@ RULES = (
         id="PB213",
         title="per-module recipe that Transformer Engine refuses",
         setting="model.quant_recipe",
-        when=wrong_payloads,
+        when=all_of("has_model", find=wrong_payloads),
         message="{key}: {what}",
         remedies=("correct the entry",),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",

@@ -18,7 +18,7 @@ def _refused_by_v2(run: RuleContext) -> list[Violation]:
         (bool(run.fp8), "fp8", "no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)"),
         (bool(run.fp4), "fp4", "no FP4"),
     )
-    return [Violation(path, what=what) for applies, path, what in rows if run.has_fsdp_v2 and applies]
+    return [Violation(path, what=what) for applies, path, what in rows if applies]
 
 
 def _switched(run: RuleContext) -> list[Violation]:
@@ -37,7 +37,7 @@ def _switched(run: RuleContext) -> list[Violation]:
 
 
 def _buffer_under_fsdp(run: RuleContext) -> list[Violation]:
-    if not run.has_megatron_fsdp or not (run.reuses_buffer or (run.is_mxfp8 and run.stated.get(BUFFER))):
+    if not (run.reuses_buffer or (run.is_mxfp8 and run.stated.get(BUFFER))):
         return []
     by_recipe = (run.where(f"mixed_precision.{BUFFER}") or "").startswith("recipe ")
     # A recipe states it for runs without FSDP, and the last sync before a run turns it off.
@@ -48,7 +48,7 @@ _OF_FSDP = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_f
 
 
 def _unread_by_ddp(run: RuleContext) -> list[Violation]:
-    stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name) and run.has_ddp]
+    stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name)]
     if not run.has_megatron_fsdp:
         return [Violation(name, why="Megatron-FSDP does not shard this run") for name in stated]
     is_cached = bool(run.fp8) and run.ddp.fp8_param_gather and not run.is_mxfp8
@@ -93,7 +93,7 @@ RULES = (
         id="PB324",
         title="Megatron-FSDP turns the shared buffer off",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=_buffer_under_fsdp,
+        when=all_of("has_megatron_fsdp", find=_buffer_under_fsdp),
         message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
         remedies=("set it to False, as runtime_config_update does", "use the distributed optimizer"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
@@ -115,7 +115,7 @@ RULES = (
         title="refused by Megatron-FSDP 2",
         setting="ddp.megatron_fsdp_version",
         needs="owners",
-        when=_refused_by_v2,
+        when=all_of("has_fsdp_v2", find=_refused_by_v2),
         message="version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
         source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
@@ -167,7 +167,7 @@ RULES = (
         id="PB331",
         title="setting of Megatron-FSDP without effect",
         setting="megatron_fsdp_main_params_dtype",
-        when=_unread_by_ddp,
+        when=all_of("has_ddp", find=_unread_by_ddp),
         message="has no effect: {why}",
         remedies=("drop it", "set ddp.use_megatron_fsdp=True"),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "

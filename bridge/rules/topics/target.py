@@ -46,16 +46,11 @@ def _unknown_versions(run: RuleContext) -> list[Violation]:
 
 
 def _missing_for_te(run: RuleContext) -> list[Violation]:
-    gpu = run.target.gpu
-    if not run.is_low or run.backend != "te" or gpu is None or gpu.is_gpu:
-        return []
     missing = "a CUDA device and transformer_engine" if run.target.has_te is False else "a CUDA device"
     return [Violation(missing=missing)]
 
 
 def _not_emulated(run: RuleContext) -> list[Violation]:
-    if not (run.is_low and run.is_emulated):
-        return []
     return violations(
         {
             "fp8_dot_product_attention": run.model.fp8_dot_product_attention,
@@ -191,7 +186,7 @@ RULES = (
         id="PB612",
         title="Transformer Engine without a GPU",
         setting="target.gpu",
-        when=_missing_for_te,
+        when=all_of("is_low", "backend is te", "target.gpu", "not target.gpu.is_gpu", find=_missing_for_te),
         message="precision_backend=te cannot run there; missing: {missing}",
         remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         source="Transformer Engine 2.20",
@@ -221,7 +216,7 @@ RULES = (
         id="PB615",
         title="setting that is not emulated",
         setting="fp8_dot_product_attention",
-        when=_not_emulated,
+        when=all_of("is_low", "is_emulated", find=_not_emulated),
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
