@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, show, write_file
-from bridge.interop.serving.systems import SYSTEMS
+from bridge.interop.serving.formats import SYSTEMS
 
 if TYPE_CHECKING:
     import argparse

@@ -1,6 +1,7 @@
 """A serving config held against the training: the scheme of each linear layer in both, per kind of module."""
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from bridge.errors import PayloadError
@@ -27,7 +28,7 @@ class ServedRow:
     modules: int
     """Modules of the checkpoint, each expert counted."""
     layers: tuple[str, ...]
-    readers: tuple[str, ...]
+    readers: tuple[str, ...] = ()
     """The systems that read the config so; empty: all."""
 
     @property
@@ -74,16 +75,9 @@ class ServingComparison:
 
 
 def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
-    """Hold a serving config against the manifest of training.
+    """Hold a serving config against the manifest of training, as each system reads it, or as `reader` alone does.
 
-    Args:
-        manifest: The linear layers of the trained model.
-        config: The config of the served model.
-        reader: The one system whose reading counts; None: each that reads the config by a rule of its own.
-
-    Raises:
-        RunConfigError: The names of modules are not known.
-        PayloadError: `reader` does not read such a config.
+    RunConfigError where the names of modules are not known, PayloadError where `reader` reads no such config.
     """
     require_names(manifest)
     if reader is not None and config.method in READERS and reader not in config.readers:
@@ -91,43 +85,32 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         raise PayloadError.of(config.path, rule, reader, "Name one of them with --for, or none.")
     readers = (reader,) if reader in config.readers else config.readers
     rows = _rows(manifest, config, readers, is_asked=reader is not None)
+    if config.kv_cache is not None:
+        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
+        rows.append(ServedRow(role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers))
     names = [name for row in manifest.rows for name in row.each()]
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
     return ServingComparison(
         mode=manifest.mode,
-        rows=rows,
+        rows=tuple(rows),
         unmatched=tuple(config.unmatched(names)),
         refused=tuple(split({name: config.scheme_of(name, "vllm") for name in names})) if by_vllm else (),
     )
 
 
-def _rows(
-    manifest: Manifest, config: ServingConfig, readers: tuple[str, ...], *, is_asked: bool
-) -> tuple[ServedRow, ...]:
+def _rows(manifest: Manifest, config: ServingConfig, readers: tuple[str, ...], *, is_asked: bool) -> list[ServedRow]:
     """Return the rows of both, by module and scheme; `is_asked`: somebody chose the reader."""
-    found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
+    found: dict[tuple[str, str | None, str | None], list[tuple[str, str, str]]] = {}
     for row in manifest.rows:
         is_plain = row.role in manifest.plain
-        for name in row.each():
-            for one in readers:
-                serving = None if is_plain else config.scheme_of(name, one)
-                place = found.setdefault((row.role, row.scheme, serving), {"names": {}, "layers": {}, "readers": {}})
-                place["names"][name] = place["layers"][row.layer] = place["readers"][one] = None
-    rows = [
-        ServedRow(
-            role=role,
-            training=training,
-            serving=serving,
-            modules=len(place["names"]),
-            layers=tuple(place["layers"]),
-            readers=() if len(place["readers"]) == len(readers) and not is_asked else tuple(place["readers"]),
+        for name, reader in product(row.each(), readers):
+            serving = None if is_plain else config.scheme_of(name, reader)
+            found.setdefault((row.role, row.scheme, serving), []).append((name, row.layer, reader))
+    rows = []
+    for (role, training, serving), places in found.items():
+        names, layers, by = (tuple(dict.fromkeys(column)) for column in zip(*places, strict=True))
+        by = () if len(by) == len(readers) and not is_asked else by
+        rows.append(
+            ServedRow(role=role, training=training, serving=serving, modules=len(names), layers=layers, readers=by)
         )
-        for (role, training, serving), place in found.items()
-    ]
-    if config.kv_cache is not None:
-        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
-        cache = ServedRow(
-            role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers, readers=()
-        )
-        rows.append(cache)
-    return tuple(rows)
+    return rows

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, listed
 from bridge.interop.contract import ExportReport, Unmapped
-from bridge.interop.serving.formats import COMPRESSED, SERVED
+from bridge.interop.serving.formats import COMPRESSED, SERVED, SYSTEMS
 from bridge.interop.serving.names import BY_TYPE, split
-from bridge.interop.serving.systems import SYSTEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from bridge.interop.serving.formats import ServingSystem
     from bridge.interop.serving.manifest import Manifest, ManifestRow
-    from bridge.interop.serving.systems import ServingSystem
 
 FORWARD = frozenset({"e4m3", "e2m1"})
 """Formats that serving systems multiply."""
@@ -30,21 +29,31 @@ FORWARD = frozenset({"e4m3", "e2m1"})
 def export(manifest: Manifest, system: str) -> ExportReport:
     """Return the quantisation config of a manifest for a system of `SYSTEMS`; an empty payload: nothing is quantised.
 
-    Raises:
-        RunConfigError: The names of modules are not known.
+    RunConfigError where the names of modules are not known.
     """
     require_names(manifest)
     target = SYSTEMS[system]
-    formed = {row.scheme for row in manifest.rows if _has_form(row)}
-    found = [name for name in manifest.schemes if name in formed]
-    written = ([name for name in found if name in target.mixed] or found[:1]) if len(found) > 1 else found
-    unmapped = list(_differences(manifest, target, written))
-    if not written:
-        return ExportReport(payload={}, unmapped=tuple(unmapped))
-    if len(written) == 1 and written[0] in target.fp8:
-        keys = {**SERVED[written[0]].fp8, **target.keys.get(written[0], {})}
-        return ExportReport(payload=_fp8(manifest, keys, written[0]), unmapped=tuple(unmapped))
-    return ExportReport(payload=_compressed(manifest, written), unmapped=tuple(unmapped))
+    found = [name for name in manifest.schemes if any(map(_has_form, _in(manifest, name)))]
+    chosen = [name for name in found if name in target.mixed] or found[:1] if len(found) > 1 else found
+    written = {
+        name: [row for row in _in(manifest, name) if _has_form(row) and row.role not in manifest.plain]
+        for name in chosen
+    }
+    quantised = {row for rows in written.values() for row in rows}
+    unmapped = (*_differences(manifest, target, chosen), *_fused(manifest, target, quantised))
+    notes = [
+        Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
+        for note in manifest.notes
+    ]
+    kept = [row for row in manifest.rows if row not in quantised]
+    payload: dict[str, Any] = {}
+    if chosen[1:] or (chosen and chosen[0] not in target.fp8):
+        payload = _compressed(written, kept)
+    elif chosen:
+        names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
+        keys = {**SERVED[chosen[0]].fp8, **target.keys.get(chosen[0], {})}
+        payload = {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
+    return ExportReport(payload=payload, unmapped=(*unmapped, *notes))
 
 
 def require_names(manifest: Manifest) -> None:
@@ -58,9 +67,8 @@ def require_names(manifest: Manifest) -> None:
     raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
 
 
-def _rows(manifest: Manifest, scheme: str) -> list[ManifestRow]:
-    """Return the rows that are written in a scheme."""
-    return [row for row in manifest.rows if row.scheme == scheme and _has_form(row) and row.role not in manifest.plain]
+def _in(manifest: Manifest, scheme: str) -> list[ManifestRow]:
+    return [row for row in manifest.rows if row.scheme == scheme]
 
 
 def _has_form(row: ManifestRow) -> bool:
@@ -70,7 +78,7 @@ def _has_form(row: ManifestRow) -> bool:
 def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) -> Iterator[Unmapped]:
     """Yield what the config cannot state, and where the system's values differ."""
     for scheme in manifest.schemes:
-        rows = [row for row in manifest.rows if row.scheme == scheme]
+        rows = _in(manifest, scheme)
         has_form = all(map(_has_form, rows))
         if scheme not in written or not has_form:
             why = "reads it where the model has no other scheme" if has_form else "has no form for it"
@@ -82,42 +90,35 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
     for role in dict.fromkeys(plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
-    quantised = {row for scheme in written for row in _rows(manifest, scheme)}
-    schemes = {name: row.scheme if row in quantised else None for row in manifest.rows for name in row.each()}
-    refusals = split(schemes) if target is SYSTEMS["vllm"] else []
-    for refused in refusals:
-        yield Unmapped("module", "fused", "unsupported", refused.rstrip("."), "Give them one precision in training.")
-    for note in manifest.notes:
-        yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
 
 
-def _fp8(manifest: Manifest, keys: Mapping[str, object], scheme: str) -> dict[str, Any]:
-    """Return a config of the fp8 dialect: its keys and the list of modules that are not quantised."""
-    written = set(_rows(manifest, scheme))
-    kept = (row for row in manifest.rows if row not in written)
-    names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
-    return {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
+def _fused(manifest: Manifest, target: ServingSystem, quantised: Collection[ManifestRow]) -> Iterator[Unmapped]:
+    """Yield the modules that vLLM loads as one and that the config gives different schemes."""
+    if target is SYSTEMS["vllm"]:
+        schemes = {name: row.scheme if row in quantised else None for row in manifest.rows for name in row.each()}
+        for refused in split(schemes):
+            yield Unmapped(
+                "module", "fused", "unsupported", refused.rstrip("."), "Give them one precision in training."
+            )
 
 
-def _compressed(manifest: Manifest, written: list[str]) -> dict[str, Any]:
+def _compressed(written: Mapping[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
     """Return a config of compressed-tensors, a group for each scheme."""
-    rows = {scheme: _rows(manifest, scheme) for scheme in written}
-    quantised = {row for own in rows.values() for row in own}
-    groups = {}
-    for number, scheme in enumerate(written):
-        served = SERVED[scheme]
-        groups[f"group_{number}"] = {
-            "targets": ["Linear"] if len(written) == 1 else _patterns(rows[scheme]),
-            "weights": dict(served.weights),
-            "input_activations": dict(served.inputs),
-            "format": served.format,
+    groups = {
+        f"group_{number}": {
+            "targets": ["Linear"] if len(written) == 1 else _patterns(rows),
+            "weights": dict(SERVED[scheme].weights),
+            "input_activations": dict(SERVED[scheme].inputs),
+            "format": SERVED[scheme].format,
         }
+        for number, (scheme, rows) in enumerate(written.items())
+    }
     return {
         "quant_method": COMPRESSED,
-        "format": SERVED[written[0]].format if len(written) == 1 else "mixed-precision",
+        "format": groups["group_0"]["format"] if len(written) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": _patterns(row for row in manifest.rows if row not in quantised),
+        "ignore": _patterns(kept),
         "kv_cache_scheme": None,
     }
 

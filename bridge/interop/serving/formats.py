@@ -1,4 +1,4 @@
-"""The scaling schemes as serving systems write them: rows of `rows/serving.yaml`, read in both directions.
+"""Scaling schemes in the dialects of the systems that serve a model: rows of `rows/serving.yaml`, read both ways.
 
 Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme without a row, a
 team's own quantizer factory, has no form in any dialect.
@@ -14,9 +14,15 @@ ROWS = rows("serving")
 """Schemes, families of models, fused modules and systems."""
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""
-COMPARED = ("num_bits", "type", "strategy", "group_size", "block_structure", "dynamic")
-"""Keys of compressed-tensors that decide the values; of others, an observer say, a checkpoint has the result."""
-_DEFAULTS = {"num_bits": 8, "type": "int", "dynamic": False}
+COMPARED = {
+    "num_bits": 8,
+    "type": "int",
+    "strategy": None,
+    "group_size": None,
+    "block_structure": None,
+    "dynamic": False,
+}
+"""Keys of compressed-tensors that decide the values -> their defaults; a checkpoint has the result of the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,15 +42,29 @@ class ServedScheme:
     """ModelOpt's names."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingSystem:
+    """A system that serves a model."""
+
+    title: str
+    fp8: list[str] = field(default_factory=list)
+    """Schemes that are written in the fp8 dialect where the model has no other; others are compressed-tensors."""
+    mixed: list[str] = field(default_factory=lambda: list(SERVED))
+    """Schemes that it reads from config groups of compressed-tensors, the only form for several schemes."""
+    keys: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Scheme -> further keys of its config."""
+    differences: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Scheme -> detail and remedy of a difference of values from training."""
+
+
 SERVED: dict[str, ServedScheme] = {name: ServedScheme(**row) for name, row in ROWS["schemes"].items()}
 """Megatron's name of a scheme -> its row."""
+SYSTEMS: dict[str, ServingSystem] = {name: ServingSystem(**row) for name, row in ROWS["systems"].items()}
+"""Name of a system, as in `--for NAME` -> its row."""
 
 
-def scheme_of_arguments(weights: Mapping[str, Any] | None, inputs: Mapping[str, Any] | None) -> str | None:
-    """Return the scheme of a config group of compressed-tensors: a key of `SERVED`, or a few words.
-
-    None: it has no weights.
-    """
+def scheme_of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
+    """Return the scheme of a config group of compressed-tensors, a key of `SERVED` or a few words; None: no weights."""
     if not weights:
         return None
     found = _compared(weights), _compared(inputs)
@@ -56,23 +76,19 @@ def scheme_of_arguments(weights: Mapping[str, Any] | None, inputs: Mapping[str, 
 
 def scheme_of_fp8(config: Mapping[str, Any]) -> str:
     """Return the scheme of a config of the fp8 dialect: a key of `SERVED`, or a few words."""
-    method, block = str(config.get("quant_method")), config.get("weight_block_size")
-    stated: dict[str, Any] = {
-        "quant_method": method,
-        "activation_scheme": str(config.get("activation_scheme", "dynamic")),
-    }
-    if method == "mxfp8":
-        block = [1, 32]  # SGLang and the format itself allow no other
-    if block is not None:
-        stated["weight_block_size"] = list(block) if isinstance(block, list | tuple) else block
-    known = next((name for name, row in SERVED.items() if row.fp8 == stated), None)
+    method, inputs = str(config.get("quant_method")), str(config.get("activation_scheme", "dynamic"))
+    block = [1, 32] if method == "mxfp8" else config.get("weight_block_size")  # SGLang and MXFP8 allow no other
+    stated: dict[str, Any] = {"quant_method": method, "activation_scheme": inputs}
+    stated |= {} if block is None else {"weight_block_size": block}
     blocks = f" in blocks of {block}" if block else ""
-    return known or f"{method} weights{blocks}, {stated['activation_scheme']} inputs"
+    known = (name for name, row in SERVED.items() if row.fp8 == stated)
+    return next(known, f"{method} weights{blocks}, {inputs} inputs")
 
 
-def scheme_of_algorithm(name: str) -> str:
-    """Return the scheme of an algorithm of ModelOpt: a key of `SERVED`, or ModelOpt's name."""
-    return next((scheme for scheme, row in SERVED.items() if name.upper() in row.algorithms), f"ModelOpt's {name}")
+def scheme_of_algorithm(name: str) -> str | None:
+    """Return the scheme of an algorithm of ModelOpt: a key of `SERVED`, or ModelOpt's name; None for an empty name."""
+    known = (scheme for scheme, row in SERVED.items() if name.upper() in row.algorithms)
+    return next(known, f"ModelOpt's {name}") if name else None
 
 
 def title_of(scheme: str | None, mode: str = "") -> str:
@@ -82,16 +98,16 @@ def title_of(scheme: str | None, mode: str = "") -> str:
     return SERVED[scheme].title if scheme in SERVED else scheme
 
 
-def _compared(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    if not arguments:
-        return {}
-    known = {**_DEFAULTS, **{name: value for name, value in arguments.items() if value is not None}}
-    return {name: known[name] for name in COMPARED if name in known}
-
-
 def words_of(arguments: Mapping[str, Any]) -> str:
     """Return compressed-tensors' arguments in words: "dynamic 8-bit float per token"."""
     found = _compared(arguments)
-    size = found.get("group_size") or found.get("block_structure")
-    per = f"{found.get('strategy', 'tensor')}{f' {size}' if size else ''}"
+    size = found["group_size"] or found["block_structure"]
+    per = f"{found['strategy'] or 'tensor'}{f' {size}' if size else ''}"
     return f"{'dynamic ' if found['dynamic'] else ''}{found['num_bits']}-bit {found['type']} per {per}"
+
+
+def _compared(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    if not arguments:
+        return {}
+    given = {name: arguments.get(name) for name in COMPARED}
+    return {name: COMPARED[name] if value is None else value for name, value in given.items()}

@@ -22,6 +22,7 @@ from bridge.precision import strict_yaml
 
 KINDS = frozenset({"linear", "router", "gate", "head"})
 """Kinds of modules that a quantisation config could take: they multiply an input by a weight."""
+ATTENTION = "The attention core runs in FP8 in training, which no quantisation config of weights and inputs states."
 LARGEST = 64 * 2**20
 """Bytes of the largest manifest or serving config that is read."""
 
@@ -76,30 +77,32 @@ class Manifest:
 
     @classmethod
     def of(cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None) -> Manifest:
-        """Return the manifest of a plan.
+        """Return the manifest of a plan; a record of what the run multiplied overrules it.
 
-        Args:
-            plan: The plan of the run.
-            record: What the run multiplied, which overrules the plan.
-            model_type: `model_type` of the Hugging Face config; None: by the shape, where it fits one family alone.
-
-        Raises:
-            RunConfigError: No family has this model type.
+        The family of the names is that of `model_type`, or the only one that the shape fits. RunConfigError where no
+        family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        rows = planned = tuple(_rows(plan, family))
-        notes = list(_notes(plan))
-        if record is not None:
-            ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
-            rows = tuple(_recorded(row, module, ran) for row, module in zip(rows, _modules(plan), strict=True))
-            changed = sum(row != before for row, before in zip(rows, planned, strict=True))
-            notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
+        gemms = record.gemms if record is not None else ()
+        ran = {(row.layer, row.module): row for row in gemms if row.gemm == "fprop"}
+        rows: list[ManifestRow] = []
+        changed = 0
+        for layer, module in _modules(plan):
+            row, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
+            if found is not None:
+                scheme = found.scheme if found.scheme != "none" else None
+                changed += (row.scheme, row.format) != (scheme, found.right)
+                row = replace(row, scheme=scheme, format=found.right)
+            rows.append(row)
+        notes = [ATTENTION] if plan.settings.attention else []
+        notes += plan.notes
+        notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,
             family=family.name if family is not None else None,
             plain=family.plain if family is not None else (),
-            rows=rows,
+            rows=tuple(rows),
             notes=tuple(notes),
         )
 
@@ -135,31 +138,17 @@ def _modules(plan: PrecisionPlan) -> Iterator[tuple[PlanLayer, PlanModule]]:
     return ((layer, module) for layer in plan.layers for module in layer.modules if module.kind in KINDS)
 
 
-def _rows(plan: PrecisionPlan, family: Family | None) -> Iterator[ManifestRow]:
-    for layer, module in _modules(plan):
-        path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
-        forward = module.row("fprop") or module.row("forward")
-        multiplied = forward.format if forward is not None else plan.settings.mode
-        is_expert = module.name.startswith("experts.")
-        yield ManifestRow(
-            layer=layer.label,
-            module=path,
-            kind=module.kind,
-            scheme=module.scheme if multiplied in LOW else None,
-            format=multiplied,
-            copies=plan.shape.experts.num_experts if is_expert and plan.shape.experts is not None else 1,
-            served=family.served(path, plan.shape.num_layers) if family is not None else (),
-        )
-
-
-def _recorded(row: ManifestRow, module: tuple[PlanLayer, PlanModule], ran: dict[tuple[str, str], Any]) -> ManifestRow:
-    found = ran.get((module[0].label, module[1].name))
-    if found is None:
-        return row
-    return replace(row, scheme=found.scheme if found.scheme != "none" else None, format=found.right)
-
-
-def _notes(plan: PrecisionPlan) -> Iterator[str]:
-    if plan.settings.attention:
-        yield "The attention core runs in FP8 in training, which no quantisation config of weights and inputs states."
-    yield from plan.notes
+def _planned(plan: PrecisionPlan, family: Family | None, layer: PlanLayer, module: PlanModule) -> ManifestRow:
+    path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
+    forward = module.row("fprop") or module.row("forward")
+    multiplied = forward.format if forward is not None else plan.settings.mode
+    is_expert = module.name.startswith("experts.")
+    return ManifestRow(
+        layer=layer.label,
+        module=path,
+        kind=module.kind,
+        scheme=module.scheme if multiplied in LOW else None,
+        format=multiplied,
+        copies=plan.shape.experts.num_experts if is_expert and plan.shape.experts is not None else 1,
+        served=family.served(path, plan.shape.num_layers) if family is not None else (),
+    )

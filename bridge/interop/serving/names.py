@@ -8,7 +8,7 @@ Each of the many experts of a layer is written ``experts.*``. A module without a
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError, close_matches
@@ -18,6 +18,7 @@ from bridge.precision.foreign_names import DEEPSEEK, LLAMA
 from bridge.rules.shape.model import ModelShape
 
 HEAD = "lm_head"
+ABSENT = "no such module"
 EH_PROJ = "eh_proj"
 _PLACE = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transformer_layer\.)?(.+)")
 _ONE_EXPERT = re.compile(r"\blocal_experts\.\d+\.")
@@ -57,12 +58,17 @@ class Family:
         """The family's name."""
         return self.model_types[0]
 
-    def served(self, path: str, num_layers: int) -> tuple[str, ...]:
-        """Return the names of a module, each expert written ``*``; empty where none is known.
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Family":
+        """Return the family of a row, whose names go over those of Llama."""
+        known = {**LLAMA, **(DEEPSEEK if row.get("latent") else {}), **row.get("names", {})}
+        names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
+        return cls(model_types=tuple(row["model_types"]), names=names, plain=tuple(row.get("plain", ())))
 
-        Args:
-            path: Megatron's name in the whole model.
-            num_layers: Layers of the decoder, which the layers of DeepSeek's multi-token prediction follow.
+    def served(self, path: str, num_layers: int) -> tuple[str, ...]:
+        """Return the names of a module by its name in the whole model, each expert written ``*``; empty: none is known.
+
+        Layers of DeepSeek's multi-token prediction follow the `num_layers` of the decoder.
         """
         block, number, inner = place_of(path)
         if not block:
@@ -73,18 +79,7 @@ class Family:
         return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(inner, ()))
 
 
-def _family(
-    *, model_types: list[str], names: Mapping[str, Any] = MappingProxyType({}), latent: bool = False, plain: Any = ()
-) -> Family:
-    known = {**LLAMA, **(DEEPSEEK if latent else {}), **names}
-    own = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
-    return Family(model_types=tuple(model_types), names=own, plain=tuple(plain))
-
-
-FAMILIES = [_family(**row) for row in ROWS["families"]]
-BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
-
-
+BY_TYPE = {name: family for family in map(Family.of, ROWS["families"]) for name in family.model_types}
 FUSED: list[list[str]] = ROWS["fused"]
 """Names in one parent module that vLLM loads as one; a group counts where the checkpoint has all of them."""
 _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
@@ -92,22 +87,14 @@ _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
 
 
 def family_of(shape: ModelShape, model_type: str | None = None) -> Family | None:
-    """Return the family of a model; None where its shape fits several or none.
+    """Return the family that `model_type` of the Hugging Face config decides; None where a shape fits several or none.
 
-    Args:
-        shape: Its dimensions.
-        model_type: `model_type` of the Hugging Face config, which decides.
-
-    Raises:
-        RunConfigError: No family has this model type.
+    RunConfigError where no family has this model type.
     """
+    if model_type is not None and model_type not in BY_TYPE:
+        rule, remedy = f"must be one of {', '.join(BY_TYPE)}", "The names of its modules are not known."
+        raise RunConfigError.of("--model-type", rule, model_type, remedy, close_matches(model_type, BY_TYPE))
     if model_type is not None:
-        if model_type not in BY_TYPE:
-            rule = f"must be one of {', '.join(BY_TYPE)}"
-            matches = close_matches(model_type, BY_TYPE)
-            raise RunConfigError.of(
-                "--model-type", rule, model_type, "The names of its modules are not known.", matches
-            )
         return BY_TYPE[model_type]
     if shape.is_hybrid or not shape.gated_linear_unit or shape.attention_output_gate:
         return None
@@ -121,19 +108,15 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family | None
 def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
     """Yield a sentence for each group of `FUSED` that gets more than one scheme, which vLLM refuses.
 
-    Args:
-        schemes: Name of a module in the checkpoint -> its scheme; None: not quantised.
+    `schemes`: name of a module in the checkpoint -> its scheme; None: not quantised.
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for group in FUSED:
-        for name in schemes:
-            parent, _, own = name.rpartition(".")
-            place = _PARENT.fullmatch(parent)
-            members = [f"{parent}.{each}" for each in group]
-            if own != group[0] or place is None or any(member not in schemes for member in members):
-                continue
-            if len({schemes[member] for member in members}) > 1:
-                fused = f"{', '.join(group[:-1])} and {group[-1]}"
-                found.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
+    for group, name in product(FUSED, schemes):
+        parent, _, own = name.rpartition(".")
+        place = _PARENT.fullmatch(parent) if own == group[0] else None
+        given = {schemes.get(f"{parent}.{each}", ABSENT) for each in group}
+        if place is not None and len(given) > 1 and ABSENT not in given:
+            fused = f"{', '.join(group[:-1])} and {group[-1]}"
+            found.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
     for (fused, inner), layers in found.items():
         yield f"vLLM refuses the config: it fuses {fused}, whose schemes differ in {inner} of layers {compact(layers)}."

@@ -1,7 +1,7 @@
 """The quantisation config of a served model, read from a file: the scheme that it gives to a module, by its name.
 
 Read are `config.json` with a `quantization_config`, that block alone, and ModelOpt's `hf_quant_config.json`. The same
-list of names means different modules in different systems, so each reader of the fp8 dialect has its own rule.
+list of names means different modules in different systems: `TAKES` has each system's rule.
 
 Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd modelopt.py
 (is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py; transformers 5.23.0
@@ -11,27 +11,61 @@ quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py; c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
-from bridge.interop.serving.formats import COMPRESSED, scheme_of_algorithm, scheme_of_arguments, scheme_of_fp8, words_of
+from bridge.interop.serving.formats import COMPRESSED, scheme_of_algorithm, scheme_of_fp8, scheme_of_group, words_of
 from bridge.interop.serving.manifest import LARGEST
 from bridge.interop.serving.names import HEAD
 from bridge.precision import strict_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODELOPT = "modelopt"
 READERS = {"fp8": ("vllm", "sglang", "hf"), "mxfp8": ("sglang", "hf")}
 """Method -> systems that read its list of modules, each by its own rule; other methods have one rule."""
 METHODS = (COMPRESSED, *READERS, MODELOPT)
+LISTS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
+"""Keys of the list of modules that stay in high precision."""
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
-_EXPRESSION = "re:"
+EXPRESSION = "re:"
+
+
+def _named(entry: str, name: str) -> bool:
+    if entry.startswith(EXPRESSION):
+        return re.match(entry.removeprefix(EXPRESSION), name) is not None
+    return entry == name
+
+
+def _by_vllm(entry: str, name: str) -> bool:
+    experts = _of_experts(name)
+    return entry == name if experts == name else experts in entry
+
+
+def _by_transformers(entry: str, name: str) -> bool:
+    place = _of_experts(name)
+    return place.endswith(entry) or re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", place) is not None
+
+
+def _by_modelopt(entry: str, name: str) -> bool:
+    return entry in _of_experts(name) or fnmatchcase(_of_experts(name), entry)
+
+
+TAKES: Mapping[str, Callable[[str, str], bool]] = {
+    COMPRESSED: _named,
+    MODELOPT: _by_modelopt,
+    "vllm": _by_vllm,
+    "sglang": lambda entry, name: f".{entry}." in f".{_of_experts(name)}.",
+    "hf": _by_transformers,
+}
+"""Method, or reader of the fp8 dialect -> whether an entry of a list takes a module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +88,9 @@ class ServingConfig:
     @classmethod
     def of(cls, found: Any, path: str = "config") -> ServingConfig:
         """Return the config of parsed JSON; errors as for `read`."""
-        outer = found if isinstance(found, Mapping) else {}
+        outer = _mapping(found)
         block = outer.get("quantization_config", outer.get("compression_config"))
-        model_type = str(outer["model_type"]) if isinstance(outer.get("model_type"), str) else None
+        model_type = outer["model_type"] if isinstance(outer.get("model_type"), str) else None
         if block is None and isinstance(outer.get("quantization"), Mapping):
             block = {"quant_method": MODELOPT, **outer["quantization"]}
         if block is None and "quant_method" in outer:
@@ -77,16 +111,11 @@ class ServingConfig:
         return config
 
     def require_expressions(self) -> None:
-        """Refuse entries that their readers take for regular expressions, and that are none.
-
-        Raises:
-            PayloadError: There is one.
-        """
-        targets = [target for patterns, _ in self._groups for target in patterns]
-        for entry in [*self._ignored, *targets]:
-            if entry.startswith(_EXPRESSION) or self.method in READERS:
+        """Raise PayloadError for an entry that its reader takes for a regular expression, and that is none."""
+        for entry in self._entries:
+            if entry.startswith(EXPRESSION) or self.method in READERS:
                 try:
-                    re.compile(entry.removeprefix(_EXPRESSION))
+                    re.compile(entry.removeprefix(EXPRESSION))
                 except re.error as error:
                     rule = f"must be a regular expression ({error})"
                     raise PayloadError.of(f"{self.path}: list of modules", rule, entry) from None
@@ -100,11 +129,20 @@ class ServingConfig:
         """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
         if self.method is None:
             return None
+        takes, kept = TAKES[reader if self.method in READERS else self.method], self._kept
+        if self.method in READERS and not (kept and reader == "hf"):
+            kept = [*kept, HEAD]  # a list replaces it in transformers; it is no linear layer to the others
+        if any(takes(entry, name) for entry in kept):
+            return None
         if self.method == COMPRESSED:
-            return self._of_group(name)
-        if self.method == MODELOPT:
-            return self._of_modelopt(name)
-        return None if self._is_kept(name, reader) else scheme_of_fp8(self.content)
+            by_name = [scheme for target, scheme in self._targets if takes(target, name)]
+            by_class = [scheme for target, scheme in self._targets if target == LINEAR]
+            return next(iter([*by_name, *by_class]), None)
+        if self.method in READERS:
+            return scheme_of_fp8(self.content)
+        layers = self.content.get("quantized_layers")
+        own = layers.get(name, layers.get(_of_experts(name))) if isinstance(layers, Mapping) else self.content
+        return scheme_of_algorithm(str(_mapping(own).get("quant_algo", "")))
 
     @property
     def kv_cache(self) -> str | None:
@@ -114,78 +152,35 @@ class ServingConfig:
 
     def unmatched(self, names: list[str]) -> list[str]:
         """Return the entries of a list of compressed-tensors that take none of the names; names of norms count not."""
-        targets = [target for patterns, _ in self._groups for target in patterns if target != LINEAR]
-        entries = [*self._ignored, *targets] if self.method == COMPRESSED else []
-        return [entry for entry in entries if "norm" not in entry and not any(_takes(entry, name) for name in names)]
+        entries = self._entries if self.method == COMPRESSED else []
+        return [entry for entry in entries if "norm" not in entry and not any(_named(entry, name) for name in names)]
 
     @cached_property
-    def _ignored(self) -> list[str]:
-        """The list of modules that stay in high precision."""
-        keys = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
-        return next(([str(entry) for entry in _list(self.content[key])] for key in keys if self.content.get(key)), [])
+    def _kept(self) -> list[str]:
+        """The entries of the list of modules that stay in high precision."""
+        return next((_texts(self.content[key]) for key in LISTS if self.content.get(key)), [])
 
     @cached_property
-    def _groups(self) -> list[tuple[list[str], str | None]]:
-        """Targets and scheme of each config group."""
-        groups = [group for group in self.content.get("config_groups", {}).values() if isinstance(group, Mapping)]
-        return [
-            (
-                [str(target) for target in _list(group.get("targets"))],
-                scheme_of_arguments(_mapping(group.get("weights")), _mapping(group.get("input_activations"))),
-            )
-            for group in groups
+    def _targets(self) -> list[tuple[str, str | None]]:
+        """The targets of the config groups, names or classes, each with its scheme."""
+        groups = [_mapping(group) for group in self.content.get("config_groups", {}).values()]
+        schemes = [
+            scheme_of_group(_mapping(one.get("weights")), _mapping(one.get("input_activations"))) for one in groups
         ]
+        pairs = zip(groups, schemes, strict=True)
+        return [(target, scheme) for group, scheme in pairs for target in _texts(group.get("targets"))]
 
-    def _of_group(self, name: str) -> str | None:
-        if any(_takes(entry, name) for entry in self._ignored):
-            return None
-        for takes in (_takes, lambda target, _: target == LINEAR):  # a name goes before a class
-            for targets, scheme in self._groups:
-                if any(takes(target, name) for target in targets):
-                    return scheme
-        return None
-
-    def _of_modelopt(self, name: str) -> str | None:
-        place = _of_experts(name)
-        if any(entry in place or fnmatchcase(place, entry) for entry in self._ignored):
-            return None
-        algorithm = str(self.content.get("quant_algo", ""))
-        own = self.content.get("quantized_layers")
-        if isinstance(own, Mapping):
-            layer = own.get(name, own.get(place))
-            algorithm = str(layer.get("quant_algo", "")) if isinstance(layer, Mapping) else ""
-        return scheme_of_algorithm(algorithm) if algorithm else None
-
-    def _is_kept(self, name: str, reader: str) -> bool:
-        """Return whether a reader of the fp8 dialect leaves a module in high precision."""
-        place = _of_experts(name)
-        if reader == "hf":
-            entries = self._ignored or [HEAD]  # without a list it leaves the output layer alone
-            return any(
-                re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", place) or place.endswith(entry) for entry in entries
-            )
-        if name == HEAD:
-            return True  # their output layer is no linear layer that this dialect reaches
-        if reader == "sglang":
-            return any(f".{entry}." in f".{place}." for entry in self._ignored)
-        if place != name:
-            return any(place in entry for entry in self._ignored)
-        return place in self._ignored
+    @property
+    def _entries(self) -> list[str]:
+        return [*self._kept, *(target for target, _ in self._targets if target != LINEAR)]
 
 
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _texts(value: object) -> list[str]:
+    return [str(entry) for entry in value] if isinstance(value, list) else []
 
 
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _takes(entry: str, name: str) -> bool:
-    """Return whether an entry of compressed-tensors names a module."""
-    if entry.startswith(_EXPRESSION):
-        return re.match(entry.removeprefix(_EXPRESSION), name) is not None
-    return entry == name
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _of_experts(name: str) -> str:
