@@ -1,4 +1,4 @@
-"""Lightning: precision strings, the `trainer:` section of LightningCLI, and the two plugins that an export writes.
+"""Lightning: precision strings and the `trainer:` section of LightningCLI. Its precision plugins are written, not read.
 
 Its "bf16-mixed" is autocast over FP32 weights; the same word is Megatron's O2 in NeMo and in Megatron Bridge, so the
 string alone says nothing: it has to be known whose it is.
@@ -22,7 +22,6 @@ from bridge.interop.pytorch.amp import (
     assume_torch_scaler,
     export_as_amp,
     export_scaler,
-    import_scaler,
     report_no_scaler,
     report_scaler,
 )
@@ -41,8 +40,7 @@ TRAINER = re.compile(r"(pytorch_lightning|lightning|lightning_fabric)(\.\w+)*\.(
 def import_(payload: object, *, strategy: str | None = None, accelerator: str | None = None) -> ImportReport:
     """Return what Lightning trains in: a precision string or number, or Trainer arguments, under ``trainer`` or not.
 
-    A precision plugin stands in ``plugins`` as ``class_path`` and ``init_args``. On a CPU Lightning turns 16-mixed
-    into bf16-mixed.
+    On a CPU Lightning turns 16-mixed into bf16-mixed.
     """
     if payload is None:
         payload = {}
@@ -61,11 +59,8 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
     plugins = top.values.get("plugins")
     listed = plugins if isinstance(plugins, list) else [plugins]
     made = [one for one in listed if isinstance(one, Mapping) and str(one.get("class_path")).endswith("Precision")]
-    if made and top.given("precision"):
-        raise TABLE.wrong("precision-and-plugin", top, "precision")
     if made:
-        TABLE.read(builder, top, "apex")
-        return _plugin(builder, Settings(made[0], TABLE.title, top.name("plugins")))
+        raise TABLE.wrong("plugins-are-not-read", top, "plugins")
     read = _trained(builder, top, strategy, top.values.get("accelerator", accelerator))
     policy_decides = given.given("mixed_precision") or given.given("precision_plugin")
     return replace(read, recipe=None) if policy_decides else read
@@ -119,7 +114,7 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         builder.record("lightning.lightning-makes-it-bf16", name, word)
         compute = "bf16"
     if kind == "te":
-        return _delayed(builder, Settings({}, TABLE.title, "recipe"), compute, name, word)
+        return _delayed(builder, compute, name, word)
     if compute == "fp64":
         builder.fields["fp32"] = True
         builder.record("lightning.fp64-throughout-fp32", name, word)
@@ -172,34 +167,12 @@ def _sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> Impo
     return builder.finish("megatron_o2" if plan == "deepspeed" else "fsdp_policy")
 
 
-def _plugin(builder: ImportBuilder, made: Settings) -> ImportReport:
-    """Return what a precision plugin asks for."""
-    kind, given = str(made["class_path"]).rpartition(".")[2], made.section("init_args")
-    if kind == "TransformerEnginePrecision":
-        dtype = given.word("weights_dtype", ("torch.bfloat16", "torch.float16"))
-        if dtype is None:
-            raise TABLE.wrong("no-weights-dtype", given, "weights_dtype")
-        compute = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}[dtype]
-        builder.map(given.name("weights_dtype"), **{compute: True, "params_dtype": compute})
-        for key in filter(given.given, ("replace_layers", "fallback_compute_dtype")):
-            builder.record("lightning.a-choice-of-modules", given.name(key), str(given[key]))
-        return _delayed(builder, given.section("recipe"), compute, given.name("recipe"), compute)
-    if kind != "MixedPrecision":
-        raise TABLE.wrong("plugins-that-are-read", made, "class_path")
-    compute = PRECISIONS[given.word("precision", ("16-mixed", "bf16-mixed")) or "bf16-mixed"][0]
-    builder.map(given.name("precision"), **amp_fields(compute))
-    if compute == "bf16" and given.given("scaler"):
-        raise TABLE.wrong("scale-in-bf16", given, "scaler")
-    lacks = compute == "fp16" and import_scaler(builder, given.section("scaler").section("init_args"), TABLE.title)
-    return builder.finish("amp_o1", is_whole=not lacks)
-
-
-def _delayed(builder: ImportBuilder, recipe: Settings, compute: str, name: str, value: object) -> ImportReport:
-    """Return the import of Transformer Engine's delayed scaling, the only recipe that can be written as data."""
+def _delayed(builder: ImportBuilder, compute: str, name: str, value: object) -> ImportReport:
+    """Return the import of delayed scaling with the defaults of Transformer Engine's recipe."""
     fields = {compute: True, "params_dtype": compute, "fp8": "hybrid", "fp8_recipe": "delayed"}
     builder.fields["grad_reduce_in_fp32"] = False
     builder.map(name, **fields)
-    TABLE.read(builder, recipe, "recipe")
+    TABLE.read(builder, Settings({}, TABLE.title, "recipe"), "recipe")
     builder.record("lightning.te-without-masters", name, value, compute=compute)
     return builder.finish("true")
 

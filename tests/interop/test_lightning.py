@@ -1,4 +1,4 @@
-"""Lightning: precision strings, plugins and LightningCLI files."""
+"""Lightning: precision strings and LightningCLI files."""
 
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,6 @@ from tests.interop.properties import reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "lightning" / "cli.yaml"
 TE = "lightning.pytorch.plugins.TransformerEnginePrecision"
-
-
-def te(**arguments: Any) -> dict[str, Any]:
-    return {"plugins": [{"class_path": TE, "init_args": {"weights_dtype": "torch.bfloat16", **arguments}}]}
 
 
 @pytest.mark.parametrize(
@@ -141,29 +137,23 @@ def test_a_file_under_fsdp_reduces_in_bf16() -> None:
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ({"precision": "bf16-mixed", **te()}, "must not stand together with a precision plugin"),
-        (te(recipe={"fp8_format": "hybrid"}), "must be 'HYBRID' or 'E4M3', got 'hybrid'. Did you mean 'HYBRID'?"),
-        ({"plugins": [{"class_path": TE}]}, "weights_dtype: must be given"),
-        (te(recipe=3), "recipe: must be a mapping of settings, got 3"),
-        ({"plugins": [{"class_path": "x.HalfPrecision"}]}, "must be MixedPrecision or TransformerEnginePrecision"),
+        ({"plugins": [{"class_path": TE}]}, "plugins: a precision plugin is an object that a program makes"),
+        (
+            {"precision": "bf16-mixed", "plugins": {"class_path": "x.HalfPrecision"}},
+            "and is not read, got {'class_path'",
+        ),
     ],
 )
-def test_what_lightning_refuses_is_refused(payload: Any, message: str) -> None:
+def test_a_precision_plugin_is_not_read(payload: Any, message: str) -> None:
     with pytest.raises(BridgeError) as caught:
         lightning.import_(payload)
     assert message in str(caught.value)
 
 
-def test_the_te_plugin_without_a_recipe_is_transformer_engines_default() -> None:
-    config = lightning.import_(te()).config
+def test_transformer_engine_without_a_recipe_has_its_own_defaults() -> None:
+    config = lightning.import_("transformer-engine").config
     assert (config.fp8, config.fp8_recipe) == ("hybrid", "delayed")
     assert (config.fp8_amax_history_len, config.fp8_amax_compute_algo, config.fp8_margin) == (1024, "max", 0)
-
-
-def test_unknown_keys_of_a_recipe_are_dead() -> None:
-    imported = lightning.import_(te(recipe={"interval": 1, "margin": 2}))
-    assert imported.config.fp8_margin == 2
-    assert "dead knob" in {loss.reason for loss in imported.unmapped if loss.field.endswith("recipe.interval")}
 
 
 def test_delayed_scaling_leaves_as_a_plugin_and_other_schemes_do_not() -> None:
@@ -193,18 +183,6 @@ def test_a_strategys_own_policy_leaves_no_recipe() -> None:
 
 def test_model_parallel_is_autocast_over_fp32() -> None:
     assert lightning.import_({"precision": "bf16-mixed"}, strategy="modelparallel").semantics == "amp_o1"
-
-
-def test_a_scalers_other_settings_and_a_hook_beside_a_plugin_are_reported() -> None:
-    scaler = {"class_path": "torch.amp.GradScaler", "init_args": {"growth_factor": 4.0, "enabled": False}}
-    plugin = {
-        "class_path": "lightning.pytorch.plugins.MixedPrecision",
-        "init_args": {"precision": "16-mixed", "scaler": scaler},
-    }
-    imported = lightning.import_({"plugins": [plugin], **strategy("DDPStrategy", ddp_comm_hook="powerSGD_hook")})
-    lost = {loss.field.rpartition(".")[2] for loss in imported.unmapped if loss.reason == "unsupported"}
-    assert {"growth_factor", "enabled", "ddp_comm_hook"} <= lost
-    assert imported.recipe is None
 
 
 def test_fp64_has_no_recipe_and_te_reports_its_format() -> None:

@@ -112,22 +112,12 @@ class TestLightning:
             scaler: Any = GradScaler(**{**arguments.pop("scaler")["init_args"], "device": "cpu"})
             plugin: Any = MixedPrecision(**{**arguments, "device": "cpu"}, scaler=scaler)
             kept = {"init_scale": plugin.scaler._init_scale, "growth_interval": plugin.scaler._growth_interval}
-            init_args = {"precision": plugin.precision, "scaler": {"init_args": kept}}
-            read: dict[str, Any] = {"plugins": [{"class_path": "x.MixedPrecision", "init_args": init_args}]}
-        elif exported.payload["precision"] == "32-true":
-            read = {"precision": Precision().precision}
+            assert kept == {
+                name: exported.payload["plugins"][0]["init_args"]["scaler"]["init_args"][name] for name in kept
+            }
+            return
+        if exported.payload["precision"] == "32-true":
+            read: dict[str, Any] = {"precision": Precision().precision}
         else:
             read = {"precision": MixedPrecision(exported.payload["precision"], device="cpu").precision}
         check_return(config, exported, lightning.import_(read))
-
-    def test_bf16_with_a_scaler_is_refused_by_both(self, version: str) -> None:
-        from lightning.fabric.utilities.exceptions import MisconfigurationException
-        from lightning.pytorch.plugins import MixedPrecision
-        from torch.amp import GradScaler
-
-        with pytest.raises(MisconfigurationException):
-            MixedPrecision("bf16-mixed", device="cpu", scaler=GradScaler("cpu"))
-        scaler = {"class_path": "torch.amp.GradScaler", "init_args": {"init_scale": 8.0}}
-        plugin = {"class_path": "x.MixedPrecision", "init_args": {"precision": "bf16-mixed", "scaler": scaler}}
-        with pytest.raises(BridgeError, match="must not be given in BF16"):
-            lightning.import_({"plugins": [plugin]})

@@ -138,9 +138,9 @@ def loss_scale(mode: str, builder: ImportBuilder) -> None:
         builder.fields["loss_scale"] = None
     for field, value in DYNAMIC.items():
         name = _option(field)
-        if mode == "fp16" and not constant and field not in fields:
+        if mode == "fp16" and not constant and fields.get(field) is None:
             builder.implied(name, value, **{field: value})
-        elif field in fields and (mode != "fp16" or constant) and float(fields[field]) != value:
+        elif fields.get(field) is not None and (mode != "fp16" or constant) and float(fields[field]) != value:
             builder.record("megatron_lm.read-by-a-dynamic-loss", name, fields[field])
 
 

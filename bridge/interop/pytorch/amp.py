@@ -18,7 +18,6 @@ from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.meaning import semantics_of, unread_fields
-from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 
 TABLE = table("pytorch")
@@ -84,23 +83,14 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     return mode
 
 
-def assume_torch_scaler(builder: ImportBuilder, where: str, *, given: tuple[str | None, ...] = ()) -> None:
-    """Note the defaults of a `GradScaler` that `where` makes, except for the fields in `given`."""
+def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
+    """Note the defaults of a `GradScaler` that `where` makes."""
     for field, value in TORCH_SCALER.items():
-        if field not in given:
-            builder.fields[field] = value
-            row = "torch-scaler-halves" if field == "hysteresis" else "torch-scaler-default"
-            facts = {"where": where, "field": field, "value": value}
-            builder.record(f"pytorch.{row}", f"GradScaler.{NAMES[field]}", value, **facts)
+        builder.fields[field] = value
+        row = "torch-scaler-halves" if field == "hysteresis" else "torch-scaler-default"
+        facts = {"where": where, "field": field, "value": value}
+        builder.record(f"pytorch.{row}", f"GradScaler.{NAMES[field]}", value, **facts)
     builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
-
-
-def import_scaler(builder: ImportBuilder, scaler: Settings, where: str) -> bool:
-    """Map the arguments of a `GradScaler` that `where` makes; return whether Megatron's own lacks one of them."""
-    TABLE.read(builder, scaler, "scaler")
-    given = {key: row for key, row in TABLE.parts["scaler"].named.items() if scaler.given(key)}
-    assume_torch_scaler(builder, where, given=tuple(row.field for row in given.values()))
-    return any(row.detail and not row.is_harmless(scaler[key]) for key, row in given.items())
 
 
 def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ...] = ()) -> None:

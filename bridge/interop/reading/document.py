@@ -34,8 +34,8 @@ DOTTED = re.compile(
 )
 """A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
 
-VARIABLE = re.compile(r"""\s*(?:export\s+)?(\w+)=(?:"([^"]*)"|'([^']*)'|([^\s#]*))""")
-"""A line of an environment file."""
+VARIABLE = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*('[^'\n]*'|"[^"\n]*"|[^#\n]*)""", re.MULTILINE)
+"""A variable of an environment file and its value, in quotes or up to a comment."""
 SUFFIXES = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -115,9 +115,8 @@ class Document:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that an environment file sets, with their values."""
-        found = filter(None, map(VARIABLE.match, self.text.splitlines()))
-        return {match[1]: "".join(part or "" for part in match.groups()[1:]) for match in found}
+        """The variables that an environment file sets, with their values; later lines win."""
+        return {name: value.strip().strip("'\"") for name, value in VARIABLE.findall(self.text)}
 
     @property
     def parts(self) -> tuple[Document, ...]:

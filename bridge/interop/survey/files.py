@@ -22,9 +22,14 @@ def files_in(root: Path, skipped: list[str], limits: list[str]) -> Iterator[tupl
     `skipped` are names of folders that are passed over, in addition to hidden ones. `limits` takes a clause for each
     part of the folder that was left out; it is complete at the end of the walk.
     """
+
+    def refuse(error: OSError) -> None:
+        name = _printable(Path(error.filename).relative_to(root))
+        limits.append(f"{name} cannot be opened: {error.strerror or type(error).__name__}")
+
     left_out: Counter[str] = Counter()
     taken = 0
-    for path, folders, names in os.walk(root, onerror=lambda error: limits.append(_refused(error, root))):
+    for path, folders, names in os.walk(root, onerror=refuse):
         here = Path(path)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)
         links = [name for name in folders if (here / name).is_symlink()]
@@ -42,11 +47,6 @@ def files_in(root: Path, skipped: list[str], limits: list[str]) -> Iterator[tupl
                 return
             yield file, _printable(file.relative_to(root))
     limits += [f"{clause}: {count}" for clause, count in left_out.items() if count]
-
-
-def _refused(error: OSError, root: Path) -> str:
-    name = _printable(Path(error.filename).relative_to(root))
-    return f"{name} cannot be opened: {error.strerror or type(error).__name__}"
 
 
 def _printable(name: Path) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.interop import nemo2
+from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
-from bridge.interop.survey.source import Source
-from bridge.interop.systems import system
+from bridge.interop.survey.source import Source, first_fault
 
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
 RECIPE = re.compile(r"(?:bf16|fp16)_\w*mixed")
@@ -34,23 +34,33 @@ def sources_of_program(document: Document, name: str, unread: dict[str, str]) ->
         return
     program = program_of(document.text, name, WORDS.fullmatch)
     for call in program.calls:
-        if PACKAGE.fullmatch(call.path):
-            place = Source(path=name, system="megatron-bridge", kind="program", run=f"line {call.line}")
-            yield from _stated_by(call, place, unread)
-    imports_nemo = any(path.partition(".")[0] == "nemo" for path in program.imports)
+        says, payload = _stated_by(call) if PACKAGE.fullmatch(call.path) else ("", None)
+        source = Source(path=name, system="megatron-bridge", kind="program", run=f"line {call.line}", says=says)
+        if payload is not None:
+            try:
+                imported = megatron_bridge.import_(payload)
+                source = replace(source, evidence=f"calls `{call.written['']}`").stating(imported)
+            except BridgeError as error:
+                unread[f"{name}, {source.run}"] = first_fault(error, name, name)
+        if says:
+            yield source
+    imports_nemo = any(module.partition(".")[0] == "nemo" for module in program.imports)
     wanted = {nemo2.PLUGIN, *(nemo2.RECIPES if imports_nemo else ())}  # a recipe's name alone may be another's
     try:
         runs = nemo2.import_all(document) if wanted & {call.name for call in program.calls} else ()
     except BridgeError as error:
-        unread[name] = str(error).splitlines()[0]
+        unread[name] = first_fault(error, document.path, name)
         return
     for run in runs:
         place = Source(path=name, system="nemo2", kind="program", run=run.label, evidence=f"names `{run.label}`")
         yield place.stating(run)
 
 
-def _stated_by(call: Call, place: Source, unread: dict[str, str]) -> Iterator[Source]:
-    """Yield the source that a call of Megatron Bridge is; without a precision where only a run knows its arguments."""
+def _stated_by(call: Call) -> tuple[str, Any]:
+    """Return what a call of Megatron Bridge states, as written, and the payload of its import.
+
+    Nothing is written where it states no precision, and there is no payload where only a run knows its arguments.
+    """
     keys = [key for key in STATING.get(call.name, ()) if key in call.written]
     written = ", ".join(f"{key}={call.written[key]}" for key in keys)
     payload: Any = None
@@ -63,15 +73,6 @@ def _stated_by(call: Call, place: Source, unread: dict[str, str]) -> Iterator[So
     elif call.name == "get_mixed_precision_config" and call.positional:
         written, payload = call.written["0"], call.positional[0]
     else:
-        return
-    source = replace(place, says=f"{call.written['']}({written})")
-    if payload is None:
-        yield replace(source, says=f"{source.says}, decided at run time")
-        return
-    try:
-        imported = system(source.system).import_(payload)
-    except BridgeError as error:
-        unread[f"{source.path}, {source.run}"] = str(error).splitlines()[0]
-        yield source
-    else:
-        yield replace(source, evidence=f"calls `{call.written['']}`").stating(imported)
+        return "", None
+    says = f"{call.written['']}({written})"
+    return (f"{says}, decided at run time" if payload is None else says), payload

@@ -78,3 +78,9 @@ def _of_accelerate(variables: dict[str, str]) -> str | None:
         return precision(accelerate.import_(own).config)
     except BridgeError:
         return None
+
+
+def first_fault(error: BridgeError, path: str, name: str) -> str:
+    """Return the first line of an error without the file in front, whose `name` in the project stands next to it."""
+    line = str(error).splitlines()[0].replace(path, name)
+    return re.sub(rf"^{re.escape(name)}[:,] ", "", line)

@@ -13,18 +13,17 @@ from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import Run, runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.launches import PRECISION_WORDS
+from bridge.interop.megatron_lm.recognition import is_per_module
 from bridge.interop.reading.document import Document
 from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
-from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_variables
+from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, first_fault, of_variables
 from bridge.interop.systems import candidates
 from bridge.precision.effect import HIGH
 from bridge.precision.matchers import Matchers
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 
-ASSIGNED = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*('[^'\n]*'|"[^"\n]*"|[^#\n]*)""", re.MULTILINE)
-"""A variable and its value, in quotes or up to a comment."""
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
 """Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")
@@ -32,6 +31,8 @@ LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag"}
 """What states the precision of a launch -> kind of source."""
 CONFIGURATIONS = {"deepspeed": "deepspeed", "accelerate": "accelerate file"}
 """System -> kind of its configurations; those of others are training files."""
+CERTAIN = 0.5
+"""The least certainty of a system that is read."""
 NAMED = {("program", True): "started program", ("deepspeed", False): "unnamed deepspeed"}
 """Kind, and whether another file names it -> kind of source."""
 
@@ -90,7 +91,7 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
             reader.read(Document.load(file), name)
         except BridgeError as error:
             if looks_relevant(file):
-                reader.refuse(name, error, str(file))
+                reader.unread[name] = first_fault(error, str(file), name)
         except Exception as error:  # noqa: BLE001  one file must not take the others with it
             reader.unread[name] = f"reading it ended in an unexpected {type(error).__name__}"
     variables = (os.environ if environment is None else environment).items()
@@ -107,24 +108,18 @@ class _Reader:
         self.named: set[str] = set()
         """File names of the programs that scripts start, and of the JSON that other files name."""
 
-    def refuse(self, name: str, error: BridgeError, path: str) -> None:
-        """Note a file that is not read."""
-        first = str(error).replace(path, name).splitlines()[0]
-        self.unread[name] = first.removeprefix(f"{name}: ").removeprefix(f"{name}, ")
-
     def read(self, document: Document, name: str) -> None:
         """Read one file; raises BridgeError where it is broken."""
         if document.kind != "json":
             self.named.update(JSON_NAME.findall(COMMENTS.sub("", document.text)))
         if document.kind == "env":
-            self.found += of_variables(_assigned(document.text), name, ".env file")
+            self.found += of_variables(document.variables.items(), name, ".env file")
         elif document.kind == "python":
             self.found += sources_of_program(document, name, self.unread)
         elif document.kind == "shell":
             self.script(document, name)
         else:
-            for part in document.parts:
-                self.configuration(part, name)
+            self.found += [source for part in document.parts for source in _of_configuration(part, name)]
 
     def script(self, document: Document, name: str) -> None:
         """Read a launch script: the runs that it starts, and every variable that it exports on any branch."""
@@ -133,7 +128,7 @@ class _Reader:
             self.found += [_of_run(run, name, LAUNCHES[run.said_by]) for run in runs_of(document)]
         except BridgeError as error:
             if PRECISION_WORDS.search(LISTED.sub("", COMMENTS.sub("", document.text))):
-                self.refuse(name, error, document.path)
+                self.unread[name] = first_fault(error, document.path, name)
         self.found += of_variables(variables, name, "script variable")
 
     def exported(self, document: Document) -> list[tuple[str, str]]:
@@ -141,19 +136,11 @@ class _Reader:
         try:
             started = launches(document.text, document.path)
         except PayloadError:  # broken: what is exported line by line still says what somebody meant
-            return _assigned("\n".join(re.findall(r"^\s*export\s.*", document.text, re.MULTILINE)))
+            exports = "\n".join(re.findall(r"^\s*export\s.*", document.text, re.MULTILINE))
+            return [*replace(document, text=exports).variables.items()]
         files = [launch.program.rpartition("/")[2] for launch in started]
         self.named.update(name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py" for name in files)
         return [(name, str(value)) for launch in started for name, value in launch.environment.items()]
-
-    def configuration(self, document: Document, name: str) -> None:
-        """Read a configuration of a system that is certain enough: a project is full of other YAML."""
-        looks = candidates(document)
-        if all(isinstance(document.mapping.get(key), Mapping) for key in ("configs", "matchers")):
-            self.found.append(_of_matchers(document, name))
-        elif looks and looks[0][1].certainty >= 0.5:
-            kind = CONFIGURATIONS.get(looks[0][0].name, "training file")
-            self.found += [_of_run(run, name, kind) for run in runs_of(document)]
 
     def placed(self) -> list[Source]:
         """Return the sources with their kinds, once every file is read that may name their own."""
@@ -161,9 +148,15 @@ class _Reader:
         return [replace(source, kind=NAMED.get((source.kind, named), source.kind)) for source, named in pairs]
 
 
-def _assigned(text: str) -> list[tuple[str, str]]:
-    """Return what a .env file sets; later lines win."""
-    return [*{name: value.strip().strip("'\"") for name, value in ASSIGNED.findall(text)}.items()]
+def _of_configuration(document: Document, name: str) -> list[Source]:
+    """Return the sources in a configuration of a system that is certain enough: a project is full of other YAML."""
+    looks = candidates(document)
+    if is_per_module(document.mapping):
+        return [_of_matchers(document, name)]
+    if not looks or looks[0][1].certainty < CERTAIN:
+        return []
+    kind = CONFIGURATIONS.get(looks[0][0].name, "training file")
+    return [_of_run(run, name, kind) for run in runs_of(document)]
 
 
 def _of_run(run: Run, name: str, kind: str) -> Source:

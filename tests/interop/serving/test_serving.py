@@ -11,10 +11,9 @@ from bridge.cli.main import main
 from bridge.errors import PayloadError
 from bridge.interop.serving.comparison import compare
 from bridge.interop.serving.exporter import export
-from bridge.interop.serving.formats import SERVED
+from bridge.interop.serving.formats import SERVED, SYSTEMS
 from bridge.interop.serving.manifest import Manifest
 from bridge.interop.serving.reader import ServingConfig
-from bridge.interop.serving.formats import SYSTEMS
 from bridge.numerics.quantise import quantise
 from bridge.numerics.spec import GemmPrecision
 from tests.interop.serving.models import FAMILIES, HUGGING_FACE, SCHEMES, manifest, names, planned
