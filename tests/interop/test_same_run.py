@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bridge.interop import deepspeed, huggingface, lightning, torchtitan
+from bridge.interop import deepspeed, huggingface, torchtitan
 from bridge.interop.accelerate import importer as accelerate
 from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
@@ -150,7 +150,9 @@ def of_lightning(payload: dict[str, Any], request: pytest.FixtureRequest, folder
 
     classes = [plugin["class_path"].rpartition(".")[2] for plugin in payload.get("plugins", [])]
     if "TransformerEnginePrecision" in classes:  # its constructor needs Transformer Engine
-        return of_import(lightning.import_(payload))
+        given = payload["plugins"][0]["init_args"]
+        scheme = f"{given['recipe']['fp8_format'].lower()} delayed"
+        return Ran(str(dtype_token(given["weights_dtype"])), False, None, scheme)
     word = payload["plugins"][0]["init_args"]["precision"] if classes else payload["precision"]
     plugin = Precision() if word == "32-true" else MixedPrecision(word, device="cpu")
     with plugin.forward_context():
