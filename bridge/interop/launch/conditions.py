@@ -1,4 +1,4 @@
-"""`Test`: the answer of a condition with nothing set, and what it depends on."""
+"""`Test`: the answer of one comparison with nothing set, and the variables that it depends on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 EQUALITY = frozenset({"=", "==", "!="})
 NUMERIC = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 INTEGER = re.compile(r"\s*-?\d{1,18}\s*")
-JOINTS = ({"||", "-o"}, True), ({"&&", "-a"}, False)
 
 
 class Test(NamedTuple):
@@ -24,44 +23,25 @@ class Test(NamedTuple):
     holds: bool
     """With nothing set, and with the defaults of the script."""
     is_open: bool = True
-    """Only the run decides it."""
+    """Only the run decides it, or it is more than one comparison."""
     defaults: tuple[str, ...] = ()
     """Variables that nothing sets, and whose defaults decide here."""
     equal: tuple[str, str] | None = None
     """A variable that nothing sets, and the value with which it would be answered otherwise."""
 
     @property
-    def negated(self) -> Test:
-        """The answer of `! condition`."""
-        return self._replace(holds=not self.holds)
-
-    @classmethod
-    def of(cls, words: Sequence[Word], answer: bool | None, equal: tuple[str, str] | None = None) -> Test:
-        """Return the answer of a comparison of words; None: it is not one that is known here."""
-        is_open = answer is None or any(word.is_unknown for word in words)
-        return cls(bool(answer), is_open, tuple(name for word in words for name in word.defaults), equal)
-
-    def joined(self, other: Test, *, is_or: bool) -> Test:
-        """Return what two conditions say together."""
-        sides = (self, other)
-        holds = any(side.holds for side in sides) if is_or else all(side.holds for side in sides)
-        is_decided = any(side.holds is is_or and not side.is_open for side in sides)
-        is_open = any(side.is_open for side in sides) and not is_decided
-        return Test(holds, is_open, self.defaults + other.defaults)
+    def is_free(self) -> bool:
+        """Whether it may be answered otherwise."""
+        return self.is_open or bool(self.defaults)
 
 
-def answer(words: list[Word], *, is_double: bool) -> Test:
+def answer(words: Sequence[Word], *, is_double: bool) -> Test:
     """Return what the words inside `[ ... ]` or, where `is_double`, `[[ ... ]]` say."""
-    for signs, is_or in JOINTS:
-        for place in range(1, len(words) - 1):
-            if words[place] in signs:
-                left, right = (answer(side, is_double=is_double) for side in (words[:place], words[place + 1 :]))
-                return left.joined(right, is_or=is_or)
-    words = [word for word in words if word not in ("(", ")")]
     if words[:1] == ["!"]:
-        return answer(words[1:], is_double=is_double).negated
+        inner = answer(words[1:], is_double=is_double)
+        return inner._replace(holds=not inner.holds)
     equal = _equality(words[0], words[2]) if len(words) == 3 and words[1] in EQUALITY else None
-    return Test.of(words, _compared([word.with_nothing_set for word in words], is_double), equal)
+    return _test(words, _compared([word.with_nothing_set for word in words], is_double), equal)
 
 
 def matched(subject: Word, patterns: Sequence[Word]) -> Test:
@@ -69,10 +49,16 @@ def matched(subject: Word, patterns: Sequence[Word]) -> Test:
     if "*" in patterns:
         return Test(holds=True, is_open=False)
     holds = any(fnmatchcase(subject.with_nothing_set, pattern.with_nothing_set) for pattern in patterns)
-    return Test.of([subject], holds, _equality(subject, next((pattern for pattern in patterns if pattern), Word())))
+    return _test([subject], holds, _equality(subject, next(filter(None, patterns), Word())))
+
+
+def _test(words: Sequence[Word], holds: bool | None, equal: tuple[str, str] | None) -> Test:
+    is_open = holds is None or any(word.is_unknown for word in words)
+    return Test(bool(holds), is_open, tuple(name for word in words for name in word.defaults), equal)
 
 
 def _compared(words: list[str], is_double: bool) -> bool | None:
+    """Return the answer of a comparison, None for one that is not known here."""
     if len(words) == 1:
         return bool(words[0])
     if len(words) == 2 and words[0] in ("-z", "-n"):
@@ -81,8 +67,7 @@ def _compared(words: list[str], is_double: bool) -> bool | None:
         return None
     left, sign, right = words
     if sign in EQUALITY:
-        is_equal = fnmatchcase(left, right) if is_double else left == right
-        return is_equal == (sign != "!=")
+        return (fnmatchcase(left, right) if is_double else left == right) == (sign != "!=")
     if sign in NUMERIC and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
         return bool(NUMERIC[sign](int(left), int(right)))
     return None

@@ -8,14 +8,13 @@ from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.flags import SWITCH
 from bridge.interop.table import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from bridge.interop.launch.files import WrittenFile
 
 ROWS = rows("command_lines")
 
@@ -30,16 +29,37 @@ OTHER_OPTIONS, PATH = pattern("other options"), pattern("path", re.IGNORECASE)
 PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
+LINES = re.compile("\n")
+SCALE = re.compile(r'"(?:enabled|initial_scale_power)"')
+"""Settings of a loss scale that name no precision."""
 OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
 PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 RAY = ["ray", "job", "submit"]
 """The command behind its `--` is started."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
-MODES = frozenset({"--bf16", "--fp16"})
-"""Switches in Megatron-LM, and followed by a value elsewhere."""
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenFile:
+    """A file that a script writes."""
+
+    line: int
+    text: Word | None = None
+    """The content; None: a program changes it."""
+
+    @cached_property
+    def precise(self) -> tuple[Word, ...]:
+        """The lines of its text that bear on precision."""
+        lines = self.text.cut(LINES) if self.text is not None else ()
+        return tuple(line for line in lines if bears(line) or SCALE.search(line))
+
+    @property
+    def note(self) -> str:
+        """The name of the file in a report as long as it is not read."""
+        return f"heredoc on line {self.line}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +97,11 @@ class Launch:
         """Which run it is: "line 41, pretrain_gpt.py"."""
         held = f"arguments in {self.program}" if self.program else ""
         return "; ".join(filter(None, (f"line {self.line}, {self.name}" if self.line else held, *self.decisions)))
+
+    @property
+    def defaults(self) -> dict[str, None]:
+        """Variables whose defaults are in what bears on precision."""
+        return {name: None for words in self.known for word in words for name in word.defaults}
 
     @cached_property
     def flags(self) -> frozenset[str]:

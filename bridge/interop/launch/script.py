@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import time
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tree_sitter import Node, Parser
 
@@ -27,8 +27,6 @@ PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
 )
-LISTED = re.compile(r"(?<=\w)(=)\$([A-Za-z_]\w*)(?=,\w)")
-"""`n=$X,m=$Y` between two strings, which the grammar takes for two words."""
 LATE = frozenset(
     {"command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"}
 )
@@ -38,21 +36,14 @@ WORDS = LATE.union(
     ("variable_name", "special_variable_name", "subscript", "regex", "extglob_pattern", "test_operator"),
 )
 BRANCHES = frozenset({"if_statement", "case_item", "list"})
+MODES = frozenset({"--bf16", "--fp16"})
+"""Switches in Megatron-LM, and followed by a value elsewhere."""
 NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})
-
-
-class Mention(NamedTuple):
-    """Text of a script that no command executes."""
-
-    line: int
-    text: str
-    is_branch: bool
-    """A branch holds it."""
 
 
 def parse(text: str, path: str) -> Node:
     """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
-    text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), LISTED.sub(r"\1${\2}", text))
+    text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text)
     for sign, closing, most in LIMITS:
         if text.count(sign) - text.count(closing) > most:
             rule = f"a launch script must not have more than {most} open {sign!r}"
@@ -134,22 +125,41 @@ def broken_line(root: Node) -> int:
     return 0
 
 
-def unexecuted(root: Node, pattern: re.Pattern[str], executed: Collection[int]) -> Iterator[Mention]:
-    """Yield the matches of a pattern that are in no executed command, comment or message.
+def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Collection[int]) -> str:
+    """Return where the text of scripts that no command executes matches a pattern, as a noun; empty: nowhere.
 
-    The alternative of `${X:+...}` is not executed either.
+    Text of comments and messages does not count, the alternative of `${X:+...}` does. A mode comes before other flags,
+    the script itself before what it reads.
     """
-    source, base = root.text or b"", root.start_byte
-    for found in re.finditer(pattern.pattern.encode(), source):
-        node = root.descendant_for_byte_range(base + found.start(), base + found.end())
-        is_branch = is_alternative = False
-        while node is not None:
-            is_alternative |= node.type == "expansion" and any(one.type in (":+", "+") for one in node.children)
-            is_message = node.type == "command" and name_of(node) in ("echo", "printf")
-            if (node.id in executed and not is_alternative) or node.type == "comment" or is_message:
-                break
-            is_branch |= node.type in BRANCHES
-            node = node.parent
-        else:
-            line = source.count(b"\n", 0, found.start()) + root.start_point.row + 1
-            yield Mention(line, found[0].decode(), is_branch)
+    found = []
+    for place, root in enumerate(scripts):
+        for match in re.finditer(pattern.pattern.encode(), root.text or b""):
+            parents = list(
+                _parents(root.descendant_for_byte_range(root.start_byte + match.start(), root.start_byte + match.end()))
+            )
+            if _is_executed(parents, executed):
+                continue
+            flag, is_branch = match[0].decode(), any(node.type in BRANCHES for node in parents)
+            line = (root.text or b"").count(b"\n", 0, match.start()) + root.start_point.row + 1
+            where = f"{'the branch at ' if is_branch else ''}line {line}{' of what it reads' if place else ''}"
+            found.append((flag not in MODES, place > 0, line, f"{where}, which holds {flag},"))
+    return min(found)[-1] if found else ""
+
+
+def _parents(node: Node | None) -> Iterator[Node]:
+    """Yield a node and all that it is in."""
+    while node is not None:
+        yield node
+        node = node.parent
+
+
+def _is_executed(parents: Sequence[Node], executed: Collection[int]) -> bool:
+    """Return whether a command executes a place of a script, or only shows it; `parents` are what it is in."""
+    for at, node in enumerate(parents):
+        is_message = node.type == "command" and name_of(node) in ("echo", "printf")
+        if node.type == "comment" or is_message:
+            return True
+        if node.id in executed:
+            inner = (one for one in parents[:at] if one.type == "expansion")
+            return not any(child.type in (":+", "+") for one in inner for child in one.children)
+    return False

@@ -17,7 +17,6 @@ MAX_WORDS = 20_000
 BLANKS = re.compile(rb"(?:\s|\\\n)*")
 PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
-STAND_IN = re.compile(r"__part_(\d{1,6})__")
 SIMPLE = re.compile(r"[\w.,:/=+-]+")
 """A text that means the same inside a string that is a script."""
 PLAIN = frozenset({"word", "number", "variable_name"})
@@ -30,14 +29,14 @@ class Variables:
     """Variables at one point of a script."""
 
     def __init__(self, stated: Mapping[str, Word]) -> None:
-        self.stated = stated
+        self.stated = dict(stated)
         """Variables that the user states; they hold where the script sets one to what only the run decides."""
         self.values = {name: [value] for name, value in stated.items()}
         """The words of each variable; an array may have any number, another variable has one."""
         self.defaulted: dict[str, Word] = {}
         """Variables that nothing sets, and the default that was taken."""
-        self.parts: list[Part] = []
-        """Those that stand-ins are there for, in strings that are scripts."""
+        self.is_string = False
+        """A string is read that is a script: `'$X'` in it was expanded before, to what only the run decides."""
 
     def set(self, name: str, words: list[Word], *, append: bool = False, is_array: bool = False) -> None:
         """Set a variable, or add to it."""
@@ -49,6 +48,13 @@ class Variables:
         elif name in self.stated and any(word.defaults or word.is_unknown for word in words):
             words = fields([([self.stated[name]], True)]) if is_array else [self.stated[name]]
         self.values[name] = words[:MAX_WORDS]
+
+    def assume(self, name: str, value: str) -> None:
+        """State a variable that nothing has set before; what was made of it, or of its default, becomes the value."""
+        self.stated[name] = Word(value)
+        for key, words in self.values.items():
+            self.values[key] = [word.with_value(name, value) for word in words]
+        self.values.setdefault(name, [Word(value)])
 
     def text(self, node: Node) -> Word:
         """Return a word as one text: as in an assignment, without splitting."""
@@ -63,27 +69,6 @@ class Variables:
                 break
         return found[:MAX_WORDS]
 
-    def script(self, text: Word) -> str:
-        """Return a text that is a script; a part that is more than its text becomes a stand-in."""
-        source = ""
-        for part in text.parts:
-            if part.variable is None and not (part.defaults and SIMPLE.fullmatch(part.text)):
-                source += part.text
-            else:
-                source += f"__part_{len(self.parts)}__"
-                self.parts.append(part)
-        return source
-
-    def known(self, text: str) -> Word:
-        """Return a text as a word, with the parts that stand-ins are there for."""
-        found: list[Part] = []
-        at = 0
-        for match in STAND_IN.finditer(text):
-            if int(match[1]) < len(self.parts):
-                found += [Part(text[at : match.start()]), self.parts[int(match[1])]]
-                at = match.end()
-        return Word([*found, Part(text[at:])])
-
     def _pieces(self, node: Node, *, quoted: bool = False) -> list[Piece]:
         kind, start = node.type, _start(node)
         own = text_of(node)[start - node.start_byte :]
@@ -94,7 +79,7 @@ class Variables:
         if kind == "expansion":
             return [self._expansion(node, own, start, quoted=quoted)]
         if kind == "raw_string":
-            return [([self.known(own[1:-1])], False)]
+            return [([Word([Part(own[1:-1], "" if self.is_string and "$" in own else None)])], False)]
         if kind == "string":
             return self._stretch(node, start + 1, node.end_byte - 1, quoted=True) or [([Word()], False)]
         return self._stretch(node, node.start_byte, node.end_byte, quoted=quoted or kind == "heredoc_body")
@@ -104,18 +89,12 @@ class Variables:
         source, base, found = node.text or b"", node.start_byte, list[Piece]()
         for child in node.children:
             if child.type in WORDS and child.type not in PLAIN and start <= child.start_byte and child.end_byte <= end:
-                found += self._literal(source[start - base : _start(child) - base], quoted=quoted)
+                found += _literal(source[start - base : _start(child) - base], quoted=quoted)
                 found += self._pieces(child, quoted=quoted)
                 start = child.end_byte
             if len(found) > MAX_WORDS:
                 break
-        return found + self._literal(source[start - base : end - base], quoted=quoted)
-
-    def _literal(self, source: bytes, *, quoted: bool) -> list[Piece]:
-        text = source.decode().replace("\\\n", "")
-        if "\\" in text:
-            text = re.sub(r"\\([\"\\$`])" if quoted else r"(?s)\\(.)", r"\1", text)
-        return [([self.known(text)], False)] if text else []
+        return found + _literal(source[start - base : end - base], quoted=quoted)
 
     def _expansion(self, node: Node, own: str, start: int, *, quoted: bool) -> Piece:
         found = PARAMETER.match(own)
@@ -143,20 +122,37 @@ class Variables:
         if operator in (":-", "-", ":=", "="):
             if not (is_unset or (operator[0] == ":" and not text)):
                 return held or []
-            default = argument.because(self._defaulted(text.variable or name, argument))
+            variable = text.variable or name
+            self.defaulted.setdefault(variable, argument)
+            default = argument.because(variable)
             if operator[-1] == "=" and not index:
                 self.set(name, [default])
             return [default]
         if operator in (":+", "+"):
-            return [] if is_unset or not text else [argument.because(*text.defaults)]
+            return [] if is_unset or not text else [argument]
         if operator not in ("", ":?", "?"):
             return [Word([Part(own, "")])]
         return held if held is not None else [Word([Part(own, name)])]
 
-    def _defaulted(self, name: str, value: Word) -> str:
-        """Note that a default was taken."""
-        self.defaulted.setdefault(name, value)
-        return name
+
+def as_script(text: Word) -> str:
+    """Return a text that is a script, whose unknown pieces and defaults are written so that they are read again."""
+    source = ""
+    for part, following in zip(text.parts, (*text.parts[1:], Part("")), strict=True):
+        if part.defaults and SIMPLE.fullmatch(part.text):
+            source += f"${{{part.defaults[-1]}:-{part.text}}}"
+        elif part.variable and part.text == f"${part.variable}" and re.match(r"\w", following.text):
+            source += f"${{{part.variable}}}"
+        else:
+            source += part.text
+    return source
+
+
+def _literal(source: bytes, *, quoted: bool) -> list[Piece]:
+    text = source.decode().replace("\\\n", "")
+    if "\\" in text:
+        text = re.sub(r"\\([\"\\$`])" if quoted else r"(?s)\\(.)", r"\1", text)
+    return [([Word(text)], False)] if text else []
 
 
 def _start(node: Node) -> int:

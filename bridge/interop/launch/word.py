@@ -88,10 +88,21 @@ class Word(str):
         name, *rest = self.cut(EQUALS)
         return name, joined(rest, "=") if rest else None
 
-    def because(self, *names: str) -> Word:
-        """Return the word as one that is there by the defaults of variables."""
-        parts = self.parts or (Part(""),)
-        return Word(part._replace(defaults=(*names, *part.defaults)) for part in parts) if names else self
+    def with_value(self, variable: str, value: str) -> Word:
+        """Return the word with a value in the place of a variable that nothing sets, and of its default."""
+        if all(part.variable != variable and variable not in part.defaults for part in self.parts):
+            return self
+        parts: list[Part] = []
+        for part in self.parts:
+            if part.variable != variable and variable not in part.defaults:
+                parts.append(part)
+            elif not parts or parts[-1] != Part(value):
+                parts.append(Part(value))
+        return Word(parts)
+
+    def because(self, name: str) -> Word:
+        """Return the word as the default of a variable."""
+        return Word(part._replace(defaults=(name, *part.defaults)) for part in self.parts or (Part(""),))
 
 
 def joined(words: Iterable[Word], sign: str = " ") -> Word:

@@ -4,16 +4,19 @@ Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bar
 arguments of its own scaler unread.
 """
 
+import re
 from pathlib import PurePosixPath
+from typing import Any
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, PayloadError
 from bridge.interop import deepspeed
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ImportReport
-from bridge.interop.launch.files import settings_of
+from bridge.interop.launch.launches import WrittenFile
 from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.effects import shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.reading import strict_json
 from bridge.rules.inert import SCALER_SCHEDULE
 
 FILE = "deepspeed_config"
@@ -23,6 +26,8 @@ OWNED = (FILE, *SCALER, *REDUCTION)
 """Settings of Megatron-LM's that the engine decides instead."""
 FIELDS = {"initial_scale_power": "initial_loss_scale"}
 """Settings of DeepSpeed's that have another name here."""
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"|(__\d+__)')
+"""A string of JSON, or the stand-in of a piece that only the run decides."""
 BLOCKS = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "amp")
 
 
@@ -101,3 +106,33 @@ def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: Im
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
         builder.record("megatron_deepspeed.only-the-run-decides", f"{name}: {key}", value)
+
+
+def settings_of(file: WrittenFile, path: str) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """Return the settings of a JSON file that a script writes, and those whose values only the run knows.
+
+    The second are texts by their dotted names; None where the script does not write all of it, or it is no JSON.
+    """
+    if file.text is None:
+        return None
+    texts = {f"__{place}__": part.text for place, part in enumerate(file.text.parts) if part.variable is not None}
+    text = "".join(part.text if part.variable is None else f"__{place}__" for place, part in enumerate(file.text.parts))
+    try:
+        content = strict_json.loads(STRING.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text), path)
+    except PayloadError:
+        return None
+    late: dict[str, str] = {}
+    return (_known(content, late, "", texts), late) if isinstance(content, dict) else None
+
+
+def _known(content: dict[str, Any], late: dict[str, str], above: str, texts: dict[str, str]) -> dict[str, Any]:
+    """Return the settings that are known, and note the others; `texts` are those of the parts that are not."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            found[key] = _known(value, late, f"{above}{key}.", texts)
+        elif any(one in f"{key} {value}" for one in texts):
+            late[f"{above}{key}"] = re.sub(r"__\d+__", lambda match: texts.get(match[0], match[0]), str(value))
+        else:
+            found[key] = value
+    return found
