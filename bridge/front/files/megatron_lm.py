@@ -13,26 +13,19 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.front.files.megatron_lm_arguments import (
-    Arguments,
-    arguments_of_launch,
-    arguments_of_mapping,
-    arguments_printed,
-    fields_of,
-    misspelt,
-    sections_of,
-)
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.systems import is_megatron
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
-from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
+from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.deepspeed_engine import is_engine
 from bridge.interop.megatron_lm.effects import INFERENCE
 from bridge.interop.megatron_lm.importer import import_
+from bridge.interop.megatron_lm.options import fields_of, misspelt
 from bridge.interop.megatron_lm.printed import START, printed_arguments
+from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
 from bridge.rules.fields import known_releases
 
@@ -70,7 +63,7 @@ GROUP = "MODEL_ARGS"
 class _Run:
     """One run of a file."""
 
-    arguments: Arguments
+    arguments: Values
     label: str = ""
     program: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -141,7 +134,8 @@ def _runs(document: Document) -> list[_Run]:
     """Return the runs of a file, the first one first."""
     blocks = printed_arguments(document.text) if START.search(document.text) else ()
     if blocks:
-        return [_Run(arguments=arguments_printed(block), is_whole=has_end) for block, has_end in blocks]
+        pairs = zip(runs_printed(blocks), blocks, strict=True)
+        return [_Run(arguments=values_of(run.options), is_whole=has_end) for run, (_, has_end) in pairs]
     if document.kind == "shell":
         started = launches(document.text, document.path)
         found = [_of_launch(launch, document.text) for launch in started if is_megatron(launch)]
@@ -150,39 +144,37 @@ def _runs(document: Document) -> list[_Run]:
             remedy = "Give its launch script, or the configuration that this one starts with."
             raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, remedy)
         return found
-    return [_of_group(name, group, document) for name, group in _groups(document.mapping)]
-
-
-def _groups(whole: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
-    """Return the mappings of arguments in a file, also one without any."""
-    return argument_groups(whole) or [(GROUP, {})]
+    known = runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
+    is_inference = document.mapping.get("MODE") == "inference"
+    return [
+        _Run(
+            arguments=values_of(run.options),
+            label=run.label,
+            environment=_variables(run.launch),
+            is_inference=is_inference,
+        )
+        for run in known
+    ]
 
 
 def _of_launch(launch: Launch, text: str) -> _Run:
     (known,) = runs_of(launch)
-    variables = {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
     files = tuple(note for note in launch.notes if note.startswith("source "))
     return _Run(
-        arguments=arguments_of_launch(launch),
+        arguments=values_of(known.options),
         precision=import_(launch).assume_default().config.to_dict() if is_engine(known) else None,
         label=launch.label,
         program=launch.name,
-        environment={} if RAY.search(text) else variables,
+        environment={} if RAY.search(text) else _variables(launch),
         is_started=bool(launch.line),
         is_inference=INFERENCE.search(launch.program) is not None,
         open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),
     )
 
 
-def _of_group(name: str, group: Mapping[Any, Any], document: Document) -> _Run:
-    variables = document.mapping.get("ENV_VARS")
-    environment = {str(key): str(value) for key, value in variables.items()} if isinstance(variables, dict) else {}
-    return _Run(
-        arguments=arguments_of_mapping(group),
-        label=name,
-        environment=environment,
-        is_inference=document.mapping.get("MODE") == "inference",
-    )
+def _variables(launch: Launch) -> dict[str, str]:
+    """Return the variables of the environment whose values the file has."""
+    return {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
 
 
 def _refuse_kind(run: _Run, path: str) -> None:
@@ -217,7 +209,7 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     unread = {name: text for name, text in run.arguments.unread.items() if fields_of(name)}
     for name, text in unread.items():
         found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
-    slips = {} if run.is_whole else misspelt(run.arguments)
+    slips = {} if run.is_whole else misspelt((*run.arguments.values, *run.arguments.unread))
     for name, meant in slips.items():
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
         found.append(f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?")

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.launch.launches import STATING, UNREADABLE, Launch, trainings
-from bridge.interop.launch.reader import Reader, State
+from bridge.interop.launch.reader import Reader
 from bridge.interop.launch.script import broken_line, parse, unexecuted
 from bridge.interop.launch.word import Word, fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from bridge.interop.launch.state import State
 
 
 def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | None = None) -> tuple[Launch, ...]:

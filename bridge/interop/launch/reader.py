@@ -7,28 +7,18 @@ only a run decides is a part of a word, and never guessed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.interop.launch.conditions import Test, answer, matched
-from bridge.interop.launch.launches import (
-    COMMAND_WORDS,
-    PRECISION_WORDS,
-    QUIET,
-    SHELLS,
-    Launch,
-    WrittenFile,
-    found_launch,
-    nested_script,
-)
-from bridge.interop.launch.script import WORDS, name_of, parse, redirects, shown, statements, targets, text_of
-from bridge.interop.launch.variables import Variables, as_script
+from bridge.interop.launch.launches import COMMAND_WORDS, QUIET, SHELLS, found_launch, nested_script
+from bridge.interop.launch.script import WORDS, name_of, parse, redirects, shown, statements, text_of
+from bridge.interop.launch.state import Fork, State
+from bridge.interop.launch.variables import as_script
 from bridge.interop.launch.word import Part, Word, joined
 from bridge.interop.reading.document import MAX_BYTES
 
@@ -41,30 +31,14 @@ MAX_STATES = 48
 MAX_DEPTH = 12
 """Of functions, strings and sourced files within each other."""
 DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
-NAME = re.compile(r"[A-Za-z_]\w*")
 POSITIONAL = (*map(str, range(1, 10)), "@", "*", "#")
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 EDITORS = frozenset({"sed", "cp", "mv"})
-CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf")
 NO_BODY = ("comment", "elif_clause", "else_clause")
 TRUE = ("true", ":")
 READ_A_SCRIPT = SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fork:
-    """A condition that is answered otherwise than by bash with nothing set."""
-
-    place: int = 0
-    """Which one it is in the script, from 1; 0: none, in the first state."""
-    label: str = ""
-    """The branch that is taken there; empty where it is not to be listed."""
-    taken: str = ""
-    """The branch that is taken with nothing set."""
-    because: tuple[str, ...] = ()
-    """The variables whose defaults decide there."""
 
 
 class Arm(NamedTuple):
@@ -76,43 +50,6 @@ class Arm(NamedTuple):
     labels: tuple[str, str]
     """The branch where it does not hold, and the one where it does."""
     body: Sequence[Node]
-
-
-class State(Variables):
-    """What bash knows at a point of a script, and what was started before."""
-
-    def __init__(self, stated: Mapping[str, Word]) -> None:
-        super().__init__(stated)
-        self.fork = Fork()
-        self.answers: dict[str, bool] = {}
-        """Conditions whose answers are assumed."""
-        self.exported: dict[str, Word] = {}
-        self.functions: dict[str, Node] = {}
-        self.files: dict[str, WrittenFile] = {}
-        self.launches: list[Launch] = []
-        self.notes: dict[str, None] = {}
-        self.executed: set[int] = set()
-        """Nodes of the commands that were read."""
-        self.stray: list[Word] = []
-        """Options that stand where a command should."""
-        self.has_failed = False
-        """The last command was `false`, or a condition that did not hold."""
-        self.has_ended = False
-
-    def copied(self) -> State:
-        """Return another state that is as this one up to here."""
-        made = copy(self)
-        for name, held in vars(self).items():
-            if isinstance(held, dict | list | set):
-                setattr(made, name, held.copy())
-        return made
-
-    def restore(self, names: Iterable[str], before: Mapping[str, list[Word]]) -> None:
-        """Give variables the values that they had before."""
-        for name in names:
-            self.values.pop(name, None)
-            if name in before:
-                self.values[name] = before[name]
 
 
 class Reader:
@@ -183,9 +120,6 @@ class Reader:
                 state.functions[text_of(name)] = body
         elif kind in CONTAINERS:
             self.run(statements(node))
-        if kind in ("if_statement", "case_statement"):
-            for one in self.states:
-                one.has_failed = False
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -208,7 +142,7 @@ class Reader:
             self.run(child for child in condition if not is_test(child))
             arms.append(self.arm(condition, clause, "if" if clause is node else "elif", body))
         otherwise = [child for child in node.children if child.type == "else_clause"]
-        self.each(partial(self.branch, arms, otherwise))
+        self.decide(arms, otherwise)
 
     def arm(self, condition: list[Node], at: Node, word: str, body: Sequence[Node]) -> Arm:
         """Return a condition of an `if`."""
@@ -229,7 +163,13 @@ class Reader:
             like = f"line {self.line or item.start_point.row + 1}, if case {name} in {head})"
             test = partial(self.like, value, [one for one in patterns if one.type in WORDS])
             arms.append(Arm(test, f"{name} in {head}", (label, like), item.named_children[len(patterns) :]))
-        self.branch(arms, [], state)
+        self.decide(arms, [])
+
+    def decide(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> None:
+        """Read an `if` or a `case`, which succeeds whatever its conditions say."""
+        self.each(partial(self.branch, arms, otherwise))
+        for state in self.states:
+            state.has_failed = False
 
     def branch(self, arms: Sequence[Arm], otherwise: Sequence[Node], state: State) -> None:
         """Read the commands of the first condition that holds, in this state and in those that part from it here."""
@@ -244,7 +184,7 @@ class Reader:
             arm = self.chosen(arms, otherwise, state)
             taken = arms[0].labels[0] if arm is None else arm.labels[1]
             if not self.ends(otherwise, state):
-                self.states += [side for arm in arms for side in self.parted(arm, taken, state)]
+                self.states += filter(None, [self.maybe_parted(arm, taken, state) for arm in arms])
         self.each(enter)
 
     def chosen(self, arms: Sequence[Arm], otherwise: Sequence[Node], state: State) -> Arm | None:
@@ -257,17 +197,17 @@ class Reader:
                 return arm
         return None
 
-    def parted(self, arm: Arm, taken: str, state: State) -> Iterable[State]:
-        """Yield the state in which a condition is answered otherwise, none where the file decides it."""
+    def maybe_parted(self, arm: Arm, taken: str, state: State) -> State | None:
+        """Return the state in which a condition is answered otherwise, None where the file decides it."""
         test = arm.test(state)
         holds = not test.holds
         point = test.equal or (arm.key, holds)
         if not test.is_free or point in self.points or self.ends(arm.body, state):
-            return
+            return None
         self.points.add(point)
         if len(self.points) > MAX_STATES or self.steps > MAX_STEPS:
             self.is_cut = True
-            return
+            return None
         side = state.copied()
         side.fork = Fork(
             place=len(self.points),
@@ -278,7 +218,7 @@ class Reader:
         side.answers[arm.key] = holds
         if test.equal:
             side.assume(*test.equal)
-        yield side
+        return side
 
     def like(self, value: Node, patterns: Sequence[Node], state: State) -> Test:
         """Return whether the text of a `case` is one of the patterns."""
@@ -321,13 +261,13 @@ class Reader:
     def command(self, node: Node, state: State) -> None:
         """Read a simple command, a declaration or assignments."""
         state.executed.add(node.id)
-        words, before = expanded(node, state), state.values.copy()
-        prefix = assigned(node, state)
+        words, before = state.expanded(node), state.values.copy()
+        prefix = state.assigned(node)
         state.has_failed = False
         if not words:
             state.exported |= {name: value for name, value in prefix.items() if name in state.exported}
         elif words[0] in DECLARERS:
-            declare(words, prefix, state)
+            state.declare(words, prefix)
         else:
             self.simple(node, words, prefix, state)
             for one in self.states:  # `NAME=value command` sets it for the command only
@@ -393,7 +333,7 @@ class Reader:
 
     def start(self, node: Node, words: list[Word], prefix: dict[str, Word], state: State) -> None:
         """Note what a command starts, or the file that it writes."""
-        line, name, text = node.start_point.row + 1, PurePosixPath(words[0]).name, input_of(node, state)
+        line, name, text = node.start_point.row + 1, PurePosixPath(words[0]).name, state.input_of(node)
         is_fed = text is not None and name in READ_A_SCRIPT
         inner = text if is_fed else nested_script(words)
         if inner is not None:
@@ -407,84 +347,9 @@ class Reader:
             environment = {**state.exported, **prefix}
             state.launches.append(replace(started, environment=environment, files=state.files.copy(), place=place))
         for redirect in redirects(node):
-            write(redirect, line, text if words == ["cat"] else None, state)
+            state.write(redirect, line, text if words == ["cat"] else None)
         for word in words[1:] if name in EDITORS else ():
-            note_file(word, None, line, state)
-
-
-def expanded(node: Node, state: State) -> list[Word]:
-    """Return the words of a command, those behind a redirection too."""
-    words: list[Word] = []
-    for child in () if node.type == "variable_assignment" else node.children:
-        if child.type == "command_name" or child.type in WORDS:
-            words += state.words(child.children[:1] if child.type == "command_name" else [child])
-        elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
-            words.append(Word(text_of(child)))
-    return words + state.words(one for redirect in redirects(node) for one in targets(redirect)[1:])
-
-
-def assigned(node: Node, state: State) -> dict[str, Word]:
-    """Set the variables of a command, and return them."""
-    found = {}
-    for one in [node] if node.type == "variable_assignment" else node.children:
-        if one.type != "variable_assignment":
-            continue
-        name, _, index = text_of(one.children[0]).partition("[")
-        given = one.child_by_field_name("value")
-        is_array = given is not None and given.type == "array"
-        if given is not None and is_array:
-            words = state.words(child for child in given.named_children if child.type in WORDS)
-        else:
-            words = [Word() if given is None else state.text(given)]
-        append = len(one.children) > 1 and one.children[1].type == "+="
-        state.set(name, words, append=append or bool(index), is_array=is_array or bool(index))
-        found[name] = joined(state.values[name])
-    return found
-
-
-def declare(words: list[Word], declared: dict[str, Word], state: State) -> None:
-    """Read `export NAME=value` and its kin."""
-    for word in words[1:]:
-        name, value = word.option()
-        if NAME.fullmatch(name) and value is not None:
-            state.set(name, [value])
-            declared[name] = value
-        elif words[0] == "export" and name in state.values:
-            declared[name] = joined(state.values[name])
-    if words[0] == "export":
-        state.exported |= declared
-
-
-def input_of(node: Node, state: State) -> Word | None:
-    """Return the text that a command reads: its here-document, or its here-string."""
-    for redirect in redirects(node):
-        if redirect.type == "herestring_redirect":
-            return joined(state.text(one) for one in targets(redirect)[:1])
-        parts = {child.type: child for child in redirect.named_children}
-        if "heredoc_body" in parts:
-            body, mark = parts["heredoc_body"], text_of(parts["heredoc_start"])
-            return Word(text_of(body)) if mark[:1] in ("'", '"', "\\") else state.text(body)
-    return None
-
-
-def write(redirect: Node, line: int, text: Word | None, state: State) -> None:
-    """Note the file that a redirection writes."""
-    sign = next((child.type for child in redirect.children if not child.is_named), "")
-    if sign not in (">", ">>", ">|", "&>"):
-        return
-    for target in targets(redirect)[:1]:
-        path = state.text(target)
-        if text is not None and path.endswith(CONFIGURATIONS) and PRECISION_WORDS.search(text):
-            state.notes[f"heredoc on line {line}"] = None
-        note_file(path, text if sign != ">>" else None, line, state)
-
-
-def note_file(name: Word, text: Word | None, line: int, state: State) -> None:
-    """Note a file that a command writes, without a text one that it changes."""
-    key = str(PurePosixPath(name))
-    if text is not None or key in state.files:
-        state.files.pop(key, None)
-        state.files[key] = WrittenFile(line=line, text=text)
+            state.note_file(word, None, line)
 
 
 def neighbour(path: str, word: Word) -> str | None:

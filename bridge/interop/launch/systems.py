@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES, ROWS, Launch, pattern
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch, pattern
+from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT

@@ -19,6 +19,8 @@ PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]
 """`${name[index]operator...`, with the sign before the name."""
 SIMPLE = re.compile(r"[\w.,:/=+-]+")
 """A text that means the same inside a string that is a script."""
+ENDS, STARTS = re.compile(r"(?:^|[\s\"'=])\Z"), re.compile(r"\Z|[\s\"']")
+"""Before and behind an expansion that is all of a word."""
 PLAIN = frozenset({"word", "number", "variable_name"})
 
 Piece = tuple[list[Word], bool]
@@ -141,7 +143,7 @@ def as_script(text: Word) -> str:
     for part, following in zip(text.parts, (*text.parts[1:], Part("")), strict=True):
         if part.defaults and SIMPLE.fullmatch(part.text):
             source += f"${{{part.defaults[-1]}:-{part.text}}}"
-        elif part.variable and part.text == f"${part.variable}" and re.match(r"\w", following.text):
+        elif part.text == f"${part.variable}" and not (ENDS.search(source) and STARTS.match(following.text)):
             source += f"${{{part.variable}}}"
         else:
             source += part.text

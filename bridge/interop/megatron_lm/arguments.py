@@ -11,8 +11,9 @@ from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
 from bridge.interop.launch.word import Word, joined
-from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, SWITCH, TABLE, bears_on_precision, dest
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, TABLE, bears_on_precision, dest
+from bridge.interop.megatron_lm.options import PARALLELISM, Option, is_switch, options_of
+from bridge.precision.fields import LAYER_COUNTS, NO, YES
 from bridge.rules.inert import SCALER_SCHEDULE
 
 PROGRAMS = re.compile(
@@ -22,10 +23,7 @@ PROGRAMS = re.compile(
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 """Groups that Megatron-LM's own tests start, one run each; other groups of such a file are none."""
-PARALLELISM = frozenset(
-    {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
-)
-TRUTH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
+TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
@@ -47,6 +45,8 @@ class Written:
 class Arguments:
     """The arguments of one run."""
 
+    options: list[Option] = field(default_factory=list)
+    """All options as they are written, also those that bear on no precision."""
     settings: dict[str, Written] = field(default_factory=dict)
     """By destination; the last one written wins, as in argparse."""
     overridden: list[Written] = field(default_factory=list)
@@ -140,51 +140,46 @@ def _decider(run: Arguments) -> str:
 
 
 def _of_words(words: Sequence[Word]) -> Arguments:
-    found = Arguments()
-    option, values = "", 0
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
-        if word.startswith("--") and len(word) > 2:
-            option, values = word.option()[0], _option(found, word, words[place:])
-            place += values
-        elif word.startswith("@") and len(word) > 1:
-            found.unmapped.append(Unmapped(str(word), word[1:], *TABLE.sentences["argument-file"]))
-        elif word.is_unknown:
-            first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
-            listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(word)
-            named = HOLDS_ARGUMENTS.search(word) or bears_on_precision(word.lower())
-            if may_hold_options(word) and (named or not (first or listed)):
+    found = Arguments(options=[*options_of(words)])
+    for option in found.options:
+        taken = _option(found, option) if option.name else 0
+        for place, word in enumerate(option.following[taken:], taken):
+            if word.startswith("@") and len(word) > 1:
+                found.unmapped.append(Unmapped(str(word), word[1:], *TABLE.sentences["argument-file"]))
+            elif word.is_unknown and _may_be_options(word, option.name, is_first=not place):
                 found.undecided.append(str(word))
-            values += 1
-        else:
-            values += 1
     return found
 
 
-def _option(found: Arguments, word: Word, rest: Sequence[Word]) -> int:
+def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
+    """Return whether a word behind an option that only the run decides may hold options, and is not its value."""
+    is_list = TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(word)
+    is_value = is_list or (is_first and option and not is_switch(option))
+    is_named = HOLDS_ARGUMENTS.search(word) or bears_on_precision(word.lower())
+    return may_hold_options(word) and bool(is_named or not is_value)
+
+
+def _option(found: Arguments, option: Option) -> int:
     """Add an option to the arguments; return how many of the words behind it are its values."""
-    name, value = word.option()
-    if name.is_unknown:
-        found.undecided.append(str(word))
+    name, value, following = option.name, option.value, option.following
+    if isinstance(name, Word) and name.is_unknown:
+        found.undecided.append(str(name) if value is None else f"{name}={value}")
         return 0
     if not _is_known(name) and not bears_on_precision(name):
         return 0
-    following = rest[0] if rest and not rest[0].startswith("--") else None
-    if _is_switch(name):
-        written = _switched(name, value, following)
+    if is_switch(name):
+        written = _switched(name, value, following[0] if following else None)
         found.add(written)
         return int(value is None and written.refused is not None)
     if value is not None:
         found.add(_written(name, value))
         return 0
-    if following is None:
+    if not following:
         found.add(Written(name, True))
         return 0
-    values = [following]
+    values = [following[0]]
     if _names_files(name):
-        values += takewhile(lambda one: not one.startswith(("--", "@")) and not one.is_unknown, rest[1:])
+        values += takewhile(lambda one: not one.startswith("@") and not one.is_unknown, following[1:])
     found.add(_written(name, joined(values)))
     return len(values)
 
@@ -206,14 +201,6 @@ def _written(name: str, value: Word) -> Written:
 
 def _is_known(name: str) -> bool:
     return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM))
-
-
-def _is_switch(name: str) -> bool:
-    key = dest(name)
-    flag = BY_NAME.get(key)
-    if flag is not None:
-        return flag.kind != "value"
-    return key in PARALLELISM or (key in OTHER_SETTINGS and OTHER_SETTINGS[key].harmless[0] is False)
 
 
 def _names_files(name: str) -> bool:
@@ -247,8 +234,9 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
         found.decided_by = "the program that is started with these arguments"
         if not name:
             found.used_by = found.decided_by = "the command line that names this file"
-        for key, value in values.items():
-            _add_key(found, str(key), value)
+        found.options = [Option(str(key), value, is_key=True) for key, value in values.items()]
+        for option in found.options:
+            _add_key(found, option.name, option.value)
         runs.append(found)
     return runs
 
@@ -261,6 +249,11 @@ def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Argum
     found = []
     for place, (block, has_end) in enumerate(blocks, 1):
         run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments")
+        run.options = [
+            Option(key, value, is_key=True)
+            for key, value in block.items()
+            if value is not None and key != "grad_reduce_in_bf16"
+        ]
         said = {block.get("bf16"), block.get("fp16")}
         is_open = None in said if not has_end else said == {None}
         if is_open and True not in said:
@@ -292,7 +285,7 @@ def _add_key(found: Arguments, key: str, value: Any) -> None:
         found.add(Written(key, None, value))
     elif isinstance(value, Mapping | list):
         found.add(Written(key, None, f"a {type(value).__name__}"))
-    elif isinstance(value, str) and _is_switch(key):
+    elif isinstance(value, str) and is_switch(key):
         found.add(Written(key, TRUTH.get(value.lower(), value)))
     else:
         found.add(Written(key, value))
