@@ -1,4 +1,4 @@
-"""`Test`: the answer of one comparison with nothing set, and the variables that it depends on."""
+"""`Test`: the answer of a condition with nothing set, and the variables that it depends on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 EQUALITY = frozenset({"=", "==", "!="})
 NUMERIC = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+JOINTS = ({"||", "-o"}, True), ({"&&", "-a"}, False)
 INTEGER = re.compile(r"\s*-?\d{1,18}\s*")
 
 
@@ -23,7 +24,7 @@ class Test(NamedTuple):
     holds: bool
     """With nothing set, and with the defaults of the script."""
     is_open: bool = True
-    """Only the run decides it, or it is more than one comparison."""
+    """Only the run decides it."""
     defaults: tuple[str, ...] = ()
     """Variables that nothing sets, and whose defaults decide here."""
     equal: tuple[str, str] | None = None
@@ -34,12 +35,30 @@ class Test(NamedTuple):
         """Whether it may be answered otherwise."""
         return self.is_open or bool(self.defaults)
 
+    @property
+    def negated(self) -> Test:
+        """The answer of `! condition`."""
+        return self._replace(holds=not self.holds)
+
+    def joined(self, other: Test, *, is_or: bool) -> Test:
+        """Return what two conditions say together."""
+        sides = (self, other)
+        holds = any(side.holds for side in sides) if is_or else all(side.holds for side in sides)
+        is_decided = any(side.holds is is_or and not side.is_open for side in sides)
+        is_open = any(side.is_open for side in sides) and not is_decided
+        return Test(holds, is_open, self.defaults + other.defaults)
+
 
 def answer(words: Sequence[Word], *, is_double: bool) -> Test:
     """Return what the words inside `[ ... ]` or, where `is_double`, `[[ ... ]]` say."""
+    for signs, is_or in JOINTS:
+        for place in range(1, len(words) - 1):
+            if words[place] in signs:
+                left, right = (answer(side, is_double=is_double) for side in (words[:place], words[place + 1 :]))
+                return left.joined(right, is_or=is_or)
+    words = [word for word in words if word not in ("(", ")")]
     if words[:1] == ["!"]:
-        inner = answer(words[1:], is_double=is_double)
-        return inner._replace(holds=not inner.holds)
+        return answer(words[1:], is_double=is_double).negated
     equal = _equality(words[0], words[2]) if len(words) == 3 and words[1] in EQUALITY else None
     return _test(words, _compared([word.with_nothing_set for word in words], is_double), equal)
 

@@ -225,11 +225,13 @@ class Reader:
         return matched(state.text(value), [state.text(one) for one in patterns])
 
     def test(self, node: Node, state: State) -> Test:
-        """Return what a condition says; several conditions together are open."""
+        """Return what a condition says."""
         kind = node.type
         if kind == "negated_command":
-            inner = self.test(node.named_children[-1], state)
-            return inner._replace(holds=not inner.holds)
+            return self.test(node.named_children[-1], state).negated
+        if kind == "list":
+            left, right = (self.test(node.children[at], state) for at in (0, -1))
+            return left.joined(right, is_or=node.children[1].type == "||")
         if kind == "redirected_statement":
             return self.test(node.named_children[0], state)
         if kind == "test_command" and node.children[0].type in ("[", "[["):

@@ -82,7 +82,7 @@ class Values:
 def values_of(options: Iterable[Option]) -> Values:
     """Return options by the names of their arguments: True without a value, the first of several but for `LISTS`."""
     made = Values()
-    for option in options:
+    for option in filter(lambda one: one.name, options):
         name, value, following = dest(option.name), option.value, option.following
         if not option.name.startswith("--"):
             made.set(_name_in_code(name), _plain(name, value))
