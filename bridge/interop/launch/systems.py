@@ -5,7 +5,7 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -18,10 +18,10 @@ from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, 
 from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import Word
 from bridge.interop.megatron_lm.arguments import PROGRAMS
-from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
 from bridge.interop.megatron_lm.recognition import ARGUMENTS
 from bridge.interop.reading.trainer_words import arguments
+from bridge.interop.table import record_named
 
 NEMO, TORCHTITAN, FAIRSEQ = pattern("nemo1"), pattern("torchtitan"), pattern("fairseq")
 HOLDS_OPTIONS = pattern("holds options", re.IGNORECASE)
@@ -32,9 +32,6 @@ BATCH = "per_device_train_batch_size"
 OWNERS = ("model", "optimizer", "ddp")
 SCHEME = ("bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
-NOT_READ = "it is not read, and may set the precision too"
-BY_ITSELF = "Convert it by itself."
-BY_HAND = "Check it by hand."
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
 NUMBER = re.compile(r"-\d|-\.\d")
 
@@ -136,31 +133,33 @@ class Line:
         `read` are the program's options and overrides that were read (None: all); `files` are options that name
         a file which was not.
         """
-        launch, own, found = self.launch, self.words, list[Unmapped]()
+        own, found = self.words, list[Unmapped]()
         given = {} if read is None else {**own.options, **own.overrides}
         for name, value in given.items():
             if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
-                detail = "an option of the program that this bridge does not read"
-                found.append(lost(own.written.get(name, name), value, detail, "Look it up where the program is from."))
+                found.append(lost("command_lines.option", own.written.get(name, name), value))
         for words in filter(None, (own, self.accelerate)):
             named = [name for name in files if isinstance(words.options.get(name), str)]
-            found += [lost(words.written[name], words.options[name], NOT_READ, BY_ITSELF) for name in named]
+            found += [lost("command_lines.file", words.written[name], words.options[name]) for name in named]
             for name, late in words.undecided.items():
                 if bears_on_precision(name) or name in (*FILES, *words.overrides):
-                    found.append(lost(words.written.get(name, name), late, LATE, SAY_IT))
-            for text in dict.fromkeys(words.loose):
-                found.append(lost(text, None, f"it may hold further options; {LATE}", SAY_IT))
-        found += [lost(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
-        found += [lost(note, None, NOT_READ, BY_ITSELF) for note in launch.notes]
-        for name, value in launch.defaulted.items():
-            found.append(lost(f"${name}", value, DEFAULT_TAKEN, SAY_IT, "implied default"))
-        for name, value in launch.environment.items():
-            if value.is_unknown and bears_on_precision(name.lower()):
-                found.append(lost(name, value, LATE, SAY_IT))
-            elif bears_on_precision(name.lower()):
-                detail = "a variable of the environment, not part of a recipe"
-                found.append(lost(name, value, detail, "Export it for the new run as well."))
-        return tuple(found)
+                    found.append(lost("megatron_lm.only-the-run-decides", words.written.get(name, name), late))
+            found += [lost("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)]
+        return (*found, *_open_ends(self.launch))
+
+
+def _open_ends(launch: Launch) -> Iterator[Unmapped]:
+    """Yield the records of what a script leaves open about a launch."""
+    for decision in launch.decisions:
+        yield lost("megatron_lm.the-file-alone-does", decision, "taken")
+    for note in launch.notes:
+        yield lost("command_lines.file", note, None)
+    for name, value in launch.defaulted.items():
+        yield lost("megatron_lm.the-environment-or-the-command", f"${name}", value)
+    for name, value in launch.environment.items():
+        if bears_on_precision(name.lower()):
+            row = "megatron_lm.only-the-run-decides" if value.is_unknown else "command_lines.variable"
+            yield lost(row, name, value)
 
 
 def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
@@ -185,9 +184,9 @@ def _typed(value: Any) -> Any:
         return value
 
 
-def lost(name: str, value: object, detail: str, remedy: str, reason: str = "unsupported") -> Unmapped:
-    """Return a record."""
-    return Unmapped(field=name, value=value, reason=reason, detail=detail, remedy=remedy)
+def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
+    """Return the record of a row, "SYSTEM.SENTENCE"."""
+    return Unmapped(name, value, *record_named(row, **facts))
 
 
 def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
@@ -222,18 +221,16 @@ def is_megatron(launch: Launch) -> bool:
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
     if line is not None:
-        detail = f"it {line.evidence}, and takes its precision from {line.elsewhere}, which is not read"
-        return [lost(launch.label, line.elsewhere, detail, BY_ITSELF)]
+        facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
+        return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
     if not launch.line:
-        detail = "on this branch nothing is started, and none of the variables holds arguments that are read here"
-        return [lost(launch.label, None, detail, SAY_IT)] if launch.decisions else []
+        return [lost("command_lines.nothing-started", launch.label, None)] if launch.decisions else []
     about = [
         word
         for word in launch.arguments
         if bears_on_precision(word.partition("=")[0]) or (word.is_unknown and HOLDS_ARGUMENTS.search(word))
     ]
-    detail = "no system here knows the program's arguments"
-    return [lost(launch.label, " ".join(about), detail, BY_HAND)] if about else []
+    return [lost("command_lines.unknown-program", launch.label, " ".join(about))] if about else []
 
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
@@ -279,9 +276,8 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     where = shown or "the configuration file of the program"
     if not any(key.endswith("precision") for key in overrides) and "nemo_version" not in line.context:
         return CommandLine(system="nemo1", evidence=evidence, elsewhere=where)
-    detail = "the overrides go over this file, and what it says beyond them is not read"
-    remedy = "Convert the composed configuration, or pass nemo_version for the defaults that NeMo ships."
-    unread = (lost("--config-name" if shown else where, shown, detail, remedy), *line.unread(read=overrides))
+    under = lost("command_lines.under-the-overrides", "--config-name" if shown else where, shown)
+    unread = (under, *line.unread(read=overrides))
     payload, context = nested(overrides), {"base": where}
     return CommandLine(system="nemo1", evidence=evidence, payload=payload, context=context, unread=unread)
 
@@ -340,11 +336,7 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
         payload["accelerate_launch_args"] = launched
     unread = line.unread(files=("deepspeed_config", "config_file"))
     if chosen is not None:
-        detail = f"without a switch, ms-swift turns {chosen} on for this dtype"
-        unread = (
-            lost("--torch_dtype", payload["torch_dtype"], detail, f"State --{chosen} true.", "implied default"),
-            *unread,
-        )
+        unread = (lost("command_lines.swift-switch", "--torch_dtype", payload["torch_dtype"], switch=chosen), *unread)
     said_by = "flags" if switched or environment is None else "launcher"
     return CommandLine(
         system="huggingface", evidence=evidence, payload=payload, context=context, unread=unread, said_by=said_by

@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.interop.builders import DELAYED, ImportBuilder
 from bridge.interop.megatron_lm.arguments import Arguments, Written
-from bridge.interop.megatron_lm.flags import BY_NAME, TABLE, bears_on_precision
+from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
 from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP8_SCHEMES
@@ -16,10 +16,6 @@ _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
-LATE, SAY_IT = TABLE.sentences["only-the-run-decides"].detail, TABLE.sentences["only-the-run-decides"].remedy
-DEFAULT_TAKEN, BRANCH = (
-    TABLE.sentences[name].detail for name in ("the-environment-or-the-command", "the-file-alone-does")
-)
 WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
 USUAL = {**DELAYED, "fp8_recipe": "delayed", "fp4_recipe": "nvfp4", "fp8_wgrad": True}
