@@ -20,6 +20,7 @@ from bridge.errors import BridgeError, PayloadError
 MAX_BYTES = 512 * 1024
 """Larger than any configuration, and still read in well under two seconds."""
 MAX_DEPTH = 64
+TOO_DEEP = (f"nesting must not be deeper than {MAX_DEPTH}", "This is no configuration")
 MAX_NODES = 200_000
 """Of a document with every alias written out."""
 
@@ -30,6 +31,7 @@ PIPES = ("/dev/fd/", "/dev/stdin", "/proc/")
 """A shell's process substitution: a pipe that another process fills."""
 ODD_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
 CORE = "tag:yaml.org,2002:"
+MERGE = f"{CORE}merge"
 TAGS = tuple(f"{CORE}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "set"))
 RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
     ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
@@ -128,8 +130,7 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
     anchors: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = []  # anchor of a collection, and the count before it
     count = 0
-    events: Iterator[Any] = yaml.parse(text, Loader=BASE)
-    for event in events:
+    for event in _events(text, path, error):
         if isinstance(event, yaml.DocumentStartEvent):
             anchors, count = {}, 0
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -151,6 +152,17 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
                 anchors[event.anchor] = 1
 
 
+def _events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
+    """Yield the events of a text. From 0.2.6 on libyaml has a limit of depth too, which its look-ahead meets first."""
+    try:
+        yield from yaml.parse(text, Loader=BASE)
+    except yaml.MarkedYAMLError as found:
+        if "nesting depth" not in str(found.problem):
+            raise
+        line = found.problem_mark.line + 1 if found.problem_mark is not None else 1
+        raise error(f"{path}, line {line}: {TOO_DEEP[0]}. {TOO_DEEP[1]}.") from None
+
+
 def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
     """Return the rule that a node breaks and the remedy."""
     if isinstance(event, yaml.AliasEvent):
@@ -163,8 +175,13 @@ def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] |
     if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and LONG.match(event.value):
         return "a number must have fewer digits", "This is no configuration"
     if isinstance(event, yaml.CollectionStartEvent) and depth >= MAX_DEPTH:
-        return f"nesting must not be deeper than {MAX_DEPTH}", "This is no configuration"
+        return TOO_DEEP
     return None
+
+
+def _mappings(node: Any) -> list[Any]:
+    """Return the nodes that the value of `<<` names: one, or a list of them."""
+    return node.value if isinstance(node, yaml.SequenceNode) else [node]
 
 
 class _Loader(BASE):  # type: ignore[misc]
@@ -189,20 +206,31 @@ class _Loader(BASE):  # type: ignore[misc]
         return self.error(f"{self.path}, line {node.start_mark.line + 1}: {rule}. {remedy}.")
 
     def flatten_mapping(self, node: Any) -> None:
-        """Check a mapping's own keys, then merge what `<<` names."""
-        if node not in self.checked:
-            self.checked.add(node)
-            self.check_keys(node)
-        super().flatten_mapping(node)
+        """Check a mapping's own keys, and put what `<<` names before them; of several mappings the first counts.
+
+        PyYAML 6.0.4 merges keys of one letter, and several mappings, otherwise than YAML 1.1 and the releases before.
+        """
+        if node in self.checked:
+            return
+        self.checked.add(node)
+        self.check_keys(node)
+        own, merged = [], []
+        for key_node, value_node in node.value:
+            if key_node.tag != MERGE:
+                own.append((key_node, value_node))
+                continue
+            for part in reversed(_mappings(value_node)):
+                self.flatten_mapping(part)
+                merged += part.value
+        node.value = merged + own
 
     def check_keys(self, node: Any) -> None:
         own: set[Any] = set()
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self.wrong(key_node, "a key must be a word", "Quote it, or write `key: value`")
-            if key_node.tag == f"{CORE}merge":
-                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-                if not all(isinstance(part, yaml.MappingNode) for part in parts):
+            if key_node.tag == MERGE:
+                if not all(isinstance(part, yaml.MappingNode) for part in _mappings(value_node)):
                     raise self.wrong(key_node, "<< must name mappings", "Give it an alias of a mapping")
                 continue
             key = self.construct_object(key_node)

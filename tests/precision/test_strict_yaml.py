@@ -23,6 +23,8 @@ def test_a_merge_is_no_repetition_in_whatever_order_mappings_are_built() -> None
     text = "c: &c {k: 0, j: 2}\nx:\n  y: &b {<<: *c, k: 1}\nrun: {<<: *b, m: 3}"
     (read,) = load_all(text, "x.yaml")
     assert read == {"c": {"k": 0, "j": 2}, "x": {"y": {"k": 1, "j": 2}}, "run": {"k": 1, "j": 2, "m": 3}}
+    (read,) = load_all("a: &a {key: 1}\nb: &b {key: 2, other: 3}\nboth: {<<: [*a, *b]}", "x.yaml")
+    assert read["both"] == {"key": 1, "other": 3}
 
 
 def test_an_allowed_repetition_is_noted_and_the_last_value_is_read() -> None:
