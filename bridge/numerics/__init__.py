@@ -12,9 +12,9 @@ hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious vers
 """
 
 from bridge.numerics.delayed import DelayedScaling, update_scaling_factors
-from bridge.numerics.error import QuantisationError, quantisation_error, what_if_db
+from bridge.numerics.error import quantisation_error, what_if_db
 from bridge.numerics.linear import Observer, WeightCache, scaled_linear
-from bridge.numerics.native import Selection, selection, use, why_not
+from bridge.numerics.native import use
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.numerics.quantise import quantise
 from bridge.numerics.quantised import Quantised, padded_scales
@@ -26,19 +26,15 @@ __all__ = [
     "GemmPrecision",
     "Observer",
     "QuantSpec",
-    "QuantisationError",
     "Quantised",
-    "Selection",
     "WeightCache",
     "make_operand",
     "padded_scales",
     "quantisation_error",
     "quantise",
     "scaled_linear",
-    "selection",
     "stored_operand",
     "update_scaling_factors",
     "use",
     "what_if_db",
-    "why_not",
 ]

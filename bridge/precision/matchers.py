@@ -1,6 +1,6 @@
 """The precision of single modules: ordered matchers, of which the first that takes a module's name decides.
 
-    matchers.computes("decoder.layers.0.mlp.linear_fc2", run)    # Chosen("mxfp8", "e4m3"); None: the dtype of the run
+    matchers.effect("decoder.layers.0.mlp.linear_fc2")    # Effect(family="fp8", scheme="mxfp8", ...), None for none
 
 `Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module names with their effect.
 Rows of `modules` (`bridge.precision.modules`) and Megatron Core's per-module recipe are two ways to write matchers.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.precision.effect import EVALUATION, TRAINING, Chosen, Effect, Run
+from bridge.precision.effect import EVALUATION, TRAINING, Effect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +98,6 @@ class Matchers:
         """Return the effect on a module in training, None for none."""
         matcher = self.first(path)
         return matcher.training if matcher is not None else None
-
-    def computes(self, path: str, layer: Run | None) -> Chosen | Run | None:
-        """Return what a module computes in where its layer's own choice is `layer`; None is the dtype of the run."""
-        effect = self.effect(path)
-        return effect.computes(layer) if effect is not None else layer
 
     @property
     def effects(self) -> tuple[Effect, ...]:

@@ -151,7 +151,8 @@ class ModuleSchemes:
     def chosen(self, layer: int, name: str) -> Chosen | None:
         """Return the scheme of a linear layer by its number from 0 and Megatron's name; None: the dtype of the run."""
         is_kept = self.num_layers is not None and not self.kept[0] <= layer < self.num_layers - self.kept[1]
-        return self.matchers.computes(f"decoder.layers.{layer}.{name}", None if is_kept else self.run)
+        run, effect = None if is_kept else self.run, self.matchers.effect(f"decoder.layers.{layer}.{name}")
+        return effect.computes(run) if effect is not None else run
 
     def empty(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:
         """Return the rows that select none of some linear layers, each by layer and name."""
