@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
+from bridge.megatron.replacement import always
 from bridge.megatron.te_cpu import activations, attention, gemm, norms, shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS, OLDER_ENUMS
 from bridge.megatron.te_cpu.find import VERSIONS
@@ -64,5 +65,6 @@ def extension(release: str = VERSIONS[-1]) -> types.ModuleType:
     functions = {name: function for part in parts for name, function in _public_functions(part)}
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
     enums = ENUMS if release == VERSIONS[-1] else OLDER_ENUMS
-    made.__dict__.update({**enums, **classes, **functions, **activations.FUNCTIONS})
+    answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
+    made.__dict__.update({**enums, **classes, **functions, **activations.FUNCTIONS, **answers})
     return made

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG001  (the arguments are the extension's)
 """Smaller functions of the extension: delayed updates, scales, the optimizer, MoE padding, properties.
 
 Source: pytorch/csrc/extensions/ (recipe.cpp, multi_tensor/, padding.cpp, transpose.cpp).
@@ -138,39 +137,15 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
     """Leave scales as they are: the GEMMs here read them unswizzled."""
 
 
-def get_cublasLt_version() -> int:  # noqa: N802  the extension's name
-    """Return a version of cuBLASLt that has every feature that Transformer Engine asks for."""
-    return 130000
-
-
-def get_cudnn_version() -> int:
-    """Return a version of cuDNN that has every feature that Transformer Engine asks for."""
-    return 91200
-
-
-def get_num_cublas_streams() -> int:
-    """Return the number of streams of a grouped GEMM."""
-    return 1
-
-
-def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
-    """Return the priorities of streams."""
-    return (0, -1)
-
-
-def device_supports_multicast(device_id: int = -1) -> bool:
-    """Return False: there is no NVLink."""
-    return False
-
-
-def ubuf_built_with_mpi() -> bool:
-    """Return False: there is no MPI."""
-    return False
-
-
-def nvte_built_with_cublasmp() -> bool:
-    """Return False: there is no cuBLASMp."""
-    return False
-
-
 multi_tensor_scale_tensor = multi_tensor_scale
+
+ANSWERS: dict[str, Any] = {
+    "get_cublasLt_version": 130000,  # a version that has every feature that Transformer Engine asks for
+    "get_cudnn_version": 91200,  # likewise
+    "get_num_cublas_streams": 1,
+    "get_stream_priority_range": (0, -1),
+    "device_supports_multicast": False,
+    "ubuf_built_with_mpi": False,
+    "nvte_built_with_cublasmp": False,
+}
+"""Function that is asked about the machine -> the one value that it returns."""
