@@ -31,18 +31,20 @@ from omegaconf.errors import OmegaConfBaseException
 from bridge.errors import RunConfigError
 from bridge.front.bounded import BoundedRepository, bounded_references
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.overrides import as_hydra_reads, parsed_overrides, recipe_sources, warn_of_recipes
 from bridge.front.problems import (
     KEYS,
     OWNERS,
     PRECISION,
     RECIPES,
+    RUN_KEYS,
     SECTIONS,
     GivenRun,
     Layer,
     Origins,
     Problems,
     leaves,
+    recipe_sources,
+    warn_of_recipes,
 )
 from bridge.precision.statements import COMMAND_LINE
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
@@ -232,6 +234,20 @@ class Composition:
             raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
 
 
+def parsed_overrides(overrides: Sequence[str]) -> list[Override]:
+    """Return the overrides as Hydra parses them; RunConfigError for a word that is none."""
+    try:
+        return OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
+    except COMPOSITION_ERRORS as error:
+        raise translated(error, overrides) from error
+
+
+def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
+    """Return overrides with ``SECTION=null`` as ``~SECTION``: Hydra takes no null for a group."""
+    nulls = {f"{key}=null": f"~{key}" for key in KEYS if key not in RUN_KEYS}
+    return [nulls.get(word, word) for word in overrides]
+
+
 def _without_missing(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _without_missing(inner) for key, inner in value.items() if inner != "???"}
@@ -245,8 +261,8 @@ def prepared(search: Search, overrides: Sequence[str], *, trust: bool = True) ->
     """
     version.setbase(VERSION_BASE)
     setup_globals()
+    parsed = parsed_overrides(overrides)
     try:
-        parsed = parsed_overrides(overrides)
         register(_recipes_from(search, parsed, trust=trust))
         loader = Loader(search.path())
         _refuse_unknown(parsed, loader)
@@ -315,8 +331,7 @@ def _recipes_from(search: Search, overrides: Sequence[Override], *, trust: bool)
 
 def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
     """Refuse overrides of sections and groups that do not exist, and options that are no names, all of them at once."""
-    origins = Origins(by_key=dict.fromkeys((override.key_or_group for override in overrides), COMMAND_LINE))
-    problems = Problems(origins)
+    problems = Problems(Origins.of_keys((override.key_or_group for override in overrides), COMMAND_LINE))
     for override in overrides:
         key = override.key_or_group
         section = key.partition(".")[0]
@@ -351,7 +366,6 @@ def _resolve_run_folder(whole: DictConfig, *, sweep: bool) -> None:
 def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
     """Return who set the keys: the layers, and the command line on top."""
     origins = Origins.of_layers(layers)
-    by_key = dict(origins.by_key)
     values = {key: dict(own) for key, own in origins.values.items()}
     words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
     groups = set(hydra.runtime.choices)
@@ -359,13 +373,11 @@ def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
         if override.key_or_group in groups or override.is_sweep_override():
             continue
         if override.is_delete():
-            by_key.pop(override.key_or_group, None)
+            values.pop(override.key_or_group, None)
         else:
-            given = leaves(override.value(), override.key_or_group)
-            by_key.update(dict.fromkeys(given, COMMAND_LINE))
-            for key, value in given.items():
+            for key, value in leaves(override.value(), override.key_or_group).items():
                 values.setdefault(key, {})[COMMAND_LINE] = value
-    return dataclasses.replace(origins, by_key=by_key, values=values)
+    return dataclasses.replace(origins, values=values)
 
 
 def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) -> Iterator[Layer]:

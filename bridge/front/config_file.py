@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.front.files.kinds import MAPPINGS, read_file, started
 from bridge.front.files.reading import PRECISION_BRIDGE, FileReading
-from bridge.front.overrides import parsed_overrides, recipe_sources, warn_of_recipes
-from bridge.front.problems import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS, Origins, Problems, leaves
+from bridge.front.problems import (
+    KEYS,
+    OWNERS,
+    PRECISION,
+    RECIPES,
+    RUN_KEYS,
+    SECTIONS,
+    Origins,
+    Problems,
+    leaves,
+    recipe_sources,
+    warn_of_recipes,
+)
 from bridge.precision.statements import COMMAND_LINE
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
@@ -29,13 +40,9 @@ def read_config_file(path: Path, overrides: Sequence[str] = (), *, trust: bool =
 
     Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
     """
-    parsed = parsed_overrides(overrides)
     file = ConfigFile(read_file(path), path.name, trust=trust)
-    keys = [file.reading.own_name(override.key_or_group) for override in parsed]
-    problems = Problems(Origins(by_key=dict.fromkeys(keys, COMMAND_LINE)))
-    for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
-        file.write(override, problems)
-    problems.raise_any()
+    if overrides:
+        file.write_all(overrides)
     file.start()
     return file
 
@@ -63,7 +70,21 @@ class ConfigFile:
     def origins(self) -> Origins:
         """Who set the keys."""
         named = [f"recipe {self.recipe.recipe}"] if self.recipe is not None else []
-        return Origins(by_key=self.by_key, order=(*named, self.name), of_recipe=frozenset(named))
+        values = {key: {origin: None} for key, origin in self.by_key.items()}
+        return Origins(values=values, order=(*named, self.name), of_recipe=frozenset(named))
+
+    def write_all(self, overrides: Sequence[str]) -> None:
+        """Write overrides over the sections; RunConfigError with everything that is wrong with them."""
+        from bridge.front.compose import parsed_overrides  # Hydra is heavy
+
+        parsed = parsed_overrides(overrides)
+        keys = [self.reading.own_name(override.key_or_group) for override in parsed]
+        problems = Problems(Origins.of_keys(keys, COMMAND_LINE))
+        for override in sorted(
+            parsed, key=lambda override: "." in override.key_or_group
+        ):  # groups first, as Hydra does
+            self.write(override, problems)
+        problems.raise_any()
 
     def write(self, override: Override, problems: Problems) -> None:
         """Write one override over the sections, or add to the problems what is wrong with it."""

@@ -35,6 +35,7 @@ from bridge.front.compose import (
     JOB,
     VERSION_BASE,
     Search,
+    as_hydra_reads,
     composed,
     own_environment,
     prepared,
@@ -44,7 +45,6 @@ from bridge.front.compose import (
 from bridge.front.decode import container, decoded_sections, require_startable
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, run_of
-from bridge.front.overrides import as_hydra_reads
 from bridge.front.problems import KEYS, SECTIONS
 
 if TYPE_CHECKING:

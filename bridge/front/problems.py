@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import MAX_LINES, RunConfigError, close_matches, did_you_mean
+from bridge.errors import MAX_LINES, BridgeWarning, RunConfigError, close_matches, did_you_mean
 from bridge.rules.fields import NAMES
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bridge.registry.config import MixedPrecisionConfig
 
@@ -49,38 +50,39 @@ class Layer:
 class Origins:
     """Who set each key of a config."""
 
-    by_key: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Key -> each origin that set it, the one in effect last -> the value; None where only the origin is known."""
     order: tuple[str, ...] = ()
     """Origins in the order of composition; a later one overrides an earlier one."""
     of_recipe: frozenset[str] = frozenset()
     """Origins that are part of the chosen recipe."""
-    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Key -> each origin that set it, in the order of composition -> the value."""
 
     @classmethod
     def of_layers(cls, layers: Iterable[Layer]) -> Origins:
         """Return the origins that layers leave, the later over the earlier."""
-        by_key: dict[str, str] = {}
-        order: list[str] = []
-        recipe: set[str] = set()
+        given = tuple(layers)
         values: dict[str, dict[str, Any]] = {}
-        for layer in layers:
-            by_key.update(dict.fromkeys(layer.values, layer.origin))
-            order.append(layer.origin)
+        for layer in given:
             for key, value in layer.values.items():
-                values.setdefault(key, {})[layer.origin] = value
-            if layer.is_recipe:
-                recipe.add(layer.origin)
-        return cls(by_key=by_key, order=tuple(dict.fromkeys(order)), of_recipe=frozenset(recipe), values=values)
+                own = values.setdefault(key, {})
+                own.pop(layer.origin, None)
+                own[layer.origin] = value
+        order = tuple(dict.fromkeys(layer.origin for layer in given))
+        return cls(values=values, order=order, of_recipe=frozenset(layer.origin for layer in given if layer.is_recipe))
+
+    @classmethod
+    def of_keys(cls, keys: Iterable[str], origin: str) -> Origins:
+        """Return the origins of keys that one origin set."""
+        return cls(values={key: {origin: None} for key in keys})
 
     def of(self, key: str) -> str:
         """Return who set `key`, or what is around it or in it; "configuration" where that is not known."""
         around = key
-        while around:
-            if around in self.by_key:
-                return self.by_key[around]
+        while around and around not in self.values:
             around = around.rpartition(".")[0]
-        return next((origin for known, origin in self.by_key.items() if known.startswith(f"{key}.")), "configuration")
+        inside = [one for known, one in self.values.items() if known.startswith(f"{key}.")]
+        owns = [self.values[around]] if around else inside
+        return [*owns[0]][-1] if owns else "configuration"
 
     def rank(self, origin: str) -> int:
         """Return the place of `origin` in the order of composition."""
@@ -88,12 +90,12 @@ class Origins:
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
-        kept = {key: origin for key, origin in self.by_key.items() if key != instead_of}
+        values = {key: {layer.origin: value, **self.values.get(key, {})} for key, value in layer.values.items()}
+        kept = {key: own for key, own in self.values.items() if key not in (*values, instead_of)}
         return Origins(
-            by_key={**dict.fromkeys(layer.values, layer.origin), **kept},
+            values={**values, **kept},
             order=(layer.origin, *self.order),
             of_recipe=self.of_recipe | {layer.origin},
-            values=self.values,
         )
 
 
@@ -120,6 +122,28 @@ def leaves(value: Any, prefix: str) -> dict[str, Any]:
     for key, inner in value.items():
         found |= leaves(inner, f"{prefix}.{key}" if prefix else str(key))
     return found
+
+
+def warn_of_recipes(name: str, sources: Sequence[str]) -> None:
+    """Warn that what `recipes_from` names in a config was not run, where it names anything."""
+    if sources:
+        named = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
+        warnings.warn(f"{named}. Give --trust to run it.", BridgeWarning, stacklevel=2)
+
+
+def recipe_sources(named: Any) -> tuple[str, ...]:
+    """Return the modules and files that a value of `recipes_from` names."""
+    if named is None:
+        return ()
+    names = named if isinstance(named, list) else [named]
+    if not all(isinstance(name, str) for name in names):
+        raise RunConfigError.of(
+            RECIPES,
+            "must be a module or file, or a list of them",
+            named,
+            f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py].",
+        )
+    return tuple(names)
 
 
 class Problems:

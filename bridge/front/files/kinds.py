@@ -80,7 +80,7 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
 
 def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the sections of a file of our own; RunConfigError for an unknown one, and for anything to instantiate."""
-    problems = Problems(Origins(by_key=dict.fromkeys(map(str, whole), name)))
+    problems = Problems(Origins.of_keys(map(str, whole), name))
     problems.refuse_targets(whole)
     problems.raise_any()
     for key, value in whole.items():
