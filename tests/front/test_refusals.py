@@ -198,6 +198,12 @@ def test_a_value_that_no_run_can_begin_with_leaves_no_run_folder(refused, word: 
     assert refused(*TINY, word) == message
 
 
+def test_a_run_that_the_check_stops_leaves_no_run_folder(refused) -> None:
+    message = refused(*TINY, "mixed_precision=fp8_current", "target=a100x8")
+    assert message.startswith("The check stops this run (")
+    assert "\n  PB602 " in message
+
+
 def test_a_wrong_target_leaves_no_run_folder(refused) -> None:
     assert refused(*TINY, "target=h20x8").startswith("target: must be a GPU such as h100x8 or a version such as te2.8")
 
