@@ -116,7 +116,7 @@ def _list(run: RunValues, plan: PrecisionPlan, *, as_json: bool) -> None:
     if as_json:
         print_planned(run, {"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
         return
-    print(f"{plan.label}: nothing is chosen per module. The linear layers, layers counted from 0:")
+    print(f"{plan.label}: nothing is chosen per module. Megatron's names of the linear layers (layers.0 is layer 1):")
     for name in names:
         print(f"  {name}")
     show_planned(run)

@@ -7,14 +7,14 @@ from rich.console import RenderableType
 
 from bridge.audit.quantisation import finite
 from bridge.compare.band import Band, BandRow
-from bridge.report.table import Column, table
+from bridge.report.table import NUMBERED, Column, table
 
 
 def band_table(band: Band, *, title: str) -> RenderableType:
     """Return every row as a table for the terminal."""
     headings = ("layer", "module", "GEMM", "error", "bound", "", "shuffled")
     columns = [Column(heading=name, number=name in ("layer", "error", "bound", "shuffled")) for name in headings]
-    return table(columns, map(_cells, band.rows), title=title)
+    return table(columns, map(_cells, band.rows), title=title + NUMBERED)
 
 
 def _cells(row: BandRow) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from bridge.plan.precision_plan import compact
 from bridge.plan.selection import ModuleSelection, Selected, Taken
 from bridge.precision.effect import HIGH
 from bridge.precision.matchers import Matcher
-from bridge.report.table import Column, table
+from bridge.report.table import NUMBERED, Column, table
 from bridge.rules.rule import RuleFinding
 
 COLUMNS = (
@@ -42,7 +42,7 @@ def module_table(
     rows.append(("", "the rest", f"{run} (the run)", left, str(len(selection.left))))
     what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
     lines = [Text(f"{one.severity}: {one}", style=_style(one.severity)) for one in findings]
-    return Group(table(COLUMNS, rows, title=f"{what}, {layout}; layers count from 0"), *lines)
+    return Group(table(COLUMNS, rows, title=f"{what}, {layout}{NUMBERED}"), *lines)
 
 
 def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
 
 
 def _places(modules: Sequence[Taken]) -> str:
-    """Return modules by layer: "linear_qkv of 0-23; mtp.layers.0.eh_proj"."""
+    """Return modules by layer: "linear_qkv of 1-24; mtp.layers.0.eh_proj"."""
     layers: dict[str, list[int]] = {}
     others: dict[str, list[str]] = {}
     for module in modules:

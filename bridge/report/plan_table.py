@@ -15,11 +15,9 @@ from bridge.plan.fit import FitOption, FitReport
 from bridge.plan.memory import KINDS, MemoryReport, RankMemory
 from bridge.plan.precision_plan import COLUMNS, LOW, PlanDifference, PlanModule, PrecisionPlan, compact
 from bridge.plan.rows import PlanRow
-from bridge.report.table import Column, table
+from bridge.report.table import NUMBERED, Column, table
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
-NUMBERED = "; layers count from 1"
-"""The end of the title of each table of layers; a row of `modules` names them as Megatron's paths do, from 0."""
 COMMON = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""
 BROKEN = ("layers", "modules", "scales x, w, dy")

@@ -10,7 +10,7 @@ from bridge.audit.quantisation import OPERANDS, QuantisationRow, last_measured
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHAT_IF
 from bridge.report.curves import figure_of
-from bridge.report.table import Column, table
+from bridge.report.table import NUMBERED, Column, table
 
 WORST_DB = 12.0
 """Distance below the healthy ratio at which a heat map has its strongest colour: two bits of mantissa."""
@@ -37,7 +37,7 @@ def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> Render
         )
         for row in last
     ]
-    return table(columns, lines, title=f"{title}, step {last[0].step}")
+    return table(columns, lines, title=f"{title}, step {last[0].step}{NUMBERED}")
 
 
 def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
@@ -68,7 +68,9 @@ def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
         "saturated",
     )
     columns = [Column(heading=heading, number=heading not in ("operand", "where")) for heading in headings]
-    return table(columns, lines, title="Signal to quantisation noise; the most that went to zero or saturated")
+    return table(
+        columns, lines, title=f"Signal to quantisation noise; the most that went to zero or saturated{NUMBERED}"
+    )
 
 
 def _mean(rows: Sequence[QuantisationRow], name: str) -> str:

@@ -9,7 +9,7 @@ from bridge.interop.serving.comparison import ServingComparison
 from bridge.interop.serving.formats import title_of
 from bridge.interop.serving.manifest import Manifest
 from bridge.plan.precision_plan import compact
-from bridge.report.table import Column, table
+from bridge.report.table import NUMBERED, Column, table
 
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 
@@ -29,7 +29,7 @@ def manifest_table(manifest: Manifest) -> RenderableType:
     count = Column(heading="modules", number=True)
     columns: list[Column | str] = ["module", Column(heading="format", wraps=True), "layers", count, served]
     notes = [Text(note) for note in manifest.notes]
-    return Group(table(columns, rows, title=manifest.precision), *notes)
+    return Group(table(columns, rows, title=manifest.precision + NUMBERED), *notes)
 
 
 def comparison_table(found: ServingComparison, precision: str, path: str) -> RenderableType:

@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 UNLIMITED = 10_000
+NUMBERED = "; layers count from 1"
+"""The end of the title of each table of layers."""
 FILE_WIDTH = 116
 """Columns that a report in a file or a pipe may use for its sentences."""
 

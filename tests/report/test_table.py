@@ -113,7 +113,7 @@ def test_a_name_is_kept_whole_where_a_column_is_broken():
     assert set(names.split(", ")) <= set(out.getvalue().replace(",", " ").split())
 
 
-@pytest.mark.parametrize("name", ["plan", "difference", "align"])
+@pytest.mark.parametrize("name", ["plan", "difference", "align", "quantisation", "worst"])
 def test_a_table_of_layers_says_from_which_number_they_count(name):
     assert plain_text(REPORTS[name][0]()).splitlines()[0].endswith("; layers count from 1")
 
