@@ -12,9 +12,10 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,7 +24,7 @@ from bridge.compare.comparison import Comparison
 from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.loader import config_folder
-from bridge.front.main import Work, is_first_process, main
+from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.sweep import report_sweep
 from bridge.front.train import plain_container, prepared
 from bridge.training.config import ConfigContainer
@@ -31,6 +32,8 @@ from bridge.training.config import ConfigContainer
 SEEDS = 3
 FOLDER = "outputs/comparison"
 """The sweep's folder: the same from launch to launch, so that finished runs are found."""
+LENGTH = ("train", r"train\.train_iters", r"train\.lr_warmup_iters", r"logging\.log_interval")
+"""Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs is judged."""
 OUTSIDE, CANNOT_TELL = 1, 3
 """Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
 
@@ -50,10 +53,15 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         sys.exit(error.exit_code)
     made: list[Comparison] = []
 
-    def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
+    def before(sections: Mapping[str, Mapping[str, Any]]) -> None:
+        if not any(re.match(rf"\+*({'|'.join(LENGTH)})=.*,", word) for word in rest):
+            require_enough_steps(sections["train"], sections["logging"])
+
+    def after(folder: Path, runs: Sequence[Path]) -> None:
         made.extend(report_sweep(folder, runs, gate=gate))
 
-    main(arm, config_path=config_path or config_folder(), name="train", words=rest, after_sweep=after_sweep)
+    around = AroundSweep(before=before, after=after)
+    main(arm, config_path=config_path or config_folder(), name="train", words=rest, around=around)
     verdicts = {verdict for comparison in made for verdict in comparison.verdicts}
     if verdicts & {"outside", "cannot tell"}:
         sys.exit(OUTSIDE if "outside" in verdicts else CANNOT_TELL)
@@ -88,12 +96,16 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
 
 def arm(config: ConfigContainer) -> Work:
     """Prepare one run of the sweep; RunConfigError where the runs are too short to tell anything."""
-    settings, interval = config.train, config.logging.log_interval
-    records = [*range(interval, settings.train_iters, interval), settings.train_iters]
-    reason = too_short(records, settings.lr_warmup_iters)
+    require_enough_steps(vars(config.train), vars(config.logging))
+    return partial(_run, config, prepared(config))
+
+
+def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -> None:
+    """Raise RunConfigError where runs of these settings are too short to tell anything."""
+    interval, last = logging["log_interval"], train["train_iters"]
+    reason = too_short([*range(interval, last, interval), last], train["lr_warmup_iters"])
     if reason is not None:
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
-    return partial(_run, config, prepared(config))
 
 
 def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:

@@ -16,8 +16,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -60,8 +61,17 @@ Work = Callable[[Path], None]
 """The work on a run that is prepared, in its folder."""
 Prepare = Callable[["ConfigContainer"], Work]
 """A script's preparation of a run, which writes no file and returns the work."""
-AfterSweep = Callable[[Path, Sequence[Path]], object]
-"""A script's work on the folder of a sweep and those of its runs, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AroundSweep:
+    """A script's work before and after the runs of a sweep."""
+
+    before: Callable[[Mapping[str, Mapping[str, Any]]], object] | None = None
+    """Called with the sections of the config, without the values that are swept over; its error refuses the sweep."""
+    after: Callable[[Path, Sequence[Path]], object] | None = None
+    """Called with the folder of the sweep and those of its runs, in order, also when a run of it failed."""
+
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASH = "Run folder: "
@@ -80,7 +90,7 @@ def main(
     config_name: str = "config",
     name: str = JOB,
     words: Sequence[str] | None = None,
-    after_sweep: AfterSweep | None = None,
+    around: AroundSweep = AroundSweep(),
 ) -> None:
     """Do a script's work as the command line says, and end the process with an exit code where that fails.
 
@@ -90,7 +100,7 @@ def main(
         config_name: The primary config, without ``.yaml``.
         name: Hydra's name of the job, and of its log.
         words: The command line; None: that of the process.
-        after_sweep: Called at the end of a sweep, also when a run of it failed.
+        around: Called before and after the runs of a sweep.
     """
     try:
         arguments = _parsed(words)
@@ -98,7 +108,7 @@ def main(
         own_folder = _config_path(arguments.config_path) or str(config_path)
         search = Search(own_folder, arguments.config_name or config_name, arguments.config_dir)
         with _translated(arguments.overrides):
-            _run(prepare, arguments, search, name, after_sweep)
+            _run(prepare, arguments, search, name, around)
     except BridgeError as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
@@ -140,9 +150,7 @@ def _config_path(given: str | None) -> str | None:
     return str(by_script if by_script.is_dir() and not Path(given).is_dir() else config_folder(given))
 
 
-def _run(
-    prepare: Prepare, arguments: argparse.Namespace, search: Search, name: str, after_sweep: AfterSweep | None
-) -> None:
+def _run(prepare: Prepare, arguments: argparse.Namespace, search: Search, name: str, around: AroundSweep) -> None:
     """Do what the flags ask for: answer by Hydra alone, show the config, sweep, or run."""
     overrides: list[str] = arguments.overrides
     if arguments.experimental_rerun:
@@ -156,7 +164,7 @@ def _run(
             with _started(composition, name) as app:
                 app.show_cfg(search.config_name, overrides, arguments.cfg, arguments.package, arguments.resolve)
     elif arguments.multirun or _is_multirun(search, overrides):
-        _sweep(prepare, search, [*overrides, "hydra.mode=MULTIRUN"], name, after_sweep)
+        _sweep(prepare, search, [*overrides, "hydra.mode=MULTIRUN"], name, around)
     else:
         _run_once(prepare, search, [*overrides, "hydra.mode=RUN"], name)
 
@@ -175,18 +183,20 @@ def _nothing(_config: DictConfig) -> None:
     """Stand for the job where Hydra runs none."""
 
 
-def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, after_sweep: AfterSweep | None) -> None:
+def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, around: AroundSweep) -> None:
     """Run a job for each combination of values, and what comes after the sweep."""
     with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
-        _check(composition)
+        sections = _check(composition)
+        if around.before is not None:
+            around.before(sections)
         folder = Path(HydraConfig.get().runtime.output_dir)
     began = time.time()
     try:
         with _started(composition, name) as app:
             app.multirun(search.config_name, Task(prepare), overrides)
     finally:
-        if after_sweep is not None:
-            after_sweep(folder, _runs_of(folder, began))
+        if around.after is not None:
+            around.after(folder, _runs_of(folder, began))
 
 
 def _runs_of(folder: Path, began: float) -> list[Path]:
@@ -302,13 +312,14 @@ def _make_folder(folder: str) -> None:
         raise RunConfigError.of("logging.run_dir", "cannot be written", folder, "Give another folder.")
 
 
-def _check(composition: Composition) -> None:
-    """Refuse what can be refused without Megatron Core: everything but the fields of its classes."""
+def _check(composition: Composition) -> dict[str, dict[str, Any]]:
+    """Return the sections; refused is what can be without Megatron Core: everything but the fields of its classes."""
     run = run_of(composition.given(), resolve=False)
-    decoded_sections(run, SECTIONS)
+    sections = decoded_sections(run, SECTIONS)
     run.problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
+    return sections
 
 
 def _is_multirun(search: Search, overrides: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ import yaml
 from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
-from bridge.front.main import is_first_process, main
+from bridge.front.main import AroundSweep, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
@@ -50,7 +50,13 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    main(prepared, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
+    main(
+        prepared,
+        config_path=config_path or config_folder(),
+        name="train",
+        words=words,
+        around=AroundSweep(after=_after_sweep),
+    )
 
 
 def exit_on_signals() -> None:

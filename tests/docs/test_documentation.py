@@ -11,6 +11,7 @@ import pytest
 import yaml
 from torch.distributed.run import parse_args
 
+from bridge.front.compare import require_enough_steps
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,8 @@ def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: 
         if "scripts/train.py" not in words:
             return
         words = ["python", *words[words.index("scripts/train.py") :]]
-    if "scripts/compare.py" in words:  # a sweep of the same script, with two words of its own
+    is_comparison = "scripts/compare.py" in words
+    if is_comparison:  # a sweep of the same script, with two words of its own
         words = ["python", "scripts/train.py", "--multirun", *words[words.index("scripts/compare.py") + 1 :]]
         words = [word for word in words if not word.startswith(("seeds=", "gate="))]
     if "scripts/train.py" in words and not {"--help", "--cfg"} & set(words):
@@ -77,6 +79,9 @@ def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: 
     words = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
     done = warm.run(words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
+    if is_comparison:
+        composed = yaml.safe_load(done.stdout)
+        require_enough_steps(composed["train"], composed["logging"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_twins_are_proven_and_each_recipe_gets_a_verdict(comparison: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [["model=hybrid_tiny"], ["model=gpt_tiny", "model.num_moe_experts=4"]])
 def test_a_hybrid_and_a_model_with_experts_are_compared(train, tmp_path: Path, model: list[str]) -> None:
-    words = ["mixed_precision=bf16_mixed,fp8_current", "seeds=1", *model, "train=smoke", "train.train_iters=4", *QUIET]
+    words = ["mixed_precision=bf16_mixed,fp8_current", "seeds=1", *model, "train=smoke", "train.train_iters=8", *QUIET]
     done = train(*words, script=COMPARE)
     (found,) = json.loads((tmp_path / "outputs/comparison/comparison.json").read_text())
     baseline, low = found["rows"]
@@ -82,10 +83,25 @@ def test_a_comparison_that_cannot_be_is_refused(train, tmp_path: Path, words: li
     assert train("--help", script=COMPARE).stdout.startswith("The comparison command: ")
 
 
-def test_runs_that_are_too_short_to_tell_are_refused_before_the_first_one(warm_run, tmp_path: Path) -> None:
-    words = ("mixed_precision=bf16_mixed,fp8_current", "seeds=1", *TINY, "train.train_iters=6", *QUIET)
-    done = warm_run(*words, cwd=tmp_path, script=COMPARE)
+def test_runs_that_are_too_short_to_tell_are_refused_before_the_first_one(train, tmp_path: Path) -> None:
+    words = ["mixed_precision=bf16_mixed,fp8_current", "seeds=1", *TINY, *QUIET]
+    done = train(*words, "train.train_iters=6", script=COMPARE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "train.train_iters: a comparison could not tell anything: 6 steps with a warm-up of 2 and a record every 1 are "
+        "too few. 8 steps would do.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    done = train(*words, "train.train_iters=5,6", script=COMPARE)
     assert done.returncode == 2
-    assert "train.train_iters: a comparison could not tell anything: 6 steps with a warm-up of 2" in done.stderr
-    assert "8 steps would do" in done.stderr
+    assert "5 steps with a warm-up of 2" in done.stderr
     assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+@pytest.mark.slow
+def test_the_comparison_of_the_readme_gives_a_verdict(train) -> None:
+    (words,) = re.findall(r"`precision-bridge compare (.*)`", (SCRIPT.parents[1] / "README.md").read_text())
+    done = train(*words.split(), script=COMPARE)
+    assert done.returncode == 0
+    assert "bf16_with_fp8_current_scaling_mixed: within 1 %. The whole interval is inside the gate." in done.stdout
+    assert done.cpu_seconds < 120
