@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import planned_run, text_of, write_file
 from bridge.cli.recipes import field_differences
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, RunConfigError
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from bridge.plan.run import PlannedRun
     from bridge.precision.config import PrecisionConfig
@@ -40,16 +42,19 @@ def _report(chosen: argparse.Namespace) -> None:
     from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
 
-    runs = []
+    compared = _compared(chosen.runs)
+    runs: list[dict[str, Any]] = []
     for path in chosen.runs:
         folder = RunFolder.of(path)
         planned = _planned(path)
         if planned is None:
-            runs.append(run_content(folder))
+            runs.append(run_content(folder, compared=compared.get(path)))
             continue
         predicted = planned.memory.ranks[0].bytes_of
         base = _base(planned.prediction.precision)
-        runs.append(run_content(folder, plan=planned.plan, predicted_bytes=predicted, base=base))
+        runs.append(
+            run_content(folder, plan=planned.plan, predicted_bytes=predicted, base=base, compared=compared.get(path))
+        )
     out = chosen.out or chosen.runs[0] / f"report.{chosen.format}"
     texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[chosen.format](runs)}
     if chosen.format == "html":
@@ -57,6 +62,20 @@ def _report(chosen: argparse.Namespace) -> None:
     for file, text in texts.items():
         write_file(file, text, "--out")
         print(file)
+
+
+def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
+    """Return what the comparison of these runs says of each; nothing of a run that has no twin among them."""
+    from bridge.compare.arm import read_arm
+    from bridge.compare.comparison import compare
+    from bridge.report.comparison import answers
+
+    arms = []
+    for path in dict.fromkeys(paths):
+        with suppress(RunConfigError):  # not every run is one of a training that can be compared
+            arms.append(read_arm(path))
+    known = [arm for arm in arms if arm is not None]
+    return answers(compare(known)) if len(known) > 1 else {}
 
 
 def _planned(path: Path) -> PlannedRun | None:

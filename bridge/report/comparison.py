@@ -38,6 +38,8 @@ HEADINGS = (
 )
 
 
+STATES = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
+"""Verdict -> the state of a report's answer."""
 LINEAR_GATES = 8
 """Gates up to which the scale of the gaps is linear."""
 
@@ -59,6 +61,17 @@ def sentences(comparison: Comparison) -> list[str]:
         "Each seed has its own weights and order of the data, the same for every recipe."
     )
     return [proof, *(row.sentence(baseline.label) for row in comparison.rows[1:])]
+
+
+def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
+    """Return for each run that has a twin of another recipe a state (good, bad, unknown) and a sentence."""
+    found: dict[Path, dict[str, str]] = {}
+    for comparison in comparisons:
+        if len(comparison.rows) > 1:
+            for row, sentence in zip(comparison.rows, sentences(comparison), strict=True):
+                state = STATES[row.gap.verdict] if row.gap is not None else "unknown"
+                found |= {arm.folder: {"state": state, "sentence": sentence} for arm in row.arms}
+    return found
 
 
 def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:

@@ -11,10 +11,14 @@ import torch
 
 from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
+from bridge.compare.arm import Arm
+from bridge.compare.comparison import compare
+from bridge.compare.curve import Curve
 from bridge.numerics import GemmPrecision, quantise
 from bridge.precision.formats import FORMATS
+from bridge.report.comparison import answers
 from bridge.report.html.chart import MOST_POINTS, line_chart
-from bridge.report.html.page import render_page
+from bridge.report.html.page import render_markdown, render_page
 
 LISTS = ("verdict", "plan", "mismatches", "heat", "memory", "sync", "findings", "silenced", "commands", "train")
 EMPTY = {name: [] for name in (*LISTS, "validation")} | {
@@ -22,6 +26,7 @@ EMPTY = {name: [] for name in (*LISTS, "validation")} | {
     "warnings": {},
     "environment": {},
     "base": None,
+    "compared": None,
     "ran": "",
     "backend": "",
 }
@@ -53,7 +58,7 @@ def test_a_chart_escapes_names_thins_lines_and_leaves_out_what_is_not_finite() -
 
 
 def test_runs_of_one_precision_have_names_of_their_own() -> None:
-    folders = ("sweep/seed=1", "sweep/seed=2", "other")
+    folders = ("sweep/lr=1,seed=1", "sweep/lr=1,seed=2", "other")
     runs = [{**EMPTY, "name": "bf16_mixed", "folder": folder} for folder in folders[:2]]
     page = render_page([*runs, {**EMPTY, "name": "fp32", "folder": "other"}])
     tabs = re.findall(r'tabindex="-?\d">(.*?)</button>', page)
@@ -68,3 +73,33 @@ def test_a_single_skipped_step_of_a_few_is_no_share_of_them(skipped: int, warns:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = dict(early_warnings(Signs.of(RunFolder.of(tmp_path))))
     assert ("skipped-steps" in found) is warns
+
+
+def test_the_page_begins_with_the_verdict_of_a_comparison_each_answer_once(tmp_path: Path) -> None:
+    arms = [_arm(tmp_path / f"{name}-{seed}", name, seed) for name in ("bf16_mixed", "low") for seed in (1, 2)]
+    compared = answers(compare(arms))
+    runs = [
+        {**EMPTY, "name": f"{arm.label}-{arm.seed[0]}", "folder": str(arm.folder), "compared": compared[arm.folder]}
+        for arm in arms
+    ]
+    page, text = render_page(runs), render_markdown([{**run, "figures": {}} for run in runs])
+    verdict = "low: outside 1 %. The whole interval is above the gate."
+    assert compared[arms[2].folder]["state"] == "bad"
+    assert compared[arms[2].folder]["sentence"].startswith(verdict)
+    assert page.count(f"<b>Problem.</b> {verdict}") == text.count(f"- **Problem.** {verdict}") == 1
+    assert page.index("<h2>Comparison</h2>") < page.index('role="tablist"')
+    assert answers(compare(arms[:2])) == {}
+
+
+def _arm(folder: Path, label: str, seed: int) -> Arm:
+    losses = tuple(4.0 - 0.1 * step + 0.001 * seed + 0.2 * (label == "low") * step / 10 for step in range(1, 11))
+    return Arm(
+        folder=folder,
+        label=label,
+        precision={"mixed_precision.fp8": label == "low"},
+        rest={"train.global_batch_size": 4, "model.seq_length": 8},
+        seed=(seed, seed),
+        warm_up=0,
+        curve=Curve(steps=tuple(range(1, 11)), losses=losses),
+        summary={"iteration": 10},
+    )

@@ -30,13 +30,15 @@ def run_content(
     plan: PrecisionPlan | None = None,
     predicted_bytes: dict[str, int] | None = None,
     base: dict[str, Any] | None = None,
+    compared: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return everything that a report says about a run."""
+    """Return everything that a report says about a run; `compared` is what a comparison with its twins says."""
     record, summary = run.record, run.summary or {}
     content: dict[str, Any] = {
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
         "figures": _figures(run, summary),
+        "compared": compared,
         "base": _with_origins(run, base),
         "plan": [] if plan is None else _plan_rows(plan),
         "ran": format_gemms(record.gemms) if record is not None else "",

@@ -1,7 +1,7 @@
 """The page: the content of one or several runs rendered as one HTML file that needs no network."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import PurePath
@@ -28,13 +28,15 @@ def render_page(runs: Sequence[Run]) -> str:
     environment.filters.update(number=_number, mib=_mib, layers=compact, heat=_heat_table, charts=_charts)
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _told_apart(runs)
-    overlay = _overlay(runs) if len(runs) > 1 else ""
-    return environment.from_string(text).render(runs=runs, overlay=Markup(overlay), states=STATES)  # noqa: S704  numbers and escaped names
+    overlay = Markup(_overlay(runs) if len(runs) > 1 else "")  # noqa: S704  numbers and escaped names
+    values = {"runs": runs, "overlay": overlay, "compared": _comparison(runs), "states": STATES}
+    return environment.from_string(text).render(values)
 
 
 def render_markdown(runs: Sequence[Run]) -> str:
     """Return the verdicts, figures and plan of some runs for a comment."""
-    lines = []
+    lines = [f"- **{STATES[one['state']]}.** {one['sentence']}" for one in _comparison(runs)]
+    lines += [""] * bool(lines)
     for run in _told_apart(runs):
         lines += [
             f"## {run['name']}",
@@ -60,12 +62,22 @@ def content_json(runs: Sequence[Run]) -> str:
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with names of their own: those of one precision, seeds say, have their folder's behind it."""
-    several = {name for name, count in Counter(run["name"] for run in runs).items() if count > 1}
-    return [
-        run | {"name": f"{run['name']}, {PurePath(run['folder']).name}"} if run["name"] in several else run
-        for run in runs
-    ]
+    """Return the runs with names of their own: of one precision, with the words in which their folders differ."""
+    words = [PurePath(run["folder"]).name.split(",") for run in runs]
+    named = []
+    for run, own in zip(runs, words, strict=True):
+        others = [
+            other for one, other in zip(runs, words, strict=True) if one["name"] == run["name"] and one is not run
+        ]
+        apart = [word for word in own if any(word not in other for other in others)] or own
+        named.append(run | {"name": ", ".join([run["name"], *apart])} if others else run)
+    return named
+
+
+def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Return what the comparison of these runs says, each answer once."""
+    answers = [run["compared"] for run in runs if run["compared"] is not None]
+    return [answer for number, answer in enumerate(answers) if answer not in answers[:number]]
 
 
 def _overlay(runs: Sequence[Run]) -> str:
