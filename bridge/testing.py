@@ -121,7 +121,7 @@ class RecipeConformance:
     def test_passes_the_check(self, recipe: str) -> None:
         """No rule of `precision-bridge check` finds an error for the declared target."""
         if not self.target:
-            remedy = "Set h100x8,te2.9,cuda12.9, say."
+            remedy = "Set h100x8,te2.9,cuda12.9, for example."
             raise RunConfigError.of(f"{type(self).__name__}.target", "needs GPUs and versions", self.target, remedy)
         run = {"mixed_precision": self.precision(recipe), "model": dict(self.model)}
         run |= {"optimizer": dict(self.optimizer), "ddp": dict(self.ddp)}

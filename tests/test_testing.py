@@ -116,4 +116,4 @@ def test_nothing_to_test_and_no_target_are_refused() -> None:
     assert str(caught.value) == "Empty: has no recipe to test, got None. Set package, recipes or config_dir."
     with pytest.raises(RunConfigError) as caught:
         Empty().test_passes_the_check("bf16_mixed")
-    assert str(caught.value) == "Empty.target: needs GPUs and versions, got ''. Set h100x8,te2.9,cuda12.9, say."
+    assert str(caught.value) == "Empty.target: needs GPUs and versions, got ''. Set h100x8,te2.9,cuda12.9, for example."

@@ -16,7 +16,7 @@ from bridge.sync.routes import ROUTES, Route
 
 MODE = "mixed_precision mode"
 _STORED = "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
-_BEGINS = "scales and amax histories begin anew: a scale is 1 until the first amax is known"
+_BEGINS = "scales and amax histories begin again: a scale is 1 until the first amax is known"
 _UNUSED = "the checkpoint's scales and amax histories are not used"
 MODULES = "mixed_precision.modules"
 HISTORY = tuple(name for name in FIELDS if name.startswith("fp8_amax"))

@@ -2,7 +2,7 @@
 
 A low-precision run is judged by the same run in BF16. The twin has every section of the run as it is, and another
 recipe in the place of `mixed_precision`. Two kinds of values are left out: precision fields that other sections state
-themselves (model.fp8, say), so that the recipe decides, and the folders of checkpoints, which the two must not share.
+themselves (such as model.fp8), so that the recipe decides, and the folders of checkpoints, which both must not share.
 The file is read back and compared field by field before the command reports it.
 """
 
@@ -32,7 +32,7 @@ ROUTED = frozenset(
     for route in ROUTES
     if route.attribute and (route.rule != "stated" or route.family)
 )
-"""Precision fields of other sections: "model.fp8", say."""
+"""Precision fields of other sections: "model.fp8", for example."""
 UNPLANNED = "not known, as the model cannot be planned"
 
 

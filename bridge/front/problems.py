@@ -168,7 +168,7 @@ class Problems:
     def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:
         """Add a key that does not exist, with the nearest ones that do; `word` is the wrong part, else the last one."""
         known = list(known)
-        is_shown = len(self._sentences) < MAX_LINES  # of a file of 40,000 fields, say
+        is_shown = len(self._sentences) < MAX_LINES  # of a file of 40,000 fields, for example
         matches = close_matches(word or path.rpartition(".")[2], known) if is_shown else []
         section = next((role for role in NAMES if path in NAMES[role]), None)  # num_layers for model.num_layers
         if section is not None:

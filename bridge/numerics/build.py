@@ -6,7 +6,7 @@ processor, so that another machine on the same home directory compiles its own, 
 Several processes may compile at the same time: each writes a file of its own and renames it into place.
 
 A library is code, so only a file that nobody else can have written is loaded: the folder belongs to this user and is
-closed to all others, and the content has the hash of the name. Any other file is compiled anew. Where the cache is no
+closed to all others, and the content has the hash of the name. Any other file is compiled again. Where the cache is no
 such folder, each process compiles into a private temporary folder.
 
 Threads are those of torch: the kernel's OpenMP symbols resolve against the runtime that torch has loaded already. A
@@ -182,7 +182,7 @@ def _run(command: list[str]) -> str:
 
 
 def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a fixed command line; TimeoutExpired after some seconds, for a compiler that waits for a licence, say."""
+    """Run a fixed command line; TimeoutExpired after some seconds: a compiler may wait for a licence."""
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)  # noqa: S603
 
 

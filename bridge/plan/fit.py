@@ -123,7 +123,7 @@ def memory_to_fit(run: PlannedRun) -> int:
     memory = run.memory_bytes
     if memory is None:
         rule = "needs the memory of a GPU"
-        raise RunConfigError(f"--fit: {rule}, got a target without one. Add --target h100x8, say.")
+        raise RunConfigError(f"--fit: {rule}, got a target without one. Add --target h100x8, for example.")
     return memory
 
 

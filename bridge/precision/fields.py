@@ -114,7 +114,7 @@ class StatedField:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return the default of a dataclass field, made anew where it has a factory; `MISSING` without one."""
+    """Return the default of a dataclass field, made again where it has a factory; `MISSING` without one."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

@@ -222,7 +222,9 @@ def _plain_select(given: object) -> str | dict[str, Any]:
     if isinstance(module, list | tuple):
         raise WrongValueError("`select.module` is one name", list(module), "Write a row for each.")
     if not isinstance(module, str) or not module or "layers." in module:
-        raise WrongValueError("`select.module` must be the end of a module's name", module, "Use linear_fc2, say.")
+        raise WrongValueError(
+            "`select.module` must be the end of a module's name", module, "Use linear_fc2, for example."
+        )
     layers = given.get("layers")
     if layers is None:
         return {"module": module}

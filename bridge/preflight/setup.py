@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Setup(RuleContext):
-    """A run before it is built. Read-only by intent; made anew for each check.
+    """A run before it is built. Read-only by intent; made again for each check.
 
     Args:
         precision: A recipe's name, a config, a mapping of stated fields, or None: the owners keep their own settings.

@@ -36,7 +36,7 @@ def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     places = megatron_names(names)
     if not places:
-        rule = "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, say"
+        rule = "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, for example"
         raise PrecisionTypeError(f"model: {rule}, got {', '.join(names[:3]) or 'none'}. Use emulate_linears with skip.")
     schemes = schemes_of(places.values(), require_config(config))
     return {name: schemes.chosen(*places[name]) if name in places else None for name in names}

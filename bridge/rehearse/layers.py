@@ -93,7 +93,7 @@ def _named_layers(run: Sections) -> list[int]:
 
 
 def _renumber_rows(run: Sections, layers: tuple[int, ...]) -> None:
-    """Number the layers of the rows of `modules` anew, and drop the rows of which no layer is kept."""
+    """Number the layers of the rows of `modules` again, and drop the rows of which no layer is kept."""
     rows = []
     for plain, row in zip((run.precision or {}).get("modules") or (), run.plan.module_rows, strict=True):
         select = row.renumbered(layers, run.shape.num_layers)

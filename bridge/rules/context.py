@@ -62,7 +62,7 @@ def reading_of(config: PrecisionConfig) -> dict[str, Any]:
 
 
 class RuleContext:
-    """The facts that a rule is asked about. Read-only by intent; made anew each time.
+    """The facts that a rule is asked about. Read-only by intent; made again each time.
 
     A context has the attributes of what it knows and no others: a row that reads more than its `needs` fails at once.
 

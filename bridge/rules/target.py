@@ -194,7 +194,7 @@ def parse_target(text: str) -> Target:
     """
     words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]").lower()) if word]
     if not words:
-        raise RunConfigError(f"target: must name a GPU or a version, got {text!r}. Write {EXAMPLE}, say.")
+        raise RunConfigError(f"target: must name a GPU or a version, got {text!r}. Write {EXAMPLE}, for example.")
     target = Target()
     if words[0] == "auto":
         target = detect_target()
@@ -203,7 +203,7 @@ def parse_target(text: str) -> Target:
     memory_gib: int | None = None
     for word in words:
         if len(word) > LONGEST:
-            raise RunConfigError.of("target", _RULE, word, f"Write {EXAMPLE}, say.")
+            raise RunConfigError.of("target", _RULE, word, f"Write {EXAMPLE}, for example.")
         fields = _meaning(word)
         if fields.get("count", 0) > MOST_GPUS:
             raise RunConfigError.of("target", f"must have at most {MOST_GPUS:,} GPUs", word, "Use fewer.")

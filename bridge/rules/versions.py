@@ -31,7 +31,7 @@ def parse_version(text: str) -> Version:
     """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0); RunConfigError where there are none."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if found is None:
-        raise RunConfigError.of("version", "must begin with a number", text, "Write 2.8, say.")
+        raise RunConfigError.of("version", "must begin with a number", text, "Write 2.8, for example.")
     return Version(found[1])
 
 

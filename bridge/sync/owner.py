@@ -205,7 +205,7 @@ def is_model_config(target: Any) -> bool:
 
 
 def _defining_class(cls: type) -> type:
-    """Return Megatron's own class behind a subclass (a model provider, say), or the class itself."""
+    """Return Megatron's own class behind a subclass (a model provider, for example), or the class itself."""
     return next((base for base in cls.__mro__ if base.__module__.startswith("megatron.core")), cls)
 
 

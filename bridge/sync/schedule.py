@@ -24,7 +24,7 @@ from bridge.sync.plan import plan
 from bridge.sync.report import plain
 
 SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
-"""Fields of the model config that decide anew in every forward pass.
+"""Fields of the model config that decide again in every forward pass.
 
 Source: megatron-core 0.16.1 transformer_block.py:717-758, fp8_utils.py:541-654, fp4_utils.py:85-140. The two settings
 of FP8 attention are fixed: attention layers read them when they are built."""
@@ -115,7 +115,7 @@ class PrecisionSchedule:
         return copies
 
     def bind(self, model: Any) -> None:
-        """Write into this model config from now on: the copy that the model was built with, say."""
+        """Write into this model config from now on: the copy that the model was built with, for example."""
         self._model, self._entered = model, None
 
     def apply(self, step: int) -> Phase | None:

@@ -249,7 +249,7 @@ def refuse_wrong_objects(owners: list[Owner]) -> None:
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
-        raise PrecisionTypeError.of("model", rule, None, "Give the model's config, say.")
+        raise PrecisionTypeError.of("model", rule, None, "Give the model's config, for example.")
     seen: dict[int, str] = {}
     for owner in owners:
         target, role = owner.target, role_of(owner.target)

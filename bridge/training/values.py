@@ -163,7 +163,7 @@ def batch_fault(
         return None
     size = f"micro_batch_size {train.micro_batch_size}{_by(origin_of, 'train.micro_batch_size')}"
     rule = f"must be a multiple of {size}" + (f" x {ranks} data-parallel ranks" if ranks is not None else "")
-    return _fault("train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, say.")
+    return _fault("train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, for example.")
 
 
 def _by(origin_of: Callable[[str], str] | None, path: str) -> str:

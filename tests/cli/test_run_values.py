@@ -71,7 +71,7 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
         (
             ["check", "fp8_current", "--target", f"h100x{'1' * 5000}"],
             f"target: must be a GPU such as h100x8 or a version such as te2.8, got 'h100x{'1' * 74}. "
-            "Write h100x8,te2.8,cuda12.9,mcore0.16, say.\n",
+            "Write h100x8,te2.8,cuda12.9,mcore0.16, for example.\n",
         ),
         (
             ["plan", "fp8_current", "model.num_layers=null"],

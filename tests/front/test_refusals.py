@@ -159,7 +159,7 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
         (
             "train.micro_batch_size=3",
             "train.global_batch_size: must be a multiple of micro_batch_size 3 (command line), got 8 "
-            "(train/smoke.yaml). Use 3, say.",
+            "(train/smoke.yaml). Use 3, for example.",
         ),
         (
             "data.path=/nonexist",
@@ -299,4 +299,4 @@ def test_the_full_error_switch_shows_the_traceback(train) -> None:
 def test_a_batch_that_the_ranks_of_the_launch_cannot_share_is_refused_before_a_folder_is_made(refused) -> None:
     message = refused("model=gpt_tiny", "train=smoke", "train.global_batch_size=8", WORLD_SIZE="3", RANK="0")
     assert message.startswith("train.global_batch_size: must be a multiple of micro_batch_size 4")
-    assert " x 3 data-parallel ranks, got 8 (command line). Use 12, say." in message
+    assert " x 3 data-parallel ranks, got 8 (command line). Use 12, for example." in message

@@ -104,7 +104,7 @@ def test_context_says_what_the_file_cannot(capsys, tmp_path: Path) -> None:
     code, _, err = convert(capsys, file, "--to", "recipe", "--from", "nemo1", "--context", "nemo_versoin=2.0")
     assert (code, err) == (2, "--context: 'nemo_versoin' is no key of nemo1. Did you mean 'nemo_version'?\n")
     code, _, err = convert(capsys, file, "--to", "recipe", "--context", "2.0")
-    assert (code, err) == (2, "--context: must be KEY=VALUE, got '2.0'. Write nemo_version=1.23, say.\n")
+    assert (code, err) == (2, "--context: must be KEY=VALUE, got '2.0'. Write nemo_version=1.23, for example.\n")
 
 
 def test_variables_decide_branches(capsys) -> None:

@@ -109,7 +109,7 @@ def test_a_torn_pair_is_one_sentence(process, tmp_path):
         corpus_of(tmp_path / "pair", tmp_path, vocab_size=5)
     assert str(raised.value) == (
         f"data.path: {tmp_path}/pair.bin has 6000 bytes, and its index names 6400. Copy the data set again, or make it "
-        "anew."
+        "again."
     )
     for size in (0, 10, 300):
         os.truncate(tmp_path / "pair.idx", size)
@@ -268,5 +268,6 @@ def test_malformed_split_is_an_error(process, tmp_path, split):
     with pytest.raises(DataError) as raised:
         splits_of(corpus_of(None, tmp_path), split=split)
     assert str(raised.value) == (
-        f"data.split: must be three numbers for training, validation and test, got {split!r}. Write '90,5,5', say."
+        f"data.split: must be three numbers for training, validation and test, got {split!r}. "
+        "Write '90,5,5', for example."
     )

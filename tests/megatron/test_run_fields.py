@@ -261,7 +261,7 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
             },
             [
                 "PB702 model.dsa_indexer_loss_coeff: must be stated for sparse attention: Megatron Core multiplies the "
-                "indexer's loss by it, got None. Set it to 0.01, say.",
+                "indexer's loss by it, got None. Set it to 0.01, for example.",
                 "PB702 model.recompute_modules: must not name core_attn for sparse attention, which Megatron Core "
                 "recomputes without its hidden states, got ['core_attn']. Recompute whole layers, or other modules.",
                 "PB702 model.mtp_num_layers: must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' "

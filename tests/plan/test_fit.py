@@ -43,7 +43,7 @@ def test_without_the_memory_of_a_gpu_nothing_is_said_and_fit_asks_for_it(target)
     with pytest.raises(RunConfigError) as raised:
         fit(run)
     assert str(raised.value) == (
-        "--fit: needs the memory of a GPU, got a target without one. Add --target h100x8, say."
+        "--fit: needs the memory of a GPU, got a target without one. Add --target h100x8, for example."
     )
 
 

@@ -78,7 +78,7 @@ def test_a_compute_capability_stands_for_a_gpu_that_has_no_row() -> None:
             "te2.8,te-none",
             "target: must name one version of Transformer Engine, got 'te2.8,te-none'. Drop one of the two.",
         ),
-        ("", "target: must name a GPU or a version, got ''. Write h100x8,te2.8,cuda12.9,mcore0.16, say."),
+        ("", "target: must name a GPU or a version, got ''. Write h100x8,te2.8,cuda12.9,mcore0.16, for example."),
     ],
 )
 def test_an_unknown_word_is_answered_with_the_nearest(text: str, message: str) -> None:

@@ -89,7 +89,8 @@ def test_batch_that_is_not_whole_is_refused(tmp_path):
     with pytest.raises(RunConfigError) as raised:
         pretrain(tiny(train={"global_batch_size": 7}), run_dir=tmp_path)
     assert str(raised.value) == (
-        "train.global_batch_size: must be a multiple of micro_batch_size 2 x 1 data-parallel ranks, got 7. Use 2, say."
+        "train.global_batch_size: must be a multiple of micro_batch_size 2 x 1 data-parallel ranks, got 7. "
+        "Use 2, for example."
     )
 
 

@@ -172,7 +172,7 @@ ROUNDED = (
     "mixed_precision mode: bf16 in the checkpoint, fp16 in this run (needs resume.allow_precision_change=true: weights "
     "are rounded again from the FP32 master weights, and the loss scale begins at initial_loss_scale)"
 )
-BEGINS = "scales and amax histories begin anew: a scale is 1 until the first amax is known"
+BEGINS = "scales and amax histories begin again: a scale is 1 until the first amax is known"
 CHANGES = (
     ("fp32", "bf16", False, FP32_HAS_NONE),
     ("fp32", "bf16", True, FP32_HAS_NONE),

@@ -86,7 +86,7 @@ def _drop_damaged(folder: Path) -> None:
         try:
             np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError):
-            log.warning("data.cache_dir: %s is damaged and is made anew.", path)
+            log.warning("data.cache_dir: %s is damaged and is made again.", path)
             path.unlink(missing_ok=True)
 
 
@@ -97,9 +97,8 @@ def _require_parts(split: str) -> None:
     except ValueError:
         parts = []
     if len(parts) != 3 or min(parts) < 0 or not 0 < sum(parts) < math.inf:
-        raise DataError(
-            f"data.split: must be three numbers for training, validation and test, got {split!r}. Write '90,5,5', say."
-        )
+        rule = "must be three numbers for training, validation and test"
+        raise DataError(f"data.split: {rule}, got {split!r}. Write '90,5,5', for example.")
 
 
 def _require_samples(corpus: Corpus, config: Any, seq_length: int, split: str, with_validation: bool) -> None:

@@ -123,7 +123,7 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
         )
     fault = pair_fault(prefix)
     if fault is not None:
-        raise DataError(f"data.path: {fault}. Copy the data set again, or make it anew.")
+        raise DataError(f"data.path: {fault}. Copy the data set again, or make it again.")
     ids = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(str(prefix)).index.dtype, mode="r")[:SCAN_TOKENS]
     largest = int(ids.max()) if ids.size else -1
     if largest < 0:

@@ -244,7 +244,7 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     Args:
         tensor: FP32, BF16 or FP16.
         quantizer: One of Transformer Engine's.
-        output: A quantised tensor whose buffers are filled anew; None makes one.
+        output: A quantised tensor whose buffers are filled again; None makes one.
         noop: Nothing is written where its first element is not zero.
     """
     if noop is not None and noop.numel() and noop.reshape(-1)[0].item() != 0.0:

@@ -166,7 +166,7 @@ def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
         return
     if model["dsa_indexer_loss_coeff"] is None:
         rule = "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
-        yield _wrong(WRONG_VALUE, model, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, say.")
+        yield _wrong(WRONG_VALUE, model, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example.")
     if model["recompute_granularity"] == "selective" and "core_attn" in (model["recompute_modules"] or ["core_attn"]):
         rule = "must not name core_attn for sparse attention, which Megatron Core recomputes without its hidden states"
         yield _wrong(WRONG_VALUE, model, "recompute_modules", rule, "Recompute whole layers, or other modules.")

@@ -125,7 +125,7 @@ RULES = (
         needs="owners",
         when=all_of("fp4", lambda run: not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)),
         message="the published NVFP4 runs keep their last layers in BF16",
-        remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, say",),
+        remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",),
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
         "nemotron_3_super_bf16_with_nvfp4_mixed keeps 14",
     ),

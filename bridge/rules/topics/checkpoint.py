@@ -74,7 +74,7 @@ RULES = (
         setting="train.stream_ckpt_dequant",
         versions=(mcore(since="0.19", until="0.20"),),
         when=all_of("is_tensorwise", "train.stream_ckpt_dequant"),
-        message="weights under current scaling are scaled anew per slice, which corrupts what is loaded",
+        message="weights under current scaling are scaled again per slice, which corrupts what is loaded",
         remedies=("set it to False, as Megatron-LM's argument parser does",),
         source=PARSER,
     ),

@@ -75,7 +75,7 @@ RULES = (
         setting="target",
         when=all_of("is_low", "target.gpu is None"),
         message="whether a GPU, its CUDA and its Transformer Engine run {run.scheme} was not checked",
-        remedies=("declare it: --target h100x8,te2.8,cuda12.9, say",),
+        remedies=("declare it: --target h100x8,te2.8,cuda12.9, for example",),
         source="this check",
     ),
     error(
