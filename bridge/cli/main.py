@@ -50,9 +50,22 @@ class _Parser(argparse.ArgumentParser):
             message = f"no command {words[1]!r}. {hint}"
         self.exit(2, bounded(f"{self.prog}: {message}") + "\n")
 
+    def refuse_unknown(self, command: str, unknown: list[str]) -> NoReturn:
+        """End with the words that a command does not know, and the nearest option."""
+        flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+        near = close_matches(flag, self._choices()[command].options()) if flag else []
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{'. ' * bool(near)}{did_you_mean(near)}")
+
+    def options(self) -> list[str]:
+        """Return the options of this command."""
+        return list(self._option_string_actions)
+
     def _commands(self) -> list[str]:
+        return list(self._choices())
+
+    def _choices(self) -> dict[str, "_Parser"]:
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return [name for action in actions for name in action.choices]
+        return {name: parser for action in actions for name, parser in action.choices.items()}
 
 
 @functools.cache
@@ -80,7 +93,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
         parser.error(f"{steering!r} holds a line end or another control character. Rename the file.")
     chosen, more = parser.parse_known_args(words)
     if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        parser.refuse_unknown(words[0], more)
     if more:  # overrides may stand behind an option too
         chosen.overrides = [*chosen.overrides, *more]
     return chosen

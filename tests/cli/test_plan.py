@@ -293,7 +293,7 @@ def test_an_answer_names_each_override_that_the_recipe_replaces_and_each_error_o
     lines = capsys.readouterr().out.splitlines()
     assert (
         "  warning PB123 model.fp8: the recipe states 'hybrid' and wins over the owner's own value, got None (command "
-        "line). State mixed_precision.fp8=None to keep it; or drop it to go with the recipe."
+        "line). Choose a recipe without FP8; or drop it to go with the recipe."
     ) in lines
     (indivisible,) = (line for line in lines if line.startswith("  error PB408 model.num_attention_heads: "))
     assert "does not divide by TP 3: each rank has to get the same part" in indivisible

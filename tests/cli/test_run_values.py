@@ -117,6 +117,10 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
             "record: must be a record of a run (it is no regular file), got '/dev/zero'. Give the record.json of a run "
             "of this version.\n",
         ),
+        (
+            ["check", "--taget", "h100x8"],
+            "precision-bridge: unrecognized arguments: --taget. Did you mean '--target'?\n",
+        ),
         (["train", "--taget", "h100x8"], "unrecognized arguments: --taget. Write target=VALUE.\n"),
         (["train", "--target", "h100x8"], "unrecognized arguments: --target. Write target=VALUE.\n"),
         (

@@ -61,8 +61,10 @@ def _replaced(run: RuleContext) -> list[Violation]:
         stated = f"state mixed_precision.{row.field}={row.old} to keep it"
         if row.field == "modules":
             stated = "drop mixed_precision.modules to keep it"
-        elif row.field in MODES and row.old:
-            stated = f"choose a recipe whose mode is {row.field}"
+        elif row.field in MODES:
+            stated = f"choose a recipe whose mode is {row.field}" if row.old else "choose a recipe of another mode"
+        elif row.field in ("fp8", "fp4") and row.old is None:
+            stated = f"choose a recipe without {row.field.upper()}"
         keep = "call synchronize(on_conflict='keep')" if row.can_be_kept else ""
         path = f"{row.owner}.{row.attribute}"
         found.append(Violation(path, value=row.old, recipe=recipe, stated=stated, keep=keep))
