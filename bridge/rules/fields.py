@@ -98,8 +98,8 @@ def _versions(releases: list[str], known: list[str]) -> VersionRange:
 
 def releases() -> tuple[Version, Version]:
     """Return the first and the last release of Megatron Core that the fields, and the tests, are of."""
-    published = known_releases()[:-1]
-    return published[0], published[-1]
+    known = known_releases()
+    return known[0], known[-1]
 
 
 def known_releases() -> tuple[Version, ...]:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules import versions
 from bridge.rules.fields import FIELDS
-from bridge.rules.versions import parse_version
 from bridge.sync.routes import ROUTES
 from bridge.sync.synchroniser import synchronize
 
@@ -101,7 +100,7 @@ def test_a_setup_made_after_the_sync_sees_the_owners_own_values(megatron_owners:
 
 
 def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> None:
-    installed = parse_version(version("megatron-core"))
+    installed = versions.installed("mcore")
     written = json.loads(FILE.read_text(encoding="utf-8"))["fields"]
     for role, owner in megatron_owners().items():
         theirs = {field.name: field.default for field in dataclasses.fields(owner)}
@@ -112,7 +111,7 @@ def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> No
         for name in here & set(theirs):
             row = rows[name]
             if row.kind != "any" and theirs[name] is not dataclasses.MISSING:
-                default = written[role][name].get("earlier", {}).get(version("megatron-core"), row.default)
+                default = written[role][name].get("earlier", {}).get(versions.installed_text("mcore"), row.default)
                 assert plain(theirs[name]) == default, f"{role}.{name}"
 
 

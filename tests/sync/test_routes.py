@@ -62,9 +62,18 @@ WITH: dict[str, dict[str, Any]] = {
     "store_param_remainders": {"use_precision_aware_optimizer": True},
 }
 """Field -> what its run needs besides."""
+NCCL_EP = {
+    "num_moe_experts": 2,
+    "moe_token_dispatcher_type": "flex",
+    "moe_flex_dispatcher_backend": "ncclep",
+    "moe_grouped_gemm": True,
+    "use_transformer_engine_op_fuser": True,
+}
 OWNERS: dict[str, dict[str, Any]] = {
     "activation_func_fp8_input_store": {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu},
     "moe_router_padding_for_quantization": {"num_moe_experts": 2, "moe_token_dispatcher_type": "alltoall"},
+    "moe_dispatch_fwd_dtype": NCCL_EP,
+    "moe_combine_bwd_dtype": NCCL_EP,
 }
 """Field -> fields of the model that its run needs."""
 

@@ -81,9 +81,10 @@ def test_without_a_recipe_model_and_optimizer_have_to_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_tested"), [("0.16.1", True), ("0.19.2", True), ("0.20.0", False), ("0.15.0", False)]
+    ("version", "is_tested"),
+    [("0.16.1", True), ("0.19.2", True), ("0.20.0", True), ("0.21.0", False), ("0.15.0", False)],
 )
 def test_a_megatron_core_outside_what_was_tested_is_warned_of(version, is_tested, caplog) -> None:
     warn_of_untested(parse_version(version))
-    expected = f"megatron-core: the tested releases are 0.16.1 to 0.19.2, got {version}. Compare a short run."
+    expected = f"megatron-core: the tested releases are 0.16.1 to 0.20, got {version}. Compare a short run."
     assert caplog.messages == ([] if is_tested else [expected])
