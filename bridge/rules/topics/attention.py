@@ -15,11 +15,8 @@ def _no_backend(run: RuleContext) -> list[Violation]:
 
 
 def _unread_softmax(run: RuleContext) -> list[Violation]:
-    name = "attention_softmax_in_fp32"
-    is_unread = run.model.transformer_impl == "transformer_engine" and not run.is_emulated
     # A framework's model class can have another default than Megatron's, which nobody stated.
-    severity = None if name in run.stated else "info"
-    return [Violation(severity=severity)] if is_unread and run.stands_out(name) else []
+    return [Violation(severity=None if "attention_softmax_in_fp32" in run.stated else "info")]
 
 
 RULES = (
@@ -67,7 +64,14 @@ RULES = (
         id="PB445",
         title="softmax dtype of Transformer Engine's attention",
         setting="attention_softmax_in_fp32",
-        when=_unread_softmax,
+        when=all_of(
+            *(
+                "model.transformer_impl is transformer_engine",
+                "not is_emulated",
+                stands_out("attention_softmax_in_fp32"),
+            ),
+            find=_unread_softmax,
+        ),
         message="has no effect: Transformer Engine's attention does not read it",
         remedies=("drop it", "set model.transformer_impl=local"),
         source="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",

@@ -17,17 +17,8 @@ def _kept(run: RuleContext) -> int:
     return int(run.model.num_layers_at_start_in_bf16 + run.model.num_layers_at_end_in_bf16)
 
 
-def _beyond_a_stage(run: RuleContext) -> list[Violation]:
-    """Megatron's own check under FP8, stricter than what runs: counts are global, its limit is one stage's share."""
-    return _beyond(run, run.model.num_layers // run.parallel.pipeline) if run.fp8 else []
-
-
-def _beyond_the_model(run: RuleContext) -> list[Violation]:
-    return _beyond(run, run.model.num_layers) if run.fp4 else []
-
-
 def _beyond(run: RuleContext, limit: int) -> list[Violation]:
-    if not run.model.first_last_layers_bf16 or run.model.num_layers < 1:
+    if run.model.num_layers < 1:
         return []
     counts = {name: getattr(run.model, name) for name in LAYER_COUNTS}
     return [Violation(name, value=count, limit=limit) for name, count in counts.items() if count > limit]
@@ -85,7 +76,11 @@ RULES = (
         id="PB264",
         title="more layers in BF16 than a pipeline stage has",
         setting="num_layers_at_start_in_bf16",
-        when=_beyond_a_stage,
+        # Megatron's own check under FP8, stricter than what runs: counts are global, its limit is one stage's share.
+        when=all_of(
+            *("fp8", "model.first_last_layers_bf16"),
+            find=lambda run: _beyond(run, run.model.num_layers // run.parallel.pipeline),
+        ),
         message="must be at most num_layers // pipeline stages, which is {limit}",
         remedies=("use {limit} or less", "use fewer pipeline stages"),
         source=MODEL_CHECK,
@@ -94,7 +89,7 @@ RULES = (
         id="PB265",
         title="more layers in BF16 than the model has",
         setting="num_layers_at_start_in_bf16",
-        when=_beyond_the_model,
+        when=all_of("fp4", "model.first_last_layers_bf16", find=lambda run: _beyond(run, run.model.num_layers)),
         message="must be at most num_layers, which is {limit}; Megatron checks it under FP8 only",
         remedies=("use {limit} or less",),
         source="megatron-core 0.16.1 and 0.19.2 transformer_config.py __post_init__: the check stands under `if "
@@ -140,8 +135,9 @@ RULES = (
         id="PB269",
         title="layers in BF16 without low precision",
         setting="first_last_layers_bf16",
-        when=lambda run: (
-            without_effect(run, ["first_last_layers_bf16"]) if run.stated.get("first_last_layers_bf16") else []
+        when=all_of(
+            lambda run: run.stated.get("first_last_layers_bf16"),
+            find=lambda run: without_effect(run, ["first_last_layers_bf16"]),
         ),
         message="has no effect: {why}",
         remedies=("drop it", "say fp8 or fp4"),

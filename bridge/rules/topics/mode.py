@@ -39,20 +39,11 @@ def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
 
 
 def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
-    received = run.model.pipeline_dtype
-    if not run.has_model or run.parallel.pipeline < 2 or received is None:
-        return []
     if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
         return []  # Megatron's __post_init__ makes it FP32
     is_local = run.model.transformer_impl == "local" or (run.is_own and run.backend != "te_cpu" and not run.has_gpu)
     sent = sent_between_stages(vars(run.model), run.mcore, is_local=is_local)
-    return [Violation(sent=sent)] if sent not in (received, None) else []
-
-
-def _without_mode(run: RuleContext) -> list[Violation]:
-    if run.precision is None or not run.is_low or not run.is_fp32 or run.stated.get("fp32"):
-        return []
-    return [Violation("fp8" if run.fp8 else "fp4", value=run.fp8 or run.fp4)]
+    return [Violation(sent=sent)] if sent not in (run.model.pipeline_dtype, None) else []
 
 
 def _weights_are_not_cast(run: RuleContext) -> bool:
@@ -64,7 +55,10 @@ RECEIVED = error(
     id="PB109",
     title="stage that receives another dtype than was sent",
     setting="pipeline_dtype",
-    when=_received_in_another_dtype,
+    when=all_of(
+        *("has_model", "model.pipeline_dtype is not None", lambda run: run.parallel.pipeline > 1),
+        find=_received_in_another_dtype,
+    ),
     message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
     remedies=("state pipeline_dtype='{sent}'",),
     source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
@@ -232,7 +226,10 @@ RULES = (
         setting="fp8",
         needs="precision",
         sync="reported",
-        when=_without_mode,
+        when=all_of(
+            *("precision", "is_low", "is_fp32", lambda run: not run.stated.get("fp32")),
+            find=lambda run: [Violation("fp8" if run.fp8 else "fp4", value=run.fp8 or run.fp4)],
+        ),
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, weights and "
         "activations too",
         remedies=("state bf16=True", "state fp32=True, if that is meant"),
