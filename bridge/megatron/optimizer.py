@@ -12,11 +12,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from bridge.errors import RunConfigError
 from bridge.megatron.emulation.stored_weight import StoredWeight
-
-DECAY_STYLES = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
-"""Megatron's schedules of the learning rate."""
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
@@ -100,18 +96,7 @@ def unshare_steps(optimizer: Any) -> None:
 def build_scheduler(
     config: Any, optimizer: Any, *, warmup_iters: int, decay_iters: int, decay_style: str, global_batch_size: int
 ) -> Any:
-    """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can.
-
-    A warm-up longer than the run is taken as it is. RunConfigError where the style is unknown, the learning rate is
-    missing, or the warm-up is negative.
-    """
-    if decay_style not in DECAY_STYLES:
-        rule = f"must be one of {', '.join(DECAY_STYLES)}"
-        raise RunConfigError.of("train.lr_decay_style", rule, decay_style, "Choose one of them.")
-    if config.lr is None:
-        raise RunConfigError.of("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say.")
-    if warmup_iters < 0:
-        raise RunConfigError.of("train.lr_warmup_iters", "must not be negative", warmup_iters, "Use 0 for none.")
+    """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can."""
     decay_iters = max(decay_iters, warmup_iters + 1)
     is_wsd = decay_style == "WSD"
     return OptimizerParamScheduler(

@@ -37,7 +37,11 @@ BELOW: Mapping[str, Mapping[str, float]] = {
     "optimizer": {"adam_beta1": 1, "adam_beta2": 1, "sgd_momentum": 1},
 }
 """Section -> field -> what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
-AUDITS = ("error", "warn", "off")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "audit": ("error", "warn", "off"),
+    "lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
+}
+"""Field of the training section -> the only values that it can have; of the schedule they are Megatron's."""
 UNBOUNDED = ("optimizer.clip_grad",)
 """Fields in which infinity has a meaning: no clipping."""
 
@@ -84,10 +88,13 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
     for path, value, most in _bounded(config, BELOW):
         if value >= most:
             faults.append(_fault(path, f"must be less than {most}", value, "Use a smaller number."))
-    audit = config.train.audit
-    if audit not in AUDITS:
-        hint = did_you_mean(close_matches(str(audit), AUDITS)) or "Choose one of them."
-        faults.append(_fault("train.audit", f"must be one of {', '.join(AUDITS)}", audit, hint))
+    for name, known in CHOICES.items():
+        value = getattr(config.train, name)
+        if value not in known:
+            hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
+            faults.append(_fault(f"train.{name}", f"must be one of {', '.join(known)}", value, hint))
+    if getattr(config.optimizer, "lr", None) is None:
+        faults.append(_fault("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say."))
     for name, package in PACKAGES.items():
         value = getattr(config.logging, name)
         if value is not None and find_spec(name) is None:

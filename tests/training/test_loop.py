@@ -106,8 +106,8 @@ def test_unknown_schedule_is_refused(tmp_path):
     with pytest.raises(RunConfigError) as raised:
         pretrain(tiny(train={"lr_decay_style": "cosin"}), run_dir=tmp_path)
     assert str(raised.value) == (
-        "train.lr_decay_style: must be one of cosine, linear, constant, inverse-square-root, WSD, got 'cosin'. Choose "
-        "one of them."
+        "train.lr_decay_style: must be one of cosine, linear, constant, inverse-square-root, WSD, got 'cosin'. Did you "
+        "mean 'cosine'?"
     )
 
 
