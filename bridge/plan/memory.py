@@ -6,7 +6,7 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 (CUDA context, communication buffers, workspaces, fragmentation).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_buffers import Buffer, lay_out
 from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
+from bridge.plan.memory_fsdp import GATHERED, fsdp_groups, gathered
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.precision_plan import PrecisionPlan
@@ -129,8 +130,11 @@ def _rank(
     for place in places:
         parameters = chunk_parameters(plan, place)
         count += sum(parameter.numel for parameter in parameters)
-        bytes_of["low-precision copies"] += _copies(parameters, capability)
+        bytes_of["low-precision copies"] += _copies(parameters, capability, settings, ddp)
         bytes_of["amax state"] += _amax(plan, parameters)
+        if settings.fsdp:
+            step += _sharded(plan, parameters, ddp, data_rank, bytes_of)
+            continue
         frozen = (parameter for parameter in parameters if parameter.is_frozen)
         bytes_of["weights"] += round(sum(one.numel * element_bytes(one.storage) for one in frozen))
         trained = [parameter for parameter in parameters if not parameter.is_frozen]
@@ -138,10 +142,40 @@ def _rank(
             bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
             bytes_of["weights"] += _weights(plan, buffer, storage)
             bytes_of["master weights"] += own * master
-            bytes_of["optimizer state"] += round(own * moments(buffer))
+            bytes_of["optimizer state"] += round(own * moments([one for one, _, _ in buffer.spans]))
             step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
     bytes_of["activations"] = activation_bytes(plan, places, workload)
     return RankMemory(stage=places[0].stage, data_rank=data_rank, parameters=count, bytes_of=bytes_of, step_bytes=step)
+
+
+def _sharded(
+    plan: PrecisionPlan,
+    parameters: Sequence[Parameter],
+    ddp: Mapping[str, Any],
+    data_rank: int,
+    bytes_of: dict[str, int],
+) -> int:
+    """Add the bytes under Megatron-FSDP, what is gathered included; return those of FP32 gradients at the step."""
+    settings = plan.settings
+    groups = fsdp_groups(parameters, plan.parallel, ddp, data_rank)
+    stored = [element_bytes(group.parameters[0].storage) for group in groups]
+    gradient = element_bytes(settings.grad_reduce)
+    for group, size in zip(groups, stored, strict=True):
+        first = group.parameters[0]
+        bytes_of["weights"] += round(group.weights * size)
+        bytes_of["gradients"] += round(group.gradients * gradient)
+        bytes_of["master weights"] += group.masters * _master_bytes(settings)
+        bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
+        if (
+            first.is_stored_low and settings.scheme == "mxfp8"
+        ):  # its column-wise copy has a buffer like the row-wise one
+            bytes_of["low-precision copies"] += round(group.weights * size)
+    used = [group.whole * size * group.is_gathered for group, size in zip(groups, stored, strict=True)]
+    reduced = [group.whole * gradient * (0 < group.gradients < group.whole) for group in groups]
+    bytes_of["weights"] += round(gathered(groups, used))
+    bytes_of["gradients"] += round(gathered(groups, reduced))
+    narrow = settings.grad_reduce != "fp32" and not settings.owns_masters
+    return sum(group.states for group in groups) * 4 if narrow else 0
 
 
 class _ShardedBuffer(NamedTuple):
@@ -195,12 +229,18 @@ def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
     return round(elements * element_bytes(storage))
 
 
-def _copies(parameters: Iterable[Parameter], capability: tuple[int, int] | None) -> int:
-    """Return the bytes of scales and copies of quantised weights, over a whole step."""
+def _copies(
+    parameters: Iterable[Parameter], capability: tuple[int, int] | None, settings: Settings, ddp: Mapping[str, Any]
+) -> int:
+    """Return the bytes of scales and copies of quantised weights, over a whole step.
+
+    Megatron-FSDP counts the column-wise copies of MXFP8 weights in its own buffers, and drops others after their use.
+    """
     total = 0
     for parameter in parameters:
         scheme = parameter.scheme
-        column = has_column_copy(scheme, capability)
+        is_own = settings.fsdp and parameter.is_stored_low and not ddp["keep_fp8_transpose_cache"]
+        column = has_column_copy(scheme, capability) and not is_own
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
         elements = round(parameter.numel * element_bytes(parameter.computes))
@@ -225,7 +265,7 @@ def _master_bytes(settings: Settings) -> int:
     return round(element_bytes(settings.master)) if settings.master is not None else 0
 
 
-def _state_bytes(settings: Settings, buffer: Buffer) -> float:
+def _state_bytes(settings: Settings, parameters: Sequence[Parameter]) -> float:
     """Return the bytes per element of the optimizer's state: Adam has two moments, Muon one of the matrices.
 
     Source: megatron-core 0.16.1 optimizer/muon.py get_megatron_muon_optimizer.
@@ -236,8 +276,8 @@ def _state_bytes(settings: Settings, buffer: Buffer) -> float:
     if settings.optimizer not in MUON:
         return first + second
     outside = ("embedding", "output")
-    matrices = sum(one.numel for one, _, _ in buffer.spans if one.rows > 1 and one.layer not in outside)
-    return first + second * (1 - matrices / buffer.held)
+    matrices = sum(one.numel for one in parameters if one.rows > 1 and one.layer not in outside)
+    return first + second * (1 - matrices / sum(one.numel for one in parameters))
 
 
 def _layout(plan: PrecisionPlan) -> str:
@@ -262,8 +302,13 @@ def _notes(
     notes = []
     if not plan.shape.vocab_size:
         notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
-    if ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]:
-        notes.append("Megatron-FSDP shards weights and gradients too; that is not counted here.")
+    if ddp["use_custom_fsdp"] or ddp["use_torch_fsdp2"]:
+        notes.append("FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here.")
+    if plan.settings.fsdp and ddp["data_parallel_sharding_strategy"] in GATHERED and not ddp["fsdp_double_buffer"]:
+        notes.append(
+            "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
+            "and may hold more."
+        )
     if plan.settings.offloaded:
         notes.append("Masters and optimizer state are counted, although optimizer_cpu_offload keeps them on the host.")
     settings = plan.settings

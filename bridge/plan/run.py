@@ -19,13 +19,13 @@ UNCOUNTED = {
     "optimizer": ("optimizer_cpu_offload",),
 }
 """Section -> settings that keep less on the GPU than is counted."""
-SHARDED = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
-"""DDP settings under which weights and gradients are sharded too, which is not counted."""
+SHARDED = ("use_custom_fsdp", "use_torch_fsdp2")
+"""DDP settings under which weights and gradients are sharded too, which is not counted; Megatron-FSDP is."""
 MEASURED = 0.02
 """How far the count of activations is from what is kept: test_memory_kept.py and test_memory_in_flight.py."""
 ESTIMATED = 0.25
 """The same where it is read in sources: kernels of Mamba, gated delta net and sparse attention, and forward passes that
-run together with backward passes."""
+run together with backward passes, and buffers in which Megatron-FSDP gathers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,13 @@ class PlannedRun:
         if limit is None or not self.is_as_stated:
             return None
         rank, shape = self.memory.largest, self.plan.shape
-        unmeasured = (self.workload.is_combined, shape.is_hybrid, shape.delta_net, shape.indexer)
+        unmeasured = (
+            self.workload.is_combined,
+            self.plan.settings.fsdp,
+            shape.is_hybrid,
+            shape.delta_net,
+            shape.indexer,
+        )
         if rank.total <= limit:
             return None
         return Overflow(

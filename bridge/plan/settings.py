@@ -22,6 +22,8 @@ LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}
 """Scheme -> first megatron-core that hands it FP8 attention."""
 HYBRID_FP4 = "0.17"
 """First megatron-core whose hybrid blocks enter the FP4 context."""
+OWN_MASTERS = "0.17"
+"""First megatron-core whose Megatron-FSDP reads `megatron_fsdp_main_params_dtype`."""
 ABSORBED = "0.17"
 """First megatron-core whose sparse attention multiplies by the weight of the key-value up projection itself."""
 
@@ -72,6 +74,8 @@ class Settings:
     """Dtype of the router's GEMM where it is not the mode's."""
     distributed: bool = False
     """Masters and optimizer state are sharded over the data-parallel ranks."""
+    fsdp: bool = False
+    """Megatron-FSDP shards what its strategy says."""
     owns_masters: bool = False
     """Precision-aware optimizer: the fused Adam holds the masters itself."""
     master: str | None = "fp32"
@@ -149,7 +153,7 @@ class Settings:
             grad_reduce=accumulated,
             grad_sent=reduced,
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
-            **_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None),
+            **{**_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None), **_fsdp(ddp, mcore)},
         )
 
     def of_hybrid(self, mcore: Version | None) -> Settings:
@@ -189,6 +193,17 @@ def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped
         "unused_weight_buffer": not is_mapped and not fsdp and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
         "reduce_in_fp32": bool(ddp["reduce_scatter_with_fp32_accumulation"]),
     }
+
+
+def _fsdp(ddp: Mapping[str, Any], mcore: Version | None) -> dict[str, Any]:
+    """Return the settings of Megatron-FSDP, which keeps masters of its own: of FP32 weights too."""
+    if not ddp["use_megatron_fsdp"]:
+        return {}
+    if at_least(mcore, OWN_MASTERS) is False:
+        master = "fp32" if ddp["preserve_fp32_weights"] else None
+    else:
+        master = ddp["megatron_fsdp_main_params_dtype"]
+    return {"fsdp": True, "master": master, "remainders": False}
 
 
 def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) -> dict[str, Any]:

@@ -103,7 +103,9 @@ def test_memory_holds_the_fullest_rank_against_its_gpu_and_check_refuses_what_do
         checked.stdout
     )
     assert run("check", *ONE_STAGE[:2]).returncode == 0
-    assert "does not fit" not in run("memory", *ONE_STAGE, "+ddp.use_megatron_fsdp=true").stdout
+    assert "does not fit" not in run("memory", *ONE_STAGE, "+ddp.use_torch_fsdp2=true").stdout
+    sharded = ("+ddp.use_megatron_fsdp=true", "+ddp.data_parallel_sharding_strategy=optim_grads_params")
+    assert "are left for what is not counted" in run("memory", *ONE_STAGE, *sharded, COLUMNS="130").stdout
 
 
 def test_no_change_is_listed_in_which_check_finds_more_than_in_the_run(capsys):

@@ -54,7 +54,7 @@ def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_state_is_name
     assert run.changed({"optimizer.optimizer_cpu_offload": True}).overflow.uncounted == (
         "optimizer.optimizer_cpu_offload",
     )
-    assert run.changed({"ddp.use_megatron_fsdp": True}).overflow is None
+    assert run.changed({"ddp.use_torch_fsdp2": True}).overflow is None
 
 
 def test_a_run_that_fits_within_the_margin_of_its_activations_may_fit():
@@ -69,9 +69,9 @@ def test_a_run_that_fits_within_the_margin_of_its_activations_may_fit():
 
 def test_fit_names_the_setting_that_shards_weights():
     with pytest.raises(RunConfigError) as raised:
-        fit(planned("h100x8", SMALL).changed({"ddp.use_megatron_fsdp": True}))
+        fit(planned("h100x8", SMALL).changed({"ddp.use_torch_fsdp2": True}))
     assert str(raised.value) == (
-        "--fit: weights that are sharded are not counted, got ddp.use_megatron_fsdp=True. Drop --fit, or that setting."
+        "--fit: weights that are sharded are not counted, got ddp.use_torch_fsdp2=True. Drop --fit, or that setting."
     )
 
 

@@ -117,7 +117,7 @@ def test_the_table_of_the_page_is_what_real_pipelines_keep(tmp_path: Path) -> No
 def counted(given: dict) -> list[tuple[int, set[tuple[int, ...]]]]:
     """Return of each stage the plan's bytes, and what it may keep at a time of its chunks."""
     model = given["model"]
-    parallel = Parallel.of(model, world_size=RANKS)
+    parallel = Parallel.of(model).on_enough(RANKS)
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
     plan = precision_plan(precision, model, parallel, mcore=installed("mcore"))
     load = Workload.of(model, given["train"], data_parallel=parallel.data)

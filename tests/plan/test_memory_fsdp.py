@@ -1,0 +1,105 @@
+"""What Megatron-FSDP shards, in the plan and in its live buffers on four ranks of a CPU."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bridge.plan.memory import memory_report
+from bridge.plan.memory_fsdp import fsdp_groups, gathered
+from bridge.plan.memory_parameters import chunk_parameters
+from bridge.plan.precision_plan import precision_plan
+from bridge.registry.registry import REGISTRY
+from bridge.rules.shape.parallel import Parallel
+from bridge.rules.versions import installed
+from tests import warm
+from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
+
+RANKS = 4
+HSDP = {"num_distributed_optimizer_instances": 2}
+FULL = "optim_grads_params"
+CASES = {
+    "no_shard": ("no_shard", "bf16_mixed", {}, {}),
+    "optim": ("optim", "bf16_mixed", {}, {}),
+    "optim_grads": ("optim_grads", "bf16_mixed", {}, {}),
+    "all": (FULL, "bf16_mixed", {}, {}),
+    "fp32": (FULL, "fp32", {}, {}),
+    "buckets": ("optim_grads", "bf16_mixed", {}, {"bucket_size": 20000}),
+    "other sizes": (FULL, "bf16_mixed", {"hidden_size": 72, "ffn_hidden_size": 144}, {}),
+    "tensor parallel": (FULL, "bf16_mixed", {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {}),
+    "experts": (FULL, "bf16_mixed", {**EXPERTS, "add_bias_linear": False, "expert_model_parallel_size": 2}, {}),
+    "tied": (FULL, "bf16_mixed", {"share_embeddings_and_output_weights": True, "mtp_num_layers": 1}, {}),
+    "replicated outside": (FULL, "bf16_mixed", {}, HSDP),
+    "sharded outside": (FULL, "bf16_mixed", {}, {**HSDP, "outer_dp_sharding_strategy": "optim"}),
+}
+"""Name -> strategy, recipe, what differs in the model and in DDP."""
+
+
+def case(strategy: str, recipe: str, model: dict, ddp: dict) -> dict:
+    return {
+        "model": {**SHAPE, "hidden_size": 64, **model, "gradient_accumulation_fusion": False},
+        "optimizer": {"lr": 1e-3, "use_distributed_optimizer": True},
+        "ddp": {
+            "use_megatron_fsdp": True,
+            "use_distributed_optimizer": True,
+            "data_parallel_sharding_strategy": strategy,
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
+            **ddp,
+        },
+        "mixed_precision": recipe,
+    }
+
+
+def planned(given: dict):
+    model = {**given["model"], "vocab_size": 256}
+    parallel = Parallel.of(model).on_enough(RANKS)
+    config = REGISTRY.get(given["mixed_precision"])
+    owners = {"optimizer": given["optimizer"], "ddp": given["ddp"]}
+    return precision_plan(config, model, parallel, **owners, mcore=installed("mcore"))
+
+
+def counted(given: dict, rank: int) -> tuple[dict[str, int], float, float]:
+    """Return a rank's bytes, and those of weights and gradients that are gathered for a while."""
+    plan = planned(given)
+    (place,) = plan.parallel.places(plan.shape.num_layers)
+    data_rank = rank // plan.parallel.tensor
+    ddp = {"bucket_size": None, "num_distributed_optimizer_instances": 1, "outer_dp_sharding_strategy": "no_shard"}
+    groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, {**ddp, **given["ddp"]}, data_rank)
+    element, gradient = (4 if plan.settings.mode == "fp32" else 2), (2 if plan.settings.grad_reduce == "bf16" else 4)
+    used = gathered(groups, [group.whole * element * group.is_gathered for group in groups])
+    reduced = gathered(groups, [group.whole * gradient * (group.gradients < group.whole) for group in groups])
+    return memory_report(plan, ddp=given["ddp"], data_rank=data_rank).ranks[0].bytes_of, used, reduced
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fsdp")
+    cases = folder / "cases.json"
+    cases.write_text(json.dumps({name: case(*given) for name, given in CASES.items()}))
+    for done in warm.launch(["python", "-m", "tests.plan.fsdp_live", cases], processes=RANKS, cwd=ROOT):
+        assert done.returncode == 0, done.stderr[-6000:]
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*-[0-3].json")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_rank_keeps_is_what_the_live_buffers_hold(name, live):
+    for rank in range(RANKS):
+        bytes_of, used, reduced = counted(case(*CASES[name]), rank)
+        kept = {kind: bytes_of[kind] for kind in EXACT}
+        kept["weights"] -= round(used)
+        kept["gradients"] -= round(reduced)
+        assert kept == live[f"{name}-{rank}"]
+
+
+def test_two_layers_or_a_layer_and_the_largest_other_group_are_gathered():
+    plan = planned(case(*CASES["all"]))
+    (place,) = plan.parallel.places(4)
+    given = {"bucket_size": None, "num_distributed_optimizer_instances": 1, **case(*CASES["all"])["ddp"]}
+    groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, given, 0)
+    sizes = [float(group.whole) for group in groups]
+    layers = [size for group, size in zip(groups, sizes, strict=True) if group.unit is not None]
+    outside = [size for group, size in zip(groups, sizes, strict=True) if group.unit is None]
+    assert (len(layers), len(outside)) == (4, 1)
+    assert gathered(groups, sizes) == layers[0] + max(layers[0], outside[0])
+    assert gathered([replace(group, unit=None) for group in groups], sizes) == max(sizes)
