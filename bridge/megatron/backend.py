@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 
-from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError, close_matches, did_you_mean
+from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError
 from bridge.megatron.emulation.delayed import checkpoint
 from bridge.megatron.emulation.gather import separate_gathers
 from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
@@ -58,15 +58,12 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
         environment: Result of `read_environment`: the variables that change Transformer Engine's arithmetic.
 
     Raises:
-        RunConfigError: There is no such backend, or every layer is to stay in BF16.
+        RunConfigError: Every layer is to stay in BF16.
         BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing, or the emulation cannot do
             what the config asks for.
         PrecisionConfigError: A scaling scheme or format that does not exist, or a variable of the environment that
             contradicts the config.
     """
-    if requested not in BACKENDS:
-        hint = did_you_mean(close_matches(str(requested), BACKENDS)) or "Choose one of them."
-        raise RunConfigError(f"precision_backend: must be one of {', '.join(BACKENDS)}, got {requested!r}. {hint}")
     scheme = scheme_of(config)
     environment = environment or Environment()
     if scheme is not None and not quant_recipes(getattr(config, "quant_recipe", None)):

@@ -6,11 +6,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridge.checkpoint.folder import load_fault, pointer_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
+from bridge.megatron.backend import BACKENDS
 from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
 from bridge.registry.config import MixedPrecisionConfig
@@ -38,10 +40,11 @@ BELOW: Mapping[str, Mapping[str, float]] = {
 }
 """Section -> field -> what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "audit": ("error", "warn", "off"),
-    "lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
+    "train.audit": ("error", "warn", "off"),
+    "train.lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
+    "precision_backend": BACKENDS,
 }
-"""Field of the training section -> the only values that it can have; of the schedule they are Megatron's."""
+"""Key of a run -> the only values that it can have; of the schedule they are Megatron's."""
 UNBOUNDED = ("optimizer.clip_grad",)
 """Fields in which infinity has a meaning: no clipping."""
 
@@ -88,11 +91,11 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
     for path, value, most in _bounded(config, BELOW):
         if value >= most:
             faults.append(_fault(path, f"must be less than {most}", value, "Use a smaller number."))
-    for name, known in CHOICES.items():
-        value = getattr(config.train, name)
+    for path, known in CHOICES.items():
+        value = attrgetter(path)(config)
         if value not in known:
             hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
-            faults.append(_fault(f"train.{name}", f"must be one of {', '.join(known)}", value, hint))
+            faults.append(_fault(path, f"must be one of {', '.join(known)}", value, hint))
     if getattr(config.optimizer, "lr", None) is None:
         faults.append(_fault("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say."))
     for name, package in PACKAGES.items():
