@@ -55,6 +55,16 @@ def test_resuming_before_the_first_successful_step_is_exact(sharded, tmp_path):
     assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
 
 
+def test_buckets_with_padding_between_them_resume_bit_for_bit(tmp_path):
+    schedule = {"train_iters": 3, "lr_decay_iters": 3, "eval_iters": 0}
+    arguments = {"sharded": True, "ddp": {"overlap_grad_reduce": True, "bucket_size": 4000}}
+    saved = str(tmp_path / "checkpoints")
+    pretrain(tiny(**arguments, train=schedule), run_dir=tmp_path / "whole")
+    pretrain(tiny(**arguments, train={**schedule, "train_iters": 2}, save=saved), run_dir=tmp_path / "parts")
+    pretrain(tiny(**arguments, train=schedule, load=saved), run_dir=tmp_path / "parts")
+    assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
+
+
 def test_folder_is_laid_out_as_megatron_does(tmp_path):
     saved = tmp_path / "checkpoints"
     pretrain(tiny(save=str(saved), save_interval=4), run_dir=tmp_path)

@@ -6,9 +6,11 @@ resharded.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -103,6 +105,42 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
+@contextmanager
+def _padding_kept(optimizer: Any) -> Iterator[None]:
+    """Let the distributed optimizer gather its state with the padding between buckets, for a ``with`` block.
+
+    megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter where it is with it
+    (:1475): whatever follows a padded bucket is saved some elements off, without an error.
+    """
+    with ExitStack() as stack:
+        for part in parts(optimizer):
+            if hasattr(part, "gbuf_ranges"):
+                stack.enter_context(patch.object(part, "get_parameter_state_dp_zero", _gathered_with_padding(part)))
+        yield
+
+
+def _gathered_with_padding(part: Any) -> Callable[..., Any]:
+    gather = part.get_parameter_state_dp_zero
+
+    def gathered(*arguments: Any, **named: Any) -> Any:
+        state = gather(*arguments, **named)
+        for number, buffer in enumerate(part.buffers if state is not None else ()):
+            sizes = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in buffer.buckets]
+            for tensors in state[number].values():
+                for name, held in tensors.items():
+                    if isinstance(held, torch.Tensor) and any(own < padded for own, padded in sizes[:-1]):
+                        tensors[name] = _padded(held, sizes)
+        return state
+
+    return gathered
+
+
+def _padded(held: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Return parts of a tensor, each with zeros up to its padded size; `sizes` has (own, padded) of each."""
+    pieces = zip(torch.split(held, [own for own, _ in sizes]), sizes, strict=True)
+    return torch.cat([torch.nn.functional.pad(piece, (0, padded - own)) for piece, (own, padded) in pieces])
+
+
 def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
     """Return the run's state, with tensors marked by their place in the whole."""
     metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
@@ -112,9 +150,11 @@ def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: boo
         name: unwrapped(chunk).sharded_state_dict(metadata=metadata) for name, chunk in named_chunks(trainer).items()
     }
     model = models if len(models) > 1 else models["model"]
+    with _padding_kept(trainer.optimizer):
+        optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     state = {
         **models,
-        "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata),
+        "optimizer": optimizer,
         "opt_param_scheduler": trainer.scheduler.state_dict(),
     }
     for entry in nested_values(model):
