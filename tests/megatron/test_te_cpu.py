@@ -18,7 +18,7 @@ import yaml
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.megatron.backend import choose_backend
 from bridge.megatron.gpt import GPTConfig
-from bridge.megatron.te_cpu import shards
+from bridge.megatron.te_cpu import shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS
 from bridge.megatron.te_cpu.extension import extension
 from bridge.megatron.te_cpu.find import VERSIONS, find_te
@@ -444,6 +444,27 @@ def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():
     assert torch.equal(scales, padded_scales(whole))
     assert torch.equal(codes_t, whole.codes_t)
     assert torch.equal(scales_t, padded_scales(whole, columnwise=True))
+
+
+def test_a_master_of_a_bf16_parameter_and_its_low_half_steps_as_the_whole_one():
+    whole, gradient = torch.randn(64, generator=torch.Generator().manual_seed(1)), torch.full((64,), 0.1)
+    halves = torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.int16)
+    support._split(whole, *halves)
+    assert torch.equal(support._joined(*halves), whole)
+    rows = [[gradient], [whole.bfloat16()], [torch.zeros(64)], [torch.zeros(64)], [whole]]
+    split = [[gradient], [halves[0]], [torch.zeros(64)], [torch.zeros(64)], [halves[1]]]
+    for step in (1, 2, 3):
+        for tensors in (rows, split):
+            support.multi_tensor_adam(0, None, tensors, 1e-3, 0.9, 0.95, 1e-8, step, 1, True, 0.1)
+    assert torch.equal(support._joined(*halves), whole)
+    assert (halves[0].float() - whole).abs().max() <= 2**-8 * whole.abs().max()
+
+
+def test_columns_of_nvfp4_are_a_matrix_whatever_the_axes_of_the_tensor():
+    made = type(
+        "NVFP4Quantizer", (), {"inner_tensor_specs": lambda *_: {"_columnwise_data": ((96, 64, 0), torch.uint8)}}
+    )
+    assert storage._buffers(made(), (64, 1, 96)) == {"_columnwise_data": ((96, 32), torch.uint8)}
 
 
 @needs_te

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -198,12 +199,36 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew
     for state in (loaded, *loaded.values()):  # a constant loss scale has no state; a dynamic one refuses an empty one
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]
-    trainer.optimizer.load_state_dict(loaded)
+    with _halves_of_masters(trainer.optimizer):
+        trainer.optimizer.load_state_dict(loaded)
     unshare_steps(trainer.optimizer)
     with one_gather(trainer.model):
         requantise_stored_weights(trainer.optimizer)
         if is_rounded_anew:
             round_masters_anew(trainer.optimizer)
+
+
+@contextmanager
+def _halves_of_masters(optimizer: Any) -> Iterator[None]:
+    """Let the low halves of masters be loaded, which a checkpoint holds as FP32 numbers, for a ``with`` block.
+
+    megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer Engine's Adam takes the
+    halves as the int16 that they are (fused_adam.py:378).
+    """
+    with ExitStack() as stack:
+        for inner in inner_optimizers(optimizer):
+            set_state = getattr(inner, "set_scaled_state", None)
+            if set_state is not None and getattr(inner, "store_param_remainders", False):
+                stack.enter_context(patch.object(inner, "set_scaled_state", _with_halves(set_state)))
+        yield
+
+
+def _with_halves(set_state: Callable[..., None]) -> Callable[..., None]:
+    def taken(parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
+        is_half = name == "master_param" and parameter.dtype == torch.bfloat16
+        set_state(parameter, name, value.to(torch.int16) if is_half else value)
+
+    return taken
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:

@@ -134,6 +134,9 @@ def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, tuple[tuple[in
         return found
     if hasattr(quantizer, "inner_tensor_specs"):
         specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = quantizer.inner_tensor_specs(shape)
+        if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
+            # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
+            specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
         return specs
     made = _made_empty(quantizer, shape, torch.bfloat16)
     tensors = {name: getattr(made, name, None) for name in _BUFFERS}

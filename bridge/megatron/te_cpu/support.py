@@ -84,7 +84,8 @@ def multi_tensor_adam(
 ) -> None:
     """Take a step of Adam (mode 0: decay in the gradient; mode 1: AdamW), in place.
 
-    The tensors are gradients, parameters, first and second moments; a fifth list has masters, stepped instead.
+    The tensors are gradients, parameters, first and second moments; a fifth list has masters, stepped instead: FP32
+    weights, or the low halves (int16) of those whose high halves are the parameters, in BF16.
 
     Source: common/multi_tensor/adam.cu.
     """
@@ -92,8 +93,9 @@ def multi_tensor_adam(
     first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
     rows = zip(*tensors[:4], masters, strict=True)
     for given, parameter, mean, variance, master in rows:
+        has_halves = master is not None and master.dtype == torch.int16
         stepped = parameter.detach() if master is None else master
-        weight, gradient = stepped.float(), given.float()
+        weight, gradient = _joined(parameter, master) if has_halves else stepped.float(), given.float()
         if mode == 0:
             gradient = gradient + weight_decay * weight
         mean.copy_(beta1 * mean.float() + (1 - beta1) * gradient)
@@ -102,9 +104,25 @@ def multi_tensor_adam(
         if mode == 1:
             update = update + weight_decay * weight
         weight = weight - lr * update
+        if has_halves:
+            _split(weight, parameter, master)
+            continue
         stepped.copy_(weight)
         if master is not None:
             parameter.detach().copy_(weight)
+
+
+def _joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
+    """Return the FP32 weight of a BF16 parameter, rounded half up in magnitude, and its low 16 bits."""
+    high = parameter.detach().view(torch.int16).int() - (remainder < 0).int()
+    return ((high << 16) | (remainder.int() & 0xFFFF)).view(torch.float32)
+
+
+def _split(weight: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
+    """Write an FP32 weight as its BF16 parameter and the low 16 bits."""
+    bits = weight.view(torch.int32)
+    remainder.copy_(bits.to(torch.int16))
+    parameter.detach().view(torch.int16).copy_((bits >> 16) + (remainder < 0).int())
 
 
 def fused_multi_row_padding(source: torch.Tensor, out: torch.Tensor, rows: list[int], padded_rows: list[int]) -> None:
@@ -138,6 +156,7 @@ def swizzle_scales_for_gemm_(tensor: Any) -> None:
 
 
 multi_tensor_scale_tensor = multi_tensor_scale
+multi_tensor_adam_param_remainder = multi_tensor_adam
 
 ANSWERS: dict[str, Any] = {
     "get_cublasLt_version": 130000,  # a version that has every feature that Transformer Engine asks for
