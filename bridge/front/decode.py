@@ -17,6 +17,7 @@ from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_ma
 from bridge.front.problems import SECTIONS
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import coerce, default_of
+from bridge.precision.matchers import file_content
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.training.config import ConfigContainer
@@ -50,7 +51,7 @@ def container(run: RunValues) -> ConfigContainer:
     return ConfigContainer(
         model=_made("model", GPTConfig, arguments["model"], needed),
         optimizer=_made("optimizer", MegatronOptimizerConfig, arguments["optimizer"]),
-        ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"]),
+        ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"], _stored(run.precision)),
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
         **run.run_keys,
         mixed_precision=run.precision,
@@ -102,6 +103,11 @@ def _needed_at_construction(precision: MixedPrecisionConfig | None, model: Mappi
     if PADDING & model.keys():
         needed |= {name: stated[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if stated.get(name)}
     return needed
+
+
+def _stored(precision: MixedPrecisionConfig | None) -> dict[str, Any]:
+    """Return the switch of stored weights, without which Megatron refuses to reuse gradient buffers for them."""
+    return {"fp8_param_gather": True} if precision is not None and precision.reading("fp8_param_gather") else {}
 
 
 def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
@@ -198,9 +204,9 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
 
 
 def _recipe(value: Mapping[str, Any], annotation: Any) -> Any:
-    """Return Megatron's per-module recipe from the content of a file for `--te-precision-config-file`."""
+    """Return Megatron's per-module recipe from the content of its file, or from what Megatron Bridge saves of it."""
     try:
-        return annotation.from_config_dict(value)
+        return annotation.from_config_dict(file_content(value))
     except Exception as error:  # noqa: BLE001  Megatron asserts, and raises NotImplementedError and others
         why = " ".join(str(error).split()) or type(error).__name__
         raise WrongValueError(f"is refused by Megatron's RecipeConfig ({why})", dict(value), "Correct it.") from None

@@ -123,21 +123,34 @@ Written = tuple[object, object]
 """Pattern and payload of a matcher."""
 
 
-def _of_mapping(given: Mapping[Any, Any]) -> tuple[object, dict[str, Written] | None]:
-    """Return the payloads, and the matchers that are on by name, of a file or of a run's config.yaml.
+def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return a recipe of a run's config.yaml as its file has it, which `from_config_dict` reads.
 
-    Megatron Bridge writes the constructor's arguments there, or those of `from_config_dict`.
+    Megatron Bridge writes the arguments of `from_config_dict` there, or those of the constructor.
 
     Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
     """
     given = given["config"] if isinstance(given.get("config"), Mapping) else given
-    matchers = given.get("matchers") or {}
-    if "config_dict" in given and isinstance(matchers, list | tuple):
-        globs = [one for one in matchers if isinstance(one, Mapping)]
-        rows: dict[str, Written] = {
-            f"matcher_{at}": (one.get("pattern"), one.get("config_key")) for at, one in enumerate(globs)
+    matchers = given.get("matchers")
+    if "config_dict" not in given or not isinstance(matchers, list | tuple):
+        return given
+    globs = [one for one in matchers if isinstance(one, Mapping)]
+    rows = {
+        f"matcher_{at}": {
+            "type": "glob",
+            "enabled": True,
+            "pattern": one.get("pattern"),
+            "config": one.get("config_key"),
         }
-        return given["config_dict"] or {}, rows
+        for at, one in enumerate(globs)
+    }
+    return {"configs": given["config_dict"] or {}, "matchers": rows}
+
+
+def _of_mapping(given: Mapping[Any, Any]) -> tuple[object, dict[str, Written] | None]:
+    """Return the payloads, and the matchers that are on by name, of a file or of a run's config.yaml."""
+    given = file_content(given)
+    matchers = given.get("matchers") or {}
     if not isinstance(matchers, Mapping):
         return None, None
     on = {str(name): row for name, row in matchers.items() if isinstance(row, Mapping) and row.get("enabled", False)}

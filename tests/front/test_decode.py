@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge.errors import RunConfigError, WrongValueError
 from bridge.front.decode import container, decode, decode_fields
@@ -166,3 +167,23 @@ def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> Non
     assert report is not None
     assert run.model.pipeline_dtype is torch.bfloat16
     assert (report.row("model.pipeline_dtype").old, report.row("model.pipeline_dtype").verdict) == (None, "derive")
+
+
+def test_gradient_buffers_are_reused_for_weights_that_the_precision_stores() -> None:
+    model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    precision = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True}
+    reused = {"reuse_grad_buf_for_mxfp8_param_ag": True, "use_distributed_optimizer": True}
+    sections = {"model": model, "ddp": reused, "optimizer": reused, "mixed_precision": {**precision, **reused}}
+    del sections["mixed_precision"]["use_distributed_optimizer"]
+    run = container(run_of(GivenRun(sections=sections)))
+    assert run.ddp is not None
+    assert run.ddp.fp8_param_gather is False, "the sync writes it"
+    write_precision(run)
+    assert run.ddp.fp8_param_gather is True
+
+
+def test_a_recipe_of_modules_is_read_as_megatron_bridge_saves_its_object() -> None:
+    saved = {"config_dict": {"kept": {"training_recipe": {}}}, "matchers": [{"config_key": "kept", "pattern": "*.fc1"}]}
+    read = decode(saved, RecipeConfig)
+    assert [(one.pattern, one.config_key) for one in read.matchers] == [("*.fc1", "kept")]
+    assert read.configs == saved["config_dict"]
