@@ -12,7 +12,7 @@ from bridge.rules.shape.hybrid import letters_of
 from bridge.rules.shape.model import has_experts
 
 PREDICTION = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
-"""Fields of a hybrid's prediction layers."""
+"""Fields of prediction layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,13 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
     settings, shape, stages = run.plan.settings, run.shape, run.layout.size("pipeline")
     split = Split(parallel=run.parallel, num_layers=shape.num_layers, virtual=run.layout.virtual)
     kept = kept_layers(
-        shape.kinds, split, start=settings.start, end=settings.end, limit=limit, wanted=_named_layers(run)
+        shape.kinds,
+        split,
+        start=settings.start,
+        end=settings.end,
+        limit=limit,
+        wanted=_named_layers(run),
+        needs_last=shape.has_mtp,
     )
     why = "keeps both ends, each kind of layer, and whole stages"
     run.set("model.num_layers", len(kept.layers), why)
@@ -46,7 +52,7 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
             run.set(f"{owner}.{name}", count, "fewer layers are kept in all")
     _state_kinds(run, kept.layers)
     _renumber_rows(run, kept.layers)
-    if shape.mtp_num_layers > 2 and not shape.is_hybrid:
+    if shape.mtp_num_layers > 2 and "mtp_num_layers" in run.model:
         run.set("model.mtp_num_layers", 2, "prediction layers are alike")
     fields = split.fields(len(kept.layers))
     for name in FIELDS:
@@ -67,19 +73,23 @@ def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
     if shape.is_hybrid:
         name = "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
         run.set(f"model.{name}", letters_of([shape.kinds[layer] for layer in layers]), why)
-        if shape.mtp_num_layers:
-            run.note_left_out(
-                "model.mtp_num_layers", shape.mtp_num_layers, "a run builds no prediction layers of a hybrid"
-            )
-        for field in PREDICTION:
-            model.pop(field, None)
+        _leave_out_prediction(run, "a run builds no prediction layers of a hybrid")
         return
+    if shape.indexer is not None:
+        _leave_out_prediction(run, "this Megatron Core keeps no indexers' losses of prediction layers")
     if shape.delta_net is not None:
         run.set("model.linear_attention_freq", [int("delta_net" in shape.kinds[layer]) for layer in layers], why)
     if shape.is_moe:
         frequency = [int(has_experts(shape.kinds[layer])) for layer in layers]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
             run.set("model.moe_layer_freq", frequency, why)
+
+
+def _leave_out_prediction(run: Sections, why: str) -> None:
+    if run.shape.mtp_num_layers:
+        run.note_left_out("model.mtp_num_layers", run.shape.mtp_num_layers, why)
+    for field in PREDICTION:
+        run.model.pop(field, None)
 
 
 def _named_layers(run: Sections) -> list[int]:
@@ -111,17 +121,26 @@ def _renumber_rows(run: Sections, layers: tuple[int, ...]) -> None:
 
 
 def kept_layers(
-    kinds: Sequence[str], split: Split, *, start: int, end: int, limit: int, wanted: Sequence[int] = ()
+    kinds: Sequence[str],
+    split: Split,
+    *,
+    start: int,
+    end: int,
+    limit: int,
+    wanted: Sequence[int] = (),
+    needs_last: bool = False,
 ) -> KeptLayers:
     """Return the layers of these kinds to keep: as many as the split can share.
 
     They are the `start` and `end` layers that stay in BF16, fewer where the limit asks for it, one of each kind between
-    them, and the wanted ones as far as the limit goes.
+    them, and the wanted ones as far as the limit goes. `needs_last`: prediction layers are built as the last one is.
     """
     count = len(kinds)
     start, end = min(start, count), min(end, max(0, count - start))
     middle = range(start, count - end)
     firsts = {kinds[layer]: layer for layer in reversed(middle)}
+    if needs_last and not end:
+        firsts[kinds[-1]] = count - 1
     most = max(2, limit - len(firsts))
     few_start, few_end = (min(start, most), min(end, most)) if start + end <= most else _shared(start, end, most)
     chosen = {*range(few_start), *range(count - few_end, count), *firsts.values()}

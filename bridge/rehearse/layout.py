@@ -82,18 +82,21 @@ class Round:
     def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[Round, ...]:
         """Return launches of at most so many processes that together have every kind: one where there is none.
 
-        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has. `split` is that
-        of the launches.
+        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has; and over
+        tensor-parallel ranks that do not split an expert, since Megatron does not reduce the gradients of experts that
+        are all on each of them. `split` is that of the launches.
         """
         at_once = max(0, processes.bit_length() - 1)
         free = [kind for kind in self.kinds if kind != "expert"] if at_once else []
         parts = [free[start : start + at_once] for start in range(0, len(free), at_once or 1)] or [[]]
         if "expert" in self.kinds and at_once:
             hosts = [part for kind in ("data", "tensor", "context") for part in parts if kind in part]
-            if hosts:
-                hosts[0].append("expert")
-            else:
+            if not hosts:
                 parts.append(["data", "expert"])
+            for part in hosts:
+                is_host = part is hosts[0] or ("tensor" in part and self.expert_tensor == 1)
+                if is_host and "expert" not in part:
+                    part.append("expert")
         return tuple(self._part(tuple(part), split) for part in parts)
 
     def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> Round:

@@ -43,6 +43,8 @@ NOT_HERE = {
     "fp8_multi_head_attention": "attention in FP8 has no CPU version",
 }
 """Switch of the model, or of the precision, that changes formats, and why no rehearsal has it."""
+FSDP = ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
+"""How fields of DDP begin that act under Megatron-FSDP alone."""
 INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, which Megatron makes of other fields."""
 
@@ -94,6 +96,7 @@ def shrink(
     shrink_widths(run)
     _shrink_tokens(run)
     _replace_schedule(run)
+    _replace_optimizer(run)
     _drop(run)
     _leave_out(run, sections, place)
     return SmallRun(
@@ -125,7 +128,8 @@ def _leave_out(run: Sections, sections: Mapping[str, Any], target: Target) -> No
         run.leave_out(name, reason)
     has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
     is_later = has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(installed("mcore"))
-    if is_later and run.plan.settings.distributed:
+    is_sharded = run.plan.settings.distributed or run.held["ddp"].get("use_distributed_optimizer")
+    if is_later and is_sharded:
         for name in ("fp4_param", "fp4_param_gather"):
             run.leave_out(name, "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers")
     dtype = run.model.get("moe_router_dtype")
@@ -176,6 +180,24 @@ def _replace_schedule(run: Sections) -> None:
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
         if run.held["optimizer"].get(name) is None:
             run.held["optimizer"][name] = value
+
+
+def _replace_optimizer(run: Sections) -> None:
+    """Let Adam stand for Muon, and the distributed optimizer for Megatron-FSDP and for Muon's own sharding."""
+    ddp, optimizer = run.held["ddp"], run.held["optimizer"]
+    has_fsdp, has_muon = bool(ddp.get("use_megatron_fsdp")), "muon" in str(optimizer.get("optimizer"))
+    for section, held, inert in (("ddp", ddp, FSDP), ("optimizer", optimizer, ("muon_",))):
+        run.held[section] = {name: value for name, value in held.items() if not name.startswith(inert)}
+    if has_muon:
+        run.set("optimizer.optimizer", "adam", "no package of Muon is here")
+    if not (has_fsdp or has_muon):
+        return
+    why = f"stands for {'Megatron-FSDP' if has_fsdp else 'the sharding of Muon'}"
+    for section in ("ddp", "optimizer"):
+        run.set(f"{section}.use_distributed_optimizer", True, why)
+    settings = run.plan.settings
+    if settings.low_parameters and settings.scheme == "mxfp8":
+        run.set("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True, f"the distributed optimizer, which {why}")
 
 
 def _drop(run: Sections) -> None:

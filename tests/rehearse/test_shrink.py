@@ -105,6 +105,40 @@ def test_settings_that_would_keep_a_resume_from_the_same_loss_are_off():
     assert [one.path for one in small.left_out] == ["model.moe_router_dtype"]
 
 
+def test_the_layer_that_prediction_layers_are_built_as_is_kept():
+    split = Split(parallel=Parallel(), num_layers=8, virtual=1)
+    kinds = ("delta_net", "delta_net", "delta_net", "transformer") * 2
+    assert kept_layers(kinds, split, start=0, end=0, limit=8, needs_last=True).layers == (0, 7)
+
+
+def test_experts_that_tensor_ranks_do_not_split_are_spread_over_them():
+    over = ("model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.expert_tensor_parallel_size=1")
+    small = small_of(DEEPSEEK, *over, gpus=2048)
+    assert [str(one) for one in small.rounds] == ["TP 2 with SP x PP 2 x EP 2", "DP 2 x EP 2"]
+    assert {one.fields()["expert_tensor_parallel_size"] for one in small.rounds} == {1}
+
+
+@pytest.mark.parametrize(
+    ("ddp", "optimizer", "changed"),
+    [
+        (
+            {"use_megatron_fsdp": True, "fsdp_double_buffer": True},
+            {},
+            "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
+        ),
+        ({}, {"optimizer": "dist_muon", "muon_momentum": 0.9}, "optimizer.optimizer"),
+    ],
+)
+def test_the_distributed_optimizer_stands_for_other_sharding(ddp, optimizer, changed):
+    run = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8}
+    precision = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", fp8_param_gather=True)
+    small = shrink({"model": run, "ddp": ddp, "optimizer": optimizer}, precision)
+    assert changed in {one.field for one in small.changes}
+    assert [small.sections[name]["use_distributed_optimizer"] for name in ("ddp", "optimizer")] == [True, True]
+    assert not [name for name in small.sections["optimizer"] if name.startswith("muon_")]
+    assert not [name for name in small.sections["ddp"] if name.startswith("fsdp_")]
+
+
 @pytest.mark.parametrize(
     ("overrides", "mcore", "left_out"),
     [

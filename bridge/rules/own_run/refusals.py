@@ -123,6 +123,10 @@ def _unhonoured_context(model: Values, backend: str | None) -> Iterator[Finding]
     size, stated = model["context_parallel_size"], model["cp_comm_type"]
     if size == 1:
         return
+    if model["experimental_attention_variant"] == SPARSE:
+        rule = "this run does not honour it: the sparse attention of megatron-core 0.16.1 has no context parallelism"
+        yield _fault(NOT_HONOURED, "model.context_parallel_size", rule, size, "Leave it at 1.")
+        return
     kinds = COMMUNICATION.get(backend or "te", ("all_gather",))
     asked = stated if isinstance(stated, list) else [stated or "p2p"]
     found = {*map(str, asked)} - {*kinds}
