@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import json
 import re
+import resource
 import shutil
 import tempfile
 from collections import Counter
@@ -34,7 +35,7 @@ from bridge.rules.rule import SEVERITIES
 from bridge.rules.shape.model import ModelShape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bridge.front.loader import RunValues
     from bridge.rules.rule import RuleFinding
@@ -158,21 +159,42 @@ def classes(folder: Path) -> dict[str, list[Path]]:
 
 
 def rehearsed(path: Path) -> dict[str, Any]:
-    """Return the answer of the rehearsal of a recipe."""
+    """Return the answer of the rehearsal of a recipe, with the CPU seconds of its processes."""
     run = load_run(place_of(path), config_file=path)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         answer = rehearse(run, target=run.prediction.target, environment=run.reading.environment)
     except BridgeError as error:
         return {"recipe": path.stem, "refused": str(error)}
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "recipe": path.stem,
         "planned": sum(one.planned or 0 for one in answer.launches),
         "equal": sum(one.equal or 0 for one in answer.launches),
         "resumed": all(one.loss is not None and one.loss == one.resumed_loss for one in answer.launches),
-        "seconds": round(sum(one.seconds for one in answer.launches)),
+        "seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
+        "replaced": [one.field for one in answer.small.changes if REPLACED.search(one.reason)],
         "left_out": [one.path for one in answer.left_out],
         "findings": [f"{one.path}: {one.rule}" for one in answer.findings],
     }
+
+
+REPLACED = re.compile("GPU|CPU|stands for|resume|no package")
+"""In the reason of a change: the setting is one that no CPU has, not a size."""
+
+
+def row_of(name: str, count: int, one: Mapping[str, Any]) -> str:
+    """Return the row of a class in the table; one that was not rehearsed says so."""
+    notes = [one.get("refused", ""), *one.get("findings", ())]
+    for what in ("replaced", "left_out"):
+        names = ", ".join(f"`{path}`" for path in one.get(what, ()))
+        notes.append(f"{what.replace('_', ' ')}: {names}" if names else "")
+    equal = f"{one['equal']} of {one['planned']}" if one.get("planned") else "-"
+    resumed = "yes" if one.get("resumed") else "no"
+    if "refused" in one or not one:
+        resumed = "-"
+    cells = (name, count, equal, resumed, one.get("seconds", "-"), "; ".join(filter(None, notes)) or "-")
+    return f"| {' | '.join(map(str, cells if one else (*cells[:-1], 'was not rehearsed')))} |"
 
 
 def rehearsals(folder: Path, results: Path | None) -> str:
@@ -185,24 +207,26 @@ def rehearsals(folder: Path, results: Path | None) -> str:
             print(name, known[name], flush=True)
             if results is not None:
                 results.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    heads = (
-        "Layers",
-        "Scheme",
-        "Parallelism",
-        "Recipes",
-        "Plan = record",
-        "Resumed",
-        "Seconds",
-        "Left out, or why not",
+    return rehearsal_table(found, known)
+
+
+def rehearsal_table(found: Mapping[str, Sequence[Path]], known: Mapping[str, Any]) -> str:
+    """Return the rehearsals as a Markdown table, with a line that counts them."""
+    heads = "Layers | Scheme | Parallelism | Recipes | Plan = record | Resumed | CPU seconds | Replaced or left out"
+    rows = [row_of(name, len(paths), known.get(name, {})) for name, paths in found.items()]
+    green = sum(is_green(known.get(name, {})) for name in found)
+    refused = sum("refused" in known.get(name, {}) for name in found)
+    recipes = sum(map(len, found.values()))
+    lead = (
+        f"{len(found)} classes of {recipes} recipes: {green} ran as planned and resumed with the same loss, {refused} "
+        f"{'was' if refused == 1 else 'were'} refused."
     )
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for name, paths in found.items():
-        one = known[name]
-        last = [one.get("refused", ""), *one.get("findings", ()), ", ".join(one.get("left_out", ()))]
-        equal = f"{one['equal']} of {one['planned']}" if one.get("planned") else "-"
-        cells = (name, len(paths), equal, "yes" if one.get("resumed") else "no", one.get("seconds", "-"))
-        lines.append(f"| {' | '.join(map(str, cells))} | {'. '.join(filter(None, last))} |")
-    return "\n".join(lines)
+    return "\n".join([lead, "", f"| {heads} |", f"|{'---|' * (heads.count('|') + 1)}", *rows])
+
+
+def is_green(one: Mapping[str, Any]) -> bool:
+    """Return whether a rehearsal ran as planned, without a finding, and resumed."""
+    return bool(one.get("resumed") and one["planned"] == one["equal"] and not one["findings"])
 
 
 def main() -> None:
