@@ -14,6 +14,7 @@ from bridge.errors import PayloadError
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.reading.document import Document
+from tests.contention import allowed
 from tests.interop.properties import reasons
 
 BASH = shutil.which("bash")
@@ -140,7 +141,7 @@ def test_branches_do_not_multiply_without_end() -> None:
     )
     begun = time.process_time()
     found = launches(script)
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < allowed(2)
     assert len(found) <= 49
     assert found[0].arguments[-1] == "--bf16"
 
@@ -181,7 +182,7 @@ def test_a_hostile_script_is_done_in_less_than_two_seconds(script: str) -> None:
         launches(script)
     except PayloadError as error:
         assert str(error).count("\n") == 0
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < allowed(2)
 
 
 @pytest.mark.parametrize(
