@@ -101,6 +101,7 @@ def _of_script(
     from bridge.interop.launch import systems as command_lines
     from bridge.interop.launch.alternatives import launches
     from bridge.interop.megatron_lm import importer as megatron_lm
+    from bridge.interop.megatron_lm.recognition import is_megatron
 
     ours = megatron_lm.SYSTEM
     started = launches(document.text, document.path, megatron_lm.variables_of(context.get("variables")))
@@ -118,7 +119,7 @@ def _of_script(
     found: list[Run] = []
     left: list[Unmapped] = []
     for launch, line in zip(started, lines, strict=True):
-        is_ours = chosen == ours.name or (chosen is None and command_lines.is_megatron(launch))
+        is_ours = chosen == ours.name or (chosen is None and is_megatron(launch))
         if line is None and is_ours:
             with _named(document, launch.label):
                 (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))

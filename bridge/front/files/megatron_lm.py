@@ -17,7 +17,6 @@ from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
-from bridge.interop.launch.systems import is_megatron
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.deepspeed_engine import is_engine
@@ -25,6 +24,7 @@ from bridge.interop.megatron_lm.effects import INFERENCE
 from bridge.interop.megatron_lm.importer import import_
 from bridge.interop.megatron_lm.options import fields_of, misspelt
 from bridge.interop.megatron_lm.printed import START, printed_arguments
+from bridge.interop.megatron_lm.recognition import is_megatron
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
 from bridge.rules.fields import known_releases

@@ -5,26 +5,20 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch, pattern
-from bridge.interop.launch.script import MODES
-from bridge.interop.launch.word import Word
-from bridge.interop.megatron_lm.arguments import PROGRAMS
-from bridge.interop.megatron_lm.flags import bears_on_precision, dest
-from bridge.interop.megatron_lm.recognition import ARGUMENTS
-from bridge.interop.reading.trainer_words import arguments
+from bridge.interop.megatron_lm.flags import bears_on_precision
+from bridge.interop.reading.command_words import CommandWords, nested
+from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import record_named
 
 NEMO, TORCHTITAN, FAIRSEQ = pattern("nemo1"), pattern("torchtitan"), pattern("fairseq")
-HOLDS_OPTIONS = pattern("holds options", re.IGNORECASE)
 OF_TRAINING = frozenset(ROWS["of training"].split())
 TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
 FILES = tuple(ROWS["files"].split())
@@ -32,8 +26,6 @@ BATCH = "per_device_train_batch_size"
 OWNERS = ("model", "optimizer", "ddp")
 SCHEME = ("bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
-OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
-NUMBER = re.compile(r"-\d|-\.\d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,70 +43,6 @@ class CommandLine:
     """The file, or the system, that decides; there is no payload then."""
     said_by: str = "flags"
     """The source of the precision: "flags" of the program, or those of the "launcher"."""
-
-
-class CommandWords:
-    """The words of a command line as options, overrides and others."""
-
-    def __init__(self, words: Iterable[Word]) -> None:
-        self.options: dict[str, str | bool] = {}
-        """`--some-name value`, by `some_name`; True without a value. The last one counts."""
-        self.overrides: dict[str, str] = {}
-        """`key.inner=value`, without Hydra's `+`."""
-        self.undecided: dict[str, str] = {}
-        """Option or override whose value only the run decides -> the value as it was written."""
-        self.loose: list[str] = []
-        """Words that only the run decides and that may hold any option."""
-        self.written: dict[str, str] = {}
-        waiting = ""
-        for word in words:
-            if word.startswith("-") and not NUMBER.match(word) and word.strip("-"):
-                waiting = self._option(word)
-            elif waiting:
-                self._value(self.options, waiting, word)
-                waiting = ""
-            else:
-                self._other(word)
-
-    @property
-    def known(self) -> list[str]:
-        """The options and their values without those that only the run decides."""
-        pairs = ((self.written[key], value) for key, value in self.options.items())
-        return [name if value is True else f"{name}={value}" for name, value in pairs]
-
-    def _option(self, word: Word) -> str:
-        """Note an option; return its name where a value may follow."""
-        name, value = word.option()
-        if name.is_unknown:
-            self.loose.append(str(word))
-            return ""
-        key = name.lstrip("-").replace("-", "_")
-        self.written[key], self.options[key] = str(name), True
-        self.undecided.pop(key, None)
-        if value is not None:
-            self._value(self.options, key, value)
-        return key if value is None else ""
-
-    def _value(self, group: dict[str, Any], key: str, value: Word) -> None:
-        if value.is_unknown and group is self.options and HOLDS_OPTIONS.search(value):
-            self.loose.append(str(value))
-        elif value.is_unknown:
-            self.undecided[key] = str(value)
-            group.pop(key, None)
-        else:
-            self.undecided.pop(key, None)
-            group[key] = str(value)
-
-    def _other(self, word: Word) -> None:
-        name, value = word.option()
-        found = OVERRIDE.fullmatch(name)
-        if found is not None and value is not None and not name.is_unknown:
-            if word.startswith("~"):
-                self.overrides.pop(found[1], None)
-            else:
-                self._value(self.overrides, found[1], value)
-        elif word.is_unknown:
-            self.loose.append(str(word))
 
 
 class Line:
@@ -162,28 +90,6 @@ def _open_ends(launch: Launch) -> Iterator[Unmapped]:
             yield lost(row, name, value)
 
 
-def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
-    """Return dotted keys as mappings within mappings, values as YAML reads them; a key below a value goes over it."""
-    found: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, last = re.split(r"[./]", key)
-        inner = found
-        for name in path:
-            if not isinstance(inner.get(name), dict):
-                inner[name] = {}
-            inner = inner[name]
-        inner[last] = _typed(value)
-    return found
-
-
-def _typed(value: Any) -> Any:
-    """Return a text as YAML reads it, as it is where that fails."""
-    try:
-        return yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError:
-        return value
-
-
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
     """Return the record of a row, "SYSTEM.SENTENCE"."""
     return Unmapped(name, value, *record_named(row, **facts))
@@ -202,20 +108,6 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
     for reader in READERS.values():
         found = found or reader(line, False)
     return found or _deepspeed_file(line)
-
-
-def is_megatron(launch: Launch) -> bool:
-    """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
-
-    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
-    """
-    words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
-    is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
-    own = len(MEGATRON_ARGUMENTS & launch.flags)
-    is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
-    is_named = is_named or (launch.program == "megatron" and bool(MODES & launch.flags))  # of ms-swift
-    is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
-    return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
@@ -314,7 +206,7 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     words, launcher = line.words, line.accelerate
     if not (forced or _is_trainers(words, is_launched=launcher is not None)):
         return None
-    payload = arguments(words.known)
+    payload = arguments_of(words)
     chosen = _swift_switch(line, payload)
     if chosen is not None:
         payload[chosen] = True

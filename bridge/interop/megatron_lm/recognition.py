@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.interop.contract import Recognised
-from bridge.interop.megatron_lm.arguments import argument_groups
+from bridge.interop.launch.launches import MEGATRON_ARGUMENTS, Launch
+from bridge.interop.launch.script import MODES
+from bridge.interop.megatron_lm.arguments import PROGRAMS, argument_groups
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest, pattern
 from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX
 from bridge.interop.reading.document import Document
@@ -26,6 +28,20 @@ KEYS = (
 def is_per_module(content: Mapping[Any, Any]) -> bool:
     """Return whether a mapping is the content of a file for `--te-precision-config-file`."""
     return all(isinstance(content.get(key), Mapping) for key in ("configs", "matchers"))
+
+
+def is_megatron(launch: Launch) -> bool:
+    """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
+
+    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
+    """
+    words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
+    is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
+    own = len(MEGATRON_ARGUMENTS & launch.flags)
+    is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
+    is_named = is_named or (launch.program == "megatron" and bool(MODES & launch.flags))  # of ms-swift
+    is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
+    return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
 
 
 def recognise(document: Document) -> Recognised | None:

@@ -6,8 +6,8 @@ import pytest
 
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import Run, runs_of
-from bridge.interop.launch.systems import CommandWords, nested
 from bridge.interop.launch.word import Word
+from bridge.interop.reading.command_words import CommandWords, nested
 from bridge.interop.reading.document import Document
 from bridge.interop.systems import MODULES
 from tests.contention import allowed
