@@ -31,7 +31,7 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
         read = Reader(root, path, {name: Word(value) for name, value in (variables or {}).items()})
     except RecursionError:
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
-    first, *others = read.states
+    first, *others = (*read.states, *read.others)
     error = broken_line(root)
     if not first.launches and error:
         rule = "must be bash that can be read here, and is not"
@@ -39,7 +39,7 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     notes = [f"line {error}, which {UNREADABLE}"] if error else []
     if read.is_cut:
         notes.append(f"the branches behind the first {len(others)}")
-    for state in read.states:
+    for state in (first, *others):
         unread = unexecuted(read.scripts.values(), STATING, state.executed)
         made = state.launches or [_held(state)]
         state.launches = [replace(launch, notes=(*state.notes, *notes), unread=unread) for launch in made]
@@ -49,7 +49,8 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
 
 def _held(state: State) -> Launch:
     """Return the arguments that variables hold, for a file that others source."""
-    words = {name: fields([(held, True)]) for name, held in state.values.items() if name not in state.stated}
+    own = {*state.stated, *state.pieces.values()}
+    words = {name: fields([(held, True)]) for name, held in state.values.items() if name not in own}
     texts = {name: " ".join(held) for name, held in words.items() if any(word.startswith("--") for word in held)}
     merged = [
         name

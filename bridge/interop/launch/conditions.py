@@ -29,6 +29,8 @@ class Test(NamedTuple):
     """Variables that nothing sets, and whose defaults decide here."""
     equal: tuple[str, str] | None = None
     """A variable that nothing sets, and the value with which it would be answered otherwise."""
+    asks: frozenset[str] = frozenset()
+    """Variables that nothing sets, of which another value may change the answer than that of `equal`."""
 
     @property
     def is_free(self) -> bool:
@@ -46,7 +48,8 @@ class Test(NamedTuple):
         holds = any(side.holds for side in sides) if is_or else all(side.holds for side in sides)
         is_decided = any(side.holds is is_or and not side.is_open for side in sides)
         is_open = any(side.is_open for side in sides) and not is_decided
-        return Test(holds, is_open, self.defaults + other.defaults)
+        asks = self.asks.union(other.asks, *(side.equal[:1] for side in sides if side.equal))
+        return Test(holds, is_open, self.defaults + other.defaults, asks=asks)
 
 
 def answer(words: Sequence[Word], *, is_double: bool) -> Test:
@@ -60,7 +63,8 @@ def answer(words: Sequence[Word], *, is_double: bool) -> Test:
     if words[:1] == ["!"]:
         return answer(words[1:], is_double=is_double).negated
     equal = _equality(words[0], words[2]) if len(words) == 3 and words[1] in EQUALITY else None
-    return _test(words, _compared([word.with_nothing_set for word in words], is_double), equal)
+    is_pattern = is_double and any("*" in word for word in words)
+    return _test(words, _compared([word.with_nothing_set for word in words], is_double), equal, is_pattern=is_pattern)
 
 
 def matched(subject: Word, patterns: Sequence[Word]) -> Test:
@@ -68,12 +72,15 @@ def matched(subject: Word, patterns: Sequence[Word]) -> Test:
     if "*" in patterns:
         return Test(holds=True, is_open=False)
     holds = any(fnmatchcase(subject.with_nothing_set, pattern.with_nothing_set) for pattern in patterns)
-    return _test([subject], holds, _equality(subject, next(filter(None, patterns), Word())))
+    equal = _equality(subject, next(filter(None, patterns), Word()))
+    return _test([subject], holds, equal, is_pattern=len(patterns) > 1 or any("*" in one for one in patterns))
 
 
-def _test(words: Sequence[Word], holds: bool | None, equal: tuple[str, str] | None) -> Test:
+def _test(words: Sequence[Word], holds: bool | None, equal: tuple[str, str] | None, *, is_pattern: bool) -> Test:
     is_open = holds is None or any(word.is_unknown for word in words)
-    return Test(bool(holds), is_open, tuple(name for word in words for name in word.defaults), equal)
+    defaults = tuple(name for word in words for name in word.defaults)
+    asks = frozenset(name for word in words for name in word.names)
+    return Test(bool(holds), is_open, defaults, equal, asks if equal is None or is_pattern else asks - {equal[0]})
 
 
 def _compared(words: list[str], is_double: bool) -> bool | None:

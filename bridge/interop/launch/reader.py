@@ -1,8 +1,8 @@
 """`Reader`: one pass over the tree of a script, with the states that bash can be in.
 
 The first state is that of bash with nothing set. At a condition that the file does not decide another state parts from
-it, which is answered otherwise there and goes on to the end of the script; no third one parts from that. A piece that
-only a run decides is a part of a word, and never guessed.
+it, which is answered otherwise there and goes on to the end of the script; no third one parts from that. Where the
+script asked for the same variable before, that state has its value from the first command on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from bridge.interop.launch.conditions import Test, answer, matched
 from bridge.interop.launch.launches import COMMAND_WORDS, QUIET, SHELLS, found_launch, nested_script
 from bridge.interop.launch.script import WORDS, name_of, parse, redirects, shown, statements, text_of
 from bridge.interop.launch.state import Fork, State
-from bridge.interop.launch.variables import as_script
 from bridge.interop.launch.word import Part, Word, joined
 from bridge.interop.reading.document import MAX_BYTES
 
@@ -55,14 +54,16 @@ class Arm(NamedTuple):
 class Reader:
     """Reads a script once."""
 
-    def __init__(self, root: Node, path: str, stated: Mapping[str, Word]) -> None:
-        self.path = path
-        self.states = [State(stated)]
+    def __init__(self, root: Node, path: str, stated: Mapping[str, Word], fork: Fork | None = None) -> None:
+        self.path, self.stated = path, stated
+        self.states = [State(stated, fork or Fork())]
         """What the state that reads a command becomes: itself, and those that part from it."""
         self.scripts = {"": root}
         """The script, and the strings and files in it that are scripts, by their texts."""
         self.points: set[object] = set()
         """Conditions with the answers for which a state was made."""
+        self.others: list[State] = []
+        """States in which a variable that was asked for before has its value from the first command on."""
         self.taken: dict[str, str] = {}
         """Condition, or variable that decides -> the branch that is taken with nothing set."""
         self.is_cut = False
@@ -181,6 +182,7 @@ class Reader:
                 one.has_failed = arm is None
 
         if arms and not state.fork.place:
+            state.asked.update(*(arm.test(state).asks for arm in arms))
             arm = self.chosen(arms, otherwise, state)
             taken = arms[0].labels[0] if arm is None else arm.labels[1]
             if not self.ends(otherwise, state):
@@ -208,13 +210,19 @@ class Reader:
         if len(self.points) > MAX_STATES or self.steps > MAX_STEPS:
             self.is_cut = True
             return None
-        side = state.copied()
-        side.fork = Fork(
+        fork = Fork(
             place=len(self.points),
             label=arm.labels[holds] if test.is_open or test.equal else "",
             taken=self.taken.setdefault(f"${test.equal[0]}" if test.equal else arm.key, taken),
             because=() if test.is_open else test.defaults,
         )
+        if test.equal and test.equal[0] in state.asked:
+            name, value = test.equal
+            again = Reader(self.scripts[""], self.path, {**self.stated, name: Word(value)}, fork)
+            self.others += again.states
+            self.steps += again.steps
+            return None
+        side = state.parted(fork)
         side.answers[arm.key] = holds
         if test.equal:
             side.assume(*test.equal)
@@ -316,10 +324,7 @@ class Reader:
     def string(self, text: Word, line: int, state: State) -> None:
         """Read a string that is a script."""
         if COMMAND_WORDS.search(text):
-            was_string, state.is_string = state.is_string, True
-            self.read(as_script(text), line, f"the string on line {line}", state)
-            for one in self.states:
-                one.is_string = was_string
+            self.read(state.script(text), line, f"the string on line {line}", state)
 
     def read(self, text: str | None, line: int, name: str, state: State) -> None:
         """Read a text that is a script; note one that is not there, or is none."""

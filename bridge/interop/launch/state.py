@@ -39,9 +39,9 @@ class Fork:
 class State(Variables):
     """What bash knows at a point of a script, and what was started before."""
 
-    def __init__(self, stated: Mapping[str, Word]) -> None:
+    def __init__(self, stated: Mapping[str, Word], fork: Fork) -> None:
         super().__init__(stated)
-        self.fork = Fork()
+        self.fork = fork
         self.answers: dict[str, bool] = {}
         """Conditions whose answers are assumed."""
         self.exported: dict[str, Word] = {}
@@ -57,9 +57,10 @@ class State(Variables):
         """The last command was `false`, or a condition that did not hold."""
         self.has_ended = False
 
-    def copied(self) -> State:
+    def parted(self, fork: Fork) -> State:
         """Return another state that is as this one up to here."""
         made = copy(self)
+        made.fork = fork
         for name, held in vars(self).items():
             if isinstance(held, dict | list | set):
                 setattr(made, name, held.copy())
@@ -120,7 +121,7 @@ class State(Variables):
             parts = {child.type: child for child in redirect.named_children}
             if "heredoc_body" in parts:
                 body, mark = parts["heredoc_body"], text_of(parts["heredoc_start"])
-                return Word(text_of(body)) if mark[:1] in ("'", '"', "\\") else self.text(body)
+                return self.literal(text_of(body)) if mark[:1] in ("'", '"', "\\") else self.text(body)
         return None
 
     def write(self, redirect: Node, line: int, text: Word | None) -> None:

@@ -19,8 +19,7 @@ PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]
 """`${name[index]operator...`, with the sign before the name."""
 SIMPLE = re.compile(r"[\w.,:/=+-]+")
 """A text that means the same inside a string that is a script."""
-ENDS, STARTS = re.compile(r"(?:^|[\s\"'=])\Z"), re.compile(r"\Z|[\s\"']")
-"""Before and behind an expansion that is all of a word."""
+PIECE = re.compile(r"\$\{(__\d+__)\}")
 PLAIN = frozenset({"word", "number", "variable_name"})
 
 Piece = tuple[list[Word], bool]
@@ -37,8 +36,10 @@ class Variables:
         """The words of each variable; an array may have any number, another variable has one."""
         self.defaulted: dict[str, Word] = {}
         """Variables that nothing sets, and the default that was taken."""
-        self.is_string = False
-        """A string is read that is a script: `'$X'` in it was expanded before, to what only the run decides."""
+        self.asked: set[str] = set()
+        """Variables that nothing sets, and without which a condition was answered or a word made."""
+        self.pieces: dict[Part, str] = {}
+        """Pieces of strings that are scripts, which are more than their text -> the variable that holds each."""
 
     def set(self, name: str, words: list[Word], *, append: bool = False, is_array: bool = False) -> None:
         """Set a variable, or add to it."""
@@ -62,6 +63,25 @@ class Variables:
         """Return a word as one text: as in an assignment, without splitting."""
         return Word(part for words, _ in self._pieces(node) for part in joined(words).parts)
 
+    def script(self, text: Word) -> str:
+        """Return a text that is a script; a piece that is more than its text stands in it as a variable."""
+        source = ""
+        for part in text.parts:
+            if part.variable is None and not (part.defaults and SIMPLE.fullmatch(part.text)):
+                source += part.text
+            else:
+                name = self.pieces.setdefault(part, f"__{len(self.pieces)}__")
+                self.values.setdefault(name, [Word([part])])
+                source += f"${{{name}}}"
+        return source
+
+    def literal(self, text: str) -> Word:
+        """Return a text in which only the pieces of a string that is a script are expanded."""
+        found = list[Part]()
+        for place, piece in enumerate(PIECE.split(text)):
+            found += joined(self.values.get(piece, ())).parts if place % 2 else [Part(piece)]
+        return Word(found)
+
     def words(self, nodes: Iterable[Node]) -> list[Word]:
         """Return what several words become."""
         found: list[Word] = []
@@ -75,13 +95,13 @@ class Variables:
         kind, start = node.type, _start(node)
         own = text_of(node)[start - node.start_byte :]
         if kind in LATE:
-            return [([Word([Part(own, "")])], not quoted)]
+            return [([Word([Part(str(self.literal(own)), "")])], not quoted)]
         if kind == "simple_expansion":
             return [self._listed(self._value(own, own[1:], "", "", Word()), own[1:], quoted=quoted)]
         if kind == "expansion":
             return [self._expansion(node, own, start, quoted=quoted)]
         if kind == "raw_string":
-            return [([Word([Part(own[1:-1], "" if self.is_string and "$" in own else None)])], False)]
+            return [([self.literal(own[1:-1])], False)]
         if kind == "string":
             return self._stretch(node, start + 1, node.end_byte - 1, quoted=True) or [([Word()], False)]
         return self._stretch(node, node.start_byte, node.end_byte, quoted=quoted or kind == "heredoc_body")
@@ -101,7 +121,7 @@ class Variables:
     def _expansion(self, node: Node, own: str, start: int, *, quoted: bool) -> Piece:
         found = PARAMETER.match(own)
         if found is None or not found[2]:
-            return [Word([Part(own, "")])], not quoted
+            return [Word([Part(str(self.literal(own)), "")])], not quoted
         sign, name, index, operator = found.groups("")
         rest = self._stretch(node, start + len(found[0].encode()), node.end_byte - 1, quoted=quoted)
         argument = joined((joined(words) for words, _ in rest), "")
@@ -126,28 +146,17 @@ class Variables:
                 return held or []
             variable = text.variable or name
             self.defaulted.setdefault(variable, argument)
+            self.asked |= text.names - {variable}
             default = argument.because(variable)
             if operator[-1] == "=" and not index:
                 self.set(name, [default])
             return [default]
         if operator in (":+", "+"):
+            self.asked |= text.names or {name}
             return [] if is_unset or not text else [argument]
         if operator not in ("", ":?", "?"):
-            return [Word([Part(own, "")])]
+            return [Word([Part(str(self.literal(own)), "")])]
         return held if held is not None else [Word([Part(own, name)])]
-
-
-def as_script(text: Word) -> str:
-    """Return a text that is a script, whose unknown pieces and defaults are written so that they are read again."""
-    source = ""
-    for part, following in zip(text.parts, (*text.parts[1:], Part("")), strict=True):
-        if part.defaults and SIMPLE.fullmatch(part.text):
-            source += f"${{{part.defaults[-1]}:-{part.text}}}"
-        elif part.text == f"${part.variable}" and not (ENDS.search(source) and STARTS.match(following.text)):
-            source += f"${{{part.variable}}}"
-        else:
-            source += part.text
-    return source
 
 
 def _literal(source: bytes, *, quoted: bool) -> list[Piece]:

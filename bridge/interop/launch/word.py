@@ -59,6 +59,11 @@ class Word(str):
         return {name: None for part in self.parts for name in part.defaults}
 
     @property
+    def names(self) -> set[str]:
+        """Variables that nothing sets and that are in it, or whose defaults are."""
+        return {*self.defaults, *(part.variable for part in self.parts if part.variable)}
+
+    @property
     def with_nothing_set(self) -> str:
         """The text as bash has it with nothing set."""
         return "".join(part.with_nothing_set for part in self.parts)

@@ -135,6 +135,21 @@ def test_one_value_is_assumed_wherever_it_is_asked_for() -> None:
     assert ("--bf16", "--fp8-format", "hybrid") in [launch.arguments for launch in launches(script)]
 
 
+@pytest.mark.parametrize(
+    "before",
+    ['[ -z "$1" ] && A=--fp16', 'A="${1:+--fp16}"', '[ "${1:-a}" = a ] && A=--fp16', "[[ $1 != fp* ]] && A=--fp16"],
+)
+def test_a_value_that_a_branch_has_holds_for_the_commands_before_it_too(before: str) -> None:
+    script = f'{before}\nif [ "$1" = fp8 ]; then B="--fp8-format hybrid"; fi\ntorchrun t.py --bf16 $A $B'
+    stated = launches(script, variables={"1": "fp8"})[0].arguments
+    assert stated in [launch.arguments for launch in launches(script) if 'if [ "$1" = fp8 ]' in launch.label]
+
+
+def test_a_string_keeps_what_its_variables_were_when_it_was_written() -> None:
+    script = 'CMD="torchrun t.py --bf16 $A --hysteresis ${X:-2}"\nA=--fp16\nX=1\n$CMD\neval "$CMD"\nbash -c "$CMD"'
+    assert {launch.arguments for launch in launches(script)} == {("--bf16", "$A", "--hysteresis", "2")}
+
+
 def test_branches_do_not_multiply_without_end() -> None:
     script = (
         "\n".join(f'if [ -f {n} ]; then A="$A --loss-scale {n}"; fi' for n in range(40)) + "\ntorchrun t.py $A --bf16"
