@@ -23,6 +23,7 @@ from bridge.megatron.te_cpu.enums import ENUMS
 from bridge.megatron.te_cpu.extension import extension
 from bridge.megatron.te_cpu.find import VERSIONS, find_te
 from bridge.megatron.te_cpu.patches import patches
+from bridge.megatron.te_cpu.storage import create_empty_quantized_tensor
 from bridge.numerics import QuantSpec, padded_scales, quantise
 from bridge.numerics.grid import code_values
 from bridge.precision.formats import FORMATS
@@ -481,3 +482,13 @@ def test_the_enums_have_every_member_that_transformer_engine_names():
 
 NO_MEMBERS = ("cast", "members", "kX")
 """Methods, and a placeholder in a docstring."""
+
+
+def test_mxfp8_of_a_size_that_is_no_multiple_of_32_is_refused_in_one_sentence():
+    quantizer = type("MXFP8Quantizer", (), {})()
+    with pytest.raises(BackendUnavailableError) as refused:
+        create_empty_quantized_tensor(quantizer, (200, 64), torch.bfloat16)
+    assert str(refused.value) == (
+        "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of (200, 64). "
+        "Use widths and tokens of a micro-batch that are, on each rank."
+    )

@@ -177,7 +177,10 @@ def create_empty_quantized_tensor(
     del device, pin_memory  # always the CPU
     shape = tuple(shape)
     if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
-        raise RuntimeError(f"MXFP8 requires tensor dims that are divisible by 32 (got shape={shape})")  # quantizer.cpp
+        raise BackendUnavailableError(  # Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, MXFP8Quantizer
+            "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
+            f"{shape}. Use widths and tokens of a micro-batch that are, on each rank."
+        )
     if kind_of(quantizer) in _WHOLE_QUANTIZERS:
         return _whole_empty(quantizer, shape, dtype)
     if not hasattr(quantizer, "create_metadata"):
