@@ -489,6 +489,6 @@ def test_mxfp8_of_a_size_that_is_no_multiple_of_32_is_refused_in_one_sentence():
     with pytest.raises(BackendUnavailableError) as refused:
         create_empty_quantized_tensor(quantizer, (200, 64), torch.bfloat16)
     assert str(refused.value) == (
-        "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of (200, 64). "
-        "Use widths and tokens of a micro-batch that are, on each rank."
+        "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
+        "(200, 64). Use widths and tokens of a micro-batch that are, on each rank."
     )
