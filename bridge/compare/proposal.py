@@ -26,7 +26,7 @@ class Proposal:
     """One module that another precision suits better."""
 
     layer: int
-    """Number of the transformer layer in the whole model, from 1, as in a row."""
+    """Number of the transformer layer in the whole model, from 0 on, as in a row."""
     module: str
     operand: str
     """The operand that lost most, against its format."""
@@ -74,7 +74,7 @@ def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | N
         return None
     chosen = next((name for name in finer if _suits(name, operands, worst, fp8_format)), HIGH)
     return Proposal(
-        layer=worst.layer,
+        layer=worst.layer - 1,
         module=worst.module,
         operand=worst.operand,
         sqnr_db=worst.sqnr_db,

@@ -31,7 +31,7 @@ class Taken:
 
     layer: str
     number: int | None
-    """The layer's number from 1 over the whole model; None for embedding, MTP and output."""
+    """The layer's number from 0 over the whole model; None for embedding, MTP and output."""
     module: str
     kind: str
     path: str
@@ -57,7 +57,7 @@ class Selected:
     nearest: tuple[str, ...]
     """Names of modules that look like the pattern, where it selects none."""
     missed: tuple[int, ...]
-    """Layers that it names, from 1 or from the end, and in which it selects no module."""
+    """Layers that it names, as it states them, and in which it selects no module."""
 
     @property
     def is_empty(self) -> bool:
@@ -128,15 +128,15 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
     outside = {"embedding": (0, 0)}
     found: list[Taken] = []
     for layer in plan.layers:
-        place = layer.number - 1 if layer.number is not None else None
-        chunk, local = outside.get(layer.label, (mtp[0], 0)) if place is None else at[place]
+        number = layer.number - 1 if layer.number is not None else None
+        chunk, local = outside.get(layer.label, (mtp[0], 0)) if number is None else at[number]
         found.extend(
             Taken(
                 layer=layer.label,
-                number=layer.number,
+                number=number,
                 module=module.name,
                 kind=module.kind,
-                path=plan.paths.path(layer.label, place or 0, module.name),
+                path=plan.paths.path(layer.label, number or 0, module.name),
                 local=plan.paths.path(layer.label, local, module.name),
                 chunk=chunk,
                 is_low=layer.low,
@@ -187,7 +187,7 @@ def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_la
         missed=tuple(
             number
             for number in matcher.layers
-            if abs(number) > num_layers or (number if number > 0 else number + num_layers + 1) not in reached
+            if not -num_layers <= number < num_layers or number % num_layers not in reached
         ),
     )
 

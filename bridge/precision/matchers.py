@@ -48,7 +48,7 @@ class Matcher:
     select: str = ""
     """The choice as it is stated."""
     layers: tuple[int, ...] = ()
-    """Numbers of the layers that it names, from 1, negative ones from the end."""
+    """Numbers of the layers that it names, as they are stated."""
 
     def takes(self, path: str) -> bool:
         """Return whether it selects a module by its name."""

@@ -2,16 +2,16 @@
 
     modules:
     - {select: "*.linear_qkv", precision: bf16}
-    - {select: {layers: [1, 2, -1], module: linear_fc2}, fp8_recipe: mxfp8}
+    - {select: {layers: [0, 1, -1], module: linear_fc2}, fp8_recipe: mxfp8}
     - {select: "decoder.layers.3.mlp.*", precision: blockwise, evaluation: bf16}
 
 A module takes the precision of the first row that selects it, as in Megatron Core; a module that no row selects has the
 precision of the run. `select` is either
 
-- ``layers`` and ``module``: numbers of layers, from 1 over the whole model as in every table, negative ones from the
-  end, and the end of a module's name. Without ``layers`` every layer is meant, those of multi-token prediction too; or
-- a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``, ``mtp.layers.0.eh_proj``). In a name
-  ``layers.3.`` is layer 4, whatever pipeline stage holds it.
+- a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``, ``mtp.layers.0.eh_proj``), in which
+  ``layers.N.`` names a layer by its number in the whole model, from 0, whatever pipeline stage holds it; or
+- ``layers`` and ``module``: numbers of layers, negative ones from the end, and the end of a module's name. Without
+  ``layers`` every layer is meant, those of multi-token prediction too.
 
 A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in BF16. A row that
 names none leaves those layers as they are.
@@ -68,11 +68,11 @@ class ModuleRow:
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers that the row names, from 1, negative ones from the end; empty where it names none."""
+        """Numbers of the layers that the row names, as they are stated; empty where it names none."""
         if self.layers is not None:
             return self.layers
         found = _LAYER.search(self.select)
-        return (int(found[1]) + 1,) if found is not None and not self.select.startswith("mtp.") else ()
+        return (int(found[1]),) if found is not None and not self.select.startswith("mtp.") else ()
 
     @property
     def names_layers(self) -> bool:
@@ -80,13 +80,8 @@ class ModuleRow:
         return bool(self.layer_numbers)
 
     def layers_beyond(self, num_layers: int) -> tuple[int, ...]:
-        """Return the numbers of layers that a model of so many layers does not have."""
-        return tuple(number for number in self.layer_numbers if abs(number) > num_layers)
-
-    def places(self, num_layers: int) -> tuple[int, ...]:
-        """Return the places of the layers that the row names in a list of so many layers."""
-        found = (number - 1 if number > 0 else number + num_layers for number in self.layer_numbers)
-        return tuple(dict.fromkeys(found))
+        """Return the numbers, as they are stated, of layers that a model of so many layers does not have."""
+        return tuple(number for number in self.layer_numbers if not -num_layers <= number < num_layers)
 
     def patterns(self, num_layers: int) -> tuple[str, ...]:
         """Return the globs that select the row's modules by their names in the whole model."""
@@ -94,8 +89,8 @@ class ModuleRow:
             return (self._anchored(),)
         if self.layers is None:
             return (f"*.{self.module}",)
-        places = self.places(num_layers)
-        return tuple(f"decoder.layers.{place}.{inner}{self.module}" for place in places for inner in ("", "*."))
+        numbers = dict.fromkeys(number + num_layers if number < 0 else number for number in self.layers)
+        return tuple(f"decoder.layers.{number}.{inner}{self.module}" for number in numbers for inner in ("", "*."))
 
     def _anchored(self) -> str:
         """Return the glob with a layer's number behind the decoder's name: ``*layers.0.*`` means no layer of MTP."""
@@ -104,21 +99,19 @@ class ModuleRow:
         return f"decoder.{self.select[self.select.index('layers.') :]}"
 
     def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
-        """Return `select` for a model of some layers of this one; None where the row names none of them.
+        """Return `select` for a model of some layers of this one, from 0; None where the row names none of them.
 
-        Args:
-            layers: The places of its layers in this model.
-            num_layers: Layers of this model.
+        Negative numbers count from the `num_layers` of this model.
         """
         if not self.names_layers:
             return self.select or {"module": self.module}
-        named = self.places(num_layers)
-        places = [place for place, before in enumerate(layers) if before in named]
-        if not places:
+        named = {number % num_layers for number in self.layer_numbers}
+        numbers = [place for place, number in enumerate(layers) if number in named]
+        if not numbers:
             return None
         if self.module:
-            return {"layers": [place + 1 for place in places], "module": self.module}
-        return _LAYER.sub(f"layers.{places[0]}", self.select)
+            return {"layers": numbers, "module": self.module}
+        return _LAYER.sub(f"layers.{numbers[0]}", self.select)
 
     def __str__(self) -> str:
         if self.select:
@@ -213,10 +206,10 @@ def _plain_select(given: object) -> str | dict[str, Any]:
     if isinstance(given, str):
         return _plain_glob(given)
     if isinstance(given, list | tuple):
-        rule = "`select` is one glob, or {layers: [1, -1], module: linear_fc2}"
+        rule = "`select` is one glob, or {layers: [0, -1], module: linear_fc2}"
         raise WrongValueError(rule, list(given), "Write a row for each.")
     if not isinstance(given, Mapping):
-        raise WrongValueError("`select` must be a glob, or {layers: [1, -1], module: linear_fc2}", given, "Correct it.")
+        raise WrongValueError("`select` must be a glob, or {layers: [0, -1], module: linear_fc2}", given, "Correct it.")
     _refuse_unknown(given, ("layers", "module"), "`select` has no such key")
     module = given.get("module")
     if isinstance(module, list | tuple):
@@ -229,15 +222,11 @@ def _plain_select(given: object) -> str | dict[str, Any]:
     if layers is None:
         return {"module": module}
     if isinstance(layers, str | Mapping) or not hasattr(layers, "__iter__"):
-        raise WrongValueError("`select.layers` must be a list of numbers", layers, "Write [1, 2, -1].")
+        raise WrongValueError("`select.layers` must be a list of numbers", layers, "Write [0, 1, -1].")
     numbers = []
     for number in layers:
-        if isinstance(number, bool) or not hasattr(number, "__index__") or not int(number):
-            raise WrongValueError(
-                "`select.layers` must be whole numbers, from 1, or negative ones from the end",
-                number,
-                "Write [1, 2, -1].",
-            )
+        if isinstance(number, bool) or not hasattr(number, "__index__"):
+            raise WrongValueError("`select.layers` must be whole numbers, from 0", number, "Write [0, 1, -1].")
         numbers.append(int(number))
     if not numbers:
         raise WrongValueError("`select.layers` must name a layer", [], "Drop it to mean every layer.")
@@ -249,7 +238,7 @@ def _plain_glob(glob: str) -> str:
     if not glob:
         raise WrongValueError("`select` must not be empty", glob, 'Use "*" for every module.')
     if _FROM_THE_END.search(glob):
-        rule = "a glob names no layer from the end"
+        rule = "a glob counts layers from 0 alone"
         raise WrongValueError(rule, glob, "Use {layers: [-1], module: NAME} to count from the end.")
     named = [match for match in _LAYER.finditer(glob) if not glob.startswith("mtp.")]
     before = glob[: named[0].start()] if named else ""

@@ -94,7 +94,8 @@ def _leave_out_prediction(run: Sections, why: str) -> None:
 
 def _named_layers(run: Sections) -> list[int]:
     """Return the layers that rows of `modules` name: the first that is of its kind and named by the same rows."""
-    rows = [set(row.places(run.shape.num_layers)) for row in run.plan.module_rows]
+    count = run.shape.num_layers
+    rows = [{number % count for number in row.layer_numbers} for row in run.plan.module_rows]
     low = {layer.number - 1 for layer in run.plan.layers if layer.low and layer.number is not None}
     firsts: dict[tuple[str, bool, tuple[bool, ...]], int] = {}
     for layer in sorted(set[int]().union(*rows)):

@@ -101,7 +101,7 @@ def _places(modules: Sequence[Taken]) -> str:
     others: dict[str, list[str]] = {}
     for module in modules:
         if module.number is not None:
-            layers.setdefault(module.module, []).append(module.number)
+            layers.setdefault(module.module, []).append(module.number + 1)
         else:
             others.setdefault(module.layer, []).append(module.module)
     names: dict[str, list[str]] = {}

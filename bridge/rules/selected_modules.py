@@ -44,7 +44,7 @@ def empty(run: RuleContext) -> list[Violation]:
         return _misspelt(run)
     found = []
     for row in _rows(run):
-        missed = [number for number in row.missed if abs(number) <= run.selection.num_layers]
+        missed = [number for number in row.missed if not _is_beyond(number, run.selection.num_layers)]
         if not row.is_empty or (row.missed and not missed):
             continue
         unread = _listed(row.unread)
@@ -84,6 +84,10 @@ def _numbers(numbers: Sequence[int]) -> str:
     return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST]))}{more}"
 
 
+def _is_beyond(number: int, num_layers: int) -> bool:
+    return not -num_layers <= number < num_layers
+
+
 def missed_layers(run: RuleContext) -> list[Violation]:
     """Return the rows that name layers in which they take nothing."""
     if not run.is_whole:
@@ -92,7 +96,7 @@ def missed_layers(run: RuleContext) -> list[Violation]:
         return []
     found = _beyond_the_model(run, run.selection.num_layers)
     for row in run.selection.rows:
-        missed = [number for number in row.missed if abs(number) <= run.selection.num_layers]
+        missed = [number for number in row.missed if not _is_beyond(number, run.selection.num_layers)]
         if missed and not row.is_empty:
             words = {"layers": _numbers(missed), "reason": "there is no such module there"}
             found.append(_about(run, row, severity="warning", remedy="drop these numbers", **words))
@@ -104,7 +108,7 @@ def _beyond_the_model(run: RuleContext, num_layers: int) -> list[Violation]:
     is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
     if num_layers < 1 or (is_hybrid and not run.is_whole):  # a pattern counts a hybrid model's layers
         return []
-    reason, remedy = f"the model's layers are 1 to {num_layers}", "correct these numbers"
+    reason, remedy = f"the model's layers are 0 to {num_layers - 1}", "correct these numbers"
     return [
         about(run, str(row), name=number, layers=_numbers(beyond), reason=reason, remedy=remedy)
         for number, row in enumerate(own_rows(run))

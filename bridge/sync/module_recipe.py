@@ -54,7 +54,7 @@ def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ..
         if not owner.is_part:
             raise
         named = [number for row in rows for number in row.layer_numbers]
-        return [tuple(range(max(map(abs, named))))]
+        return [tuple(range(max(max(named) + 1, -min(named))))]
 
 
 def _placed(model: Any) -> list[tuple[int, ...]]:

@@ -55,7 +55,7 @@ def test_a_row_that_is_not_planned_is_counted_and_named(grid, tmp_path):
 
 ROWS = (
     "{select:linear_fc2,precision:bf16}",
-    "{select:{layers:[2,3],module:linear_proj},precision:blockwise}",
+    "{select:{layers:[1,2],module:linear_proj},precision:blockwise}",
     "{select:{layers:[-1],module:linear_qkv},precision:tensorwise}",
 )
 OTHER_KINDS = {

@@ -15,7 +15,7 @@ from bridge.cli.main import main
 RECIPE = "bf16_with_fp8_current_scaling_mixed"
 ROWS = (
     'mixed_precision.modules=[{select:"*.linear_qkv",precision:bf16},'
-    "{select:{layers:[1,-1],module:linear_fc2},precision:mxfp8}]"
+    "{select:{layers:[0,-1],module:linear_fc2},precision:mxfp8}]"
 )
 FILE = """\
 configs:
@@ -60,11 +60,11 @@ def test_a_foreign_file_is_listed_as_it_stands(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "te.yaml").write_text(FILE)
     words = ["model.num_layers=8", "model.pipeline_model_parallel_size=4", "--file", str(tmp_path / "te.yaml")]
     assert main(["modules", RECIPE, ROWS, *words]) == 2
-    error = "--file: takes the place of mixed_precision.modules, got ['*.linear_qkv', 'layers 1, -1: linear_fc2']. "
+    error = "--file: takes the place of mixed_precision.modules, got ['*.linear_qkv', 'layers 0, -1: linear_fc2']. "
     assert capsys.readouterr().err == f"{error}Give the file or the rows.\n"
     assert main(["modules", RECIPE, *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "matcher first chooses bf16 for layers 1, 3, 5, 7 under PP=4, and for layer 1 under PP=1" in printed
+    assert "matcher first chooses bf16 for layers 0, 2, 4, 6 under PP=4, and for layer 0 under PP=1" in printed
 
 
 def test_the_files_of_a_run_are_written_one_per_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,18 +102,18 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: pyte
 
 
 def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    row = "mixed_precision.modules=[{select:{layers:[1,100],module:linear_fc2},precision:bf16}]"
+    row = "mixed_precision.modules=[{select:{layers:[0,99],module:linear_fc2},precision:bf16}]"
     assert main(["modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 2
     printed = " ".join(capsys.readouterr().out.split())
-    assert "row 0 takes nothing in layer 100: the model's layers are 1 to 6" in printed
-    assert main(["modules", RECIPE, row.replace("1,100", "100"), "--json"]) == 2
+    assert "row 0 takes nothing in layer 99: the model's layers are 0 to 5" in printed
+    assert main(["modules", RECIPE, row.replace("0,99", "99"), "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert "PB292" in [one["id"] for one in found["findings"]]
     assert "PB281" not in [one["id"] for one in found["findings"]]
     hybrid = ["model.num_layers=4", "model.hybrid_layer_pattern='M*M-'", "model.is_hybrid_model=true"]
-    assert main(["modules", RECIPE, row.replace("1,100", "1,4"), *hybrid]) == 0
+    assert main(["modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "row 0 takes nothing in layer 1: there is no such module there" in printed
+    assert "row 0 takes nothing in layer 0: there is no such module there" in printed
 
 
 def test_layers_that_the_run_keeps_in_its_dtype_are_apart(capsys: pytest.CaptureFixture[str]) -> None:

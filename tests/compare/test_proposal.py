@@ -42,11 +42,11 @@ def test_a_module_that_lost_more_than_a_bit_gets_the_scheme_that_takes_its_outli
     ]
     found = propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=6)
     assert [str(one) for one in found] == [
-        "layer 3, mlp.linear_fc2: input has 17.4 dB of 31.5; mxfp8, where it loses 14 dB less",
-        "layer 4, mlp.linear_fc2: input has 12.0 dB of 31.5; mxfp8, where it loses 19 dB less",
+        "layer 2, mlp.linear_fc2: input has 17.4 dB of 31.5; mxfp8, where it loses 14 dB less",
+        "layer 3, mlp.linear_fc2: input has 12.0 dB of 31.5; mxfp8, where it loses 19 dB less",
     ]
     proposed = module_rows_of(found)
-    assert proposed == [{"select": {"layers": [3, 4], "module": "mlp.linear_fc2"}, "precision": "mxfp8"}]
+    assert proposed == [{"select": {"layers": [2, 3], "module": "mlp.linear_fc2"}, "precision": "mxfp8"}]
     recipe = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="tensorwise", modules=proposed)
     recipe.finalize()
     assert MixedPrecisionConfig.from_yaml(recipe.to_yaml()).reading("modules") == recipe.reading("modules")

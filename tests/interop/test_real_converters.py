@@ -96,7 +96,7 @@ class TestTorchtitan:
     @pytest.mark.parametrize("family", ["llama3", "qwen3", "deepseek_v3"])
     def test_its_converters_take_the_modules_of_the_plan(self, version: str, family: str) -> None:
         pytest.importorskip("triton", reason="torchtitan's models import Triton")
-        selects: tuple[Any, ...] = ("*.linear_qkv", "*mlp.*", {"layers": [1, -1], "module": "linear_fc2"})
+        selects: tuple[Any, ...] = ("*.linear_qkv", "*mlp.*", {"layers": [0, -1], "module": "linear_fc2"})
         for kept in (False, True):
             for pair in itertools.permutations(selects, 2):
                 rows = [{"select": pair[0], "precision": "bf16"}, {"select": pair[1], "precision": "nvfp4"}]

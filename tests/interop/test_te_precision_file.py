@@ -127,7 +127,7 @@ def test_megatron_lm_gets_the_flag_and_the_file() -> None:
 
 def test_rows_that_name_layers_are_reported_by_both() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
-    precision.modules = [{"select": {"layers": [1], "module": "linear_qkv"}, "precision": "bf16"}]
+    precision.modules = [{"select": {"layers": [0], "module": "linear_qkv"}, "precision": "bf16"}]
     for exported in (exporter.export(precision), megatron_bridge.export(precision)):
         (entry,) = [one for one in exported.unmapped if one.field == "modules"]
         assert entry.reason == "unsupported"
@@ -135,7 +135,7 @@ def test_rows_that_name_layers_are_reported_by_both() -> None:
 
 
 STAGED = [
-    {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "bf16"},
     {"select": "*layers.5.*", "precision": "tensorwise"},
     {"select": "*.linear_qkv", "precision": "bf16"},
 ]
@@ -207,7 +207,7 @@ def test_convert_keeps_the_rows_of_our_own_yaml() -> None:
 
 def test_convert_keeps_rows_and_recipe_of_a_run() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
-    precision.modules = [{"select": {"layers": [1], "module": "linear_qkv"}, "precision": "bf16"}]
+    precision.modules = [{"select": {"layers": [0], "module": "linear_qkv"}, "precision": "bf16"}]
     run = {
         "mixed_precision": {"_recipe_": precision.recipe} | precision.to_dict(),
         "model": {"num_layers": 4, "quant_recipe": "ModuleRecipe"},

@@ -55,7 +55,7 @@ def test_fp8_attention_does_not_go_with_blocks() -> None:
 
 ROWS = [
     {"select": "*.linear_fc1", "precision": "bf16"},
-    {"select": {"layers": [1], "module": "linear_qkv"}, "precision": "nvfp4"},
+    {"select": {"layers": [0], "module": "linear_qkv"}, "precision": "nvfp4"},
 ]
 IN_TRANSFORMER_ENGINE = """
 import json, sys

@@ -24,7 +24,7 @@ def test_schemes_it_does_not_have_make_no_object(scheme: str) -> None:
 
 ROWS = [
     {"select": "*.linear_qkv", "precision": "bf16"},
-    {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "bf16"},
 ]
 
 

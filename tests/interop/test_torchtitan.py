@@ -131,7 +131,7 @@ def test_mx_and_nvfp4_have_a_form(recipe: str, converter: str) -> None:
 
 ROWS = [
     {"select": "*.linear_qkv", "precision": "bf16"},
-    {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "bf16"},
     {"select": {"module": "linear_fc1"}, "precision": "nvfp4"},
 ]
 

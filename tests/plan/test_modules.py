@@ -145,28 +145,16 @@ FILE = {
 }
 
 
-def test_a_row_and_the_table_of_the_plan_count_layers_alike() -> None:
-    precision = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed")
-    precision.first_last_layers_bf16 = False
-    precision.modules = [{"select": {"layers": [1, 3], "module": "linear_fc2"}, "precision": "bf16"}]
-    plan = precision_plan(precision, {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4})
-    high = [
-        one.label for one in plan.layers for module in one.modules if (module.kind, module.scheme) == ("linear", None)
-    ]
-    assert high == ["1", "3"]
-    assert [module.number for module in plan.selection.rows[0].taken] == [1, 3]
-
-
 def test_a_foreign_file_counts_layers_within_a_stage() -> None:
     precision = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed")
     precision.first_last_layers_bf16 = False
     model = {"num_layers": 80, "hidden_size": 64, "num_attention_heads": 4, "quant_recipe": FILE}
     plan = precision_plan(precision, {**model, "pipeline_model_parallel_size": 4})
-    high = [layer.number for layer in plan.layers if layer.number and not any(one.scheme for one in layer.modules)]
-    assert high == [1, 21, 41, 61]
+    high = [layer.number - 1 for layer in plan.layers if layer.number and not any(one.scheme for one in layer.modules)]
+    assert high == [0, 20, 40, 60]
     (found,) = plan.selection.elsewhere
-    assert (found.row.matcher.name, found.row.numbers) == ("first", (1, 21, 41, 61))
-    assert (found.stages, found.there) == (1, (1,))
+    assert (found.row.matcher.name, found.row.numbers) == ("first", (0, 20, 40, 60))
+    assert (found.stages, found.there) == (1, (0,))
 
 
 def test_a_file_that_forces_every_module_to_bf16_leaves_no_fp8_in_the_plan() -> None:
@@ -221,12 +209,12 @@ def test_the_plan_and_memory_name_rows_that_take_nothing() -> None:
     precision = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed")
     precision.modules = [
         {"select": "*.liner_qkv", "precision": "bf16"},
-        {"select": {"layers": [1, 100], "module": "linear_fc2"}, "precision": "bf16"},
+        {"select": {"layers": [0, 99], "module": "linear_fc2"}, "precision": "bf16"},
     ]
     plan = precision_plan(precision, model)
     notes = (
         "Row 0 of modules (*.liner_qkv) takes no linear layer of this model.",
-        "Row 1 of modules (layers 1, 100: linear_fc2) takes nothing in layer 100.",
+        "Row 1 of modules (layers 0, 99: linear_fc2) takes nothing in layer 99.",
     )
     assert plan.notes[-2:] == notes == memory_report(plan).notes[-2:]
 

@@ -21,7 +21,7 @@ PRECISIONS: tuple[dict[str, Any], ...] = (
 @st.composite
 def module_lists(draw: st.DrawFn, num_layers: int = 8, most: int = 4) -> list[dict[str, Any]]:
     """Return the rows of a random `modules`, legal in every run."""
-    layer = st.integers(1, num_layers) | st.integers(-num_layers, -1)
+    layer = st.integers(-num_layers, num_layers - 1)
     name = st.sampled_from(NAMES)
     by_number = st.fixed_dictionaries({"module": name}, optional={"layers": st.lists(layer, min_size=1, max_size=3)})
     numbered = st.builds("decoder.layers.{}.*.{}".format, st.integers(0, num_layers - 1), name)

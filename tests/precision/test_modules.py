@@ -16,7 +16,7 @@ from tests.precision.module_lists import module_lists
 
 ROWS: list[dict[str, Any]] = [
     {"select": "*.linear_qkv", "precision": "bf16"},
-    {"select": {"layers": [1, 2, -1], "module": "linear_fc2"}, "fp8_recipe": "mxfp8", "fp8_param": False},
+    {"select": {"layers": [0, 1, -1], "module": "linear_fc2"}, "fp8_recipe": "mxfp8", "fp8_param": False},
 ]
 PATH = "mixed_precision.modules"
 WRONG = [
@@ -67,8 +67,7 @@ WRONG = [
     ),
     (
         [{"select": {"layers": [1.5], "module": "linear_qkv"}, "precision": "bf16"}],
-        f"{PATH}: row 0: `select.layers` must be whole numbers, from 1, or negative ones from the end, got 1.5. "
-        "Write [1, 2, -1].",
+        f"{PATH}: row 0: `select.layers` must be whole numbers, from 0, got 1.5. Write [0, 1, -1].",
     ),
 ]
 
@@ -101,14 +100,14 @@ def test_the_rows_of_a_config_are_its_own() -> None:
 
 def test_the_label_names_each_choice() -> None:
     assert MixedPrecisionConfig(bf16=True, modules=ROWS).label == (
-        "bf16=True, modules=[*.linear_qkv bf16, layers 1, 2, -1: linear_fc2 mxfp8]"
+        "bf16=True, modules=[*.linear_qkv bf16, layers 0, 1, -1: linear_fc2 mxfp8]"
     )
 
 
 def test_the_label_of_the_nearest_recipe_names_each_choice_too() -> None:
     fields = {"bf16": True, "params_dtype": "bf16", "pipeline_dtype": "bf16", "grad_reduce_in_fp32": True}
     assert nearest_label(MixedPrecisionConfig.from_dict({**fields, "modules": ROWS})) == (
-        "bf16_mixed, but modules=[*.linear_qkv bf16, layers 1, 2, -1: linear_fc2 mxfp8]"
+        "bf16_mixed, but modules=[*.linear_qkv bf16, layers 0, 1, -1: linear_fc2 mxfp8]"
     )
 
 
@@ -126,7 +125,7 @@ def test_none_takes_the_statement_back_and_an_empty_list_is_one() -> None:
 
 def test_layers_become_those_of_each_stage() -> None:
     chunks = [(0, 1), (2, 3), (4, 5), (6, 7)]
-    rows = module_rows([{"select": {"layers": [1, 4, -1], "module": "linear_fc2"}, "precision": "bf16"}])
+    rows = module_rows([{"select": {"layers": [0, 3, -1], "module": "linear_fc2"}, "precision": "bf16"}])
     files = chunk_recipes(rows, chunks, run="e4m3")
     patterns = [[row["pattern"] for row in file["matchers"].values()] for file in files]
     assert patterns == [

@@ -22,9 +22,9 @@ SELECTS: tuple[Any, ...] = (
     "*",
     "decoder.layers.1.mlp.*",
     "*layers.3.*",
-    {"layers": [1, -1], "module": "linear_fc2"},
+    {"layers": [0, -1], "module": "linear_fc2"},
     {"module": "linear_fc1"},
-    {"layers": [3], "module": "linear_proj"},
+    {"layers": [2], "module": "linear_proj"},
 )
 BASES = (
     {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
@@ -100,7 +100,7 @@ def test_emulated_layers_follow_rows_too() -> None:
     model = model.to(torch.bfloat16)
     report = check_precision(model, None, lambda: model(torch.arange(32)[None]).logits.float().sum().backward())
     assert [one for one in report.disagreements(config) if "planned" in one] == []
-    config.modules = [{"select": {"layers": [2], "module": "linear_fc2"}, "precision": "bf16"}]
+    config.modules = [{"select": {"layers": [1], "module": "linear_fc2"}, "precision": "bf16"}]
     found = [one for one in report.disagreements(config) if "planned" in one]
     assert "planned bf16, ran e4m3 x e4m3 (mxfp8): model.layers.1.mlp.down_proj." in found
     assert "planned e4m3 x e4m3 (tensorwise), ran e4m3 x e4m3 (mxfp8): model.layers.2.mlp.down_proj, fprop." in found
@@ -120,8 +120,8 @@ def test_emulated_layers_follow_rows_too() -> None:
             "Did you mean 'linear_qkv', 'linear_fc2' or 'linear_fc1'?",
         ),
         (
-            {"layers": [8], "module": "linear_fc1"},
-            "modules: rows name layer 8, and the model has 4 layers. Correct the rows or the number.",
+            {"layers": [7], "module": "linear_fc1"},
+            "modules: rows name layer 7, and the model has 4 layers. Correct the rows or the number.",
         ),
     ],
 )

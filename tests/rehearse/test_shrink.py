@@ -171,7 +171,7 @@ def test_a_layout_of_the_runs_own_has_two_stages_of_the_same_content():
 
 def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
     rows = [
-        {"select": {"layers": [1, 41, -1], "module": "linear_fc2"}, "precision": "bf16"},
+        {"select": {"layers": [0, 40, -1], "module": "linear_fc2"}, "precision": "bf16"},
         {"select": "decoder.layers.79.*", "precision": "mxfp8"},
         {"select": "*.linear_qkv", "precision": "bf16"},
     ]
@@ -180,16 +180,16 @@ def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
     small = shrink(run.sections, precision, target=Target(count=64))
     assert (small.layers, small.dropped) == (("1", "2", "41", "80"), ())
     assert [row["select"] for row in small.precision["modules"]] == [
-        {"layers": [1, 3, 4], "module": "linear_fc2"},
+        {"layers": [0, 2, 3], "module": "linear_fc2"},
         "decoder.layers.3.*",
         "*.linear_qkv",
     ]
     small = shrink(run.sections, precision, target=Target(count=64), max_layers=1)
     assert small.dropped == ()
-    rows += [{"select": {"layers": [layer], "module": "linear_proj"}, "precision": "bf16"} for layer in range(10, 20)]
+    rows += [{"select": {"layers": [layer], "module": "linear_proj"}, "precision": "bf16"} for layer in range(9, 19)]
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
     dropped = shrink(run.sections, precision, target=Target(count=64)).dropped
-    assert dropped[-1] == "The row layers 19: linear_proj of modules: none of its layers is among the kept ones."
+    assert dropped[-1] == "The row layers 18: linear_proj of modules: none of its layers is among the kept ones."
 
 
 def test_a_size_that_the_scheme_refuses_is_refused_in_the_rehearsal_too():
@@ -271,7 +271,7 @@ def models(draw) -> dict:
 
 
 ROWS = (
-    {"select": {"layers": [1, -1], "module": "linear_proj"}, "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_proj"}, "precision": "bf16"},
     {"select": "decoder.layers.0.*", "precision": "mxfp8"},
 )
 

@@ -22,7 +22,7 @@ from bridge.precision.modules import module_rows
 PIPELINE = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.bfloat16}
 ROWS = [
     {"select": "*.linear_qkv", "precision": "bf16"},
-    {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
 ]
 
 
@@ -156,16 +156,16 @@ def test_a_row_that_may_take_a_module_is_not_judged_by_its_name(select: str, meg
 
 def test_a_layer_that_the_model_does_not_have_is_refused(megatron_owners: Any) -> None:
     owners = megatron_owners(num_layers=4)
-    rows = [{"select": {"layers": [1, 100, -5], "module": "linear_qkv"}, "precision": "bf16"}]
+    rows = [{"select": {"layers": [0, 99, -5], "module": "linear_qkv"}, "precision": "bf16"}]
     with pytest.raises(SyncCheckError) as caught:
         synchronize(recipe(rows), **owners)
     assert str(caught.value).endswith(
-        "row 0 takes nothing in layers 100, -5: the model's layers are 1 to 4, got 'layers 1, 100, -5: linear_qkv'. "
+        "row 0 takes nothing in layers 99, -5: the model's layers are 0 to 3, got 'layers 0, 99, -5: linear_qkv'. "
         "Correct these numbers."
     )
     assert owners["model"].quant_recipe is None
 
 
 def test_the_label_of_many_rows_lists_the_first_ones() -> None:
-    rows = [{"select": {"layers": [number], "module": "linear_qkv"}, "precision": "bf16"} for number in range(1, 301)]
-    assert recipe(rows).label.endswith("layers 4: linear_qkv bf16, and 296 more]")
+    rows = [{"select": {"layers": [number], "module": "linear_qkv"}, "precision": "bf16"} for number in range(300)]
+    assert recipe(rows).label.endswith("layers 3: linear_qkv bf16, and 296 more]")

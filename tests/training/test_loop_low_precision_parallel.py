@@ -78,7 +78,7 @@ PLANS = {
     "vpp2-modules": {
         "low": "tensorwise",
         "rows": [
-            {"select": {"layers": [2, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
+            {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
             {"select": "decoder.layers.3.*", "precision": "bf16"},
         ],
         "model": {**INTERLEAVED["model"], "first_last_layers_bf16": False},

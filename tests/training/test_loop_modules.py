@@ -22,12 +22,12 @@ MIXED = [
     {"select": "*.linear_fc2", "precision": "blockwise"},
 ]
 BY_LAYER = [
-    {"select": {"layers": [1, 4], "module": "linear_fc1"}, "precision": "nvfp4"},
+    {"select": {"layers": [0, 3], "module": "linear_fc1"}, "precision": "nvfp4"},
     {"select": "*.self_attention.*", "precision": "bf16"},
 ]
 ON_STORED = [
     {"select": "*.linear_qkv", "precision": "bf16"},
-    {"select": {"layers": [1, 3], "module": "linear_fc1"}, "precision": "tensorwise", "evaluation": "bf16"},
+    {"select": {"layers": [0, 2], "module": "linear_fc1"}, "precision": "tensorwise", "evaluation": "bf16"},
 ]
 CURRENT = {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise"}
 
@@ -123,7 +123,7 @@ def test_the_fingerprint_of_a_run_covers_rows_foreign_recipes_and_phases():
         return {name for name in {*one, *two} if one.get(name) != two.get(name)}
 
     def row(**more):
-        return [{"select": {"layers": [1], "module": "linear_fc1"}, "fp8_recipe": "tensorwise", **more}]
+        return [{"select": {"layers": [0], "module": "linear_fc1"}, "fp8_recipe": "tensorwise", **more}]
 
     rows = "mixed_precision.modules"
     assert rows in differing(settings(row()), settings(row(evaluation="bf16")))

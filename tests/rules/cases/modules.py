@@ -84,8 +84,8 @@ CASES = {
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", precision="blockwise"), H100),
     ),
     "PB292": (
-        full(with_row(CURRENT, select={"layers": [1, 100], "module": "linear_fc2"}, precision="bf16"), H100),
-        full(with_row(CURRENT, select={"layers": [1, -1], "module": "linear_fc2"}, precision="bf16"), H100),
+        full(with_row(CURRENT, select={"layers": [0, 99], "module": "linear_fc2"}, precision="bf16"), H100),
+        full(with_row(CURRENT, select={"layers": [0, -1], "module": "linear_fc2"}, precision="bf16"), H100),
     ),
     "PB293": (
         run(with_row(BF16, select="*.linear_qkv", precision="bf16"), H100, model=DENSE),
