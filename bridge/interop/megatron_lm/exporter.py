@@ -1,6 +1,6 @@
 """A recipe as Megatron-LM's argument list: what acts is written out, even where Megatron-LM's default says the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.interop.builders import DELAYED, ExportBuilder
@@ -16,7 +16,13 @@ from bridge.rules.inert import SCALER_SCHEDULE
 
 TITLE = "Megatron-LM 0.20"
 
-OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
+TAKES = {"on": True, "off": False, "value": None}
+OPTIONS = {
+    (flag.field, TAKES[flag.kind]): flag.option
+    for flag in reversed(FLAGS)
+    if flag.option.startswith("--") and flag.sets is None
+}
+"""Field, and the value that the option sets by itself, None where it takes one -> the option."""
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
 SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
@@ -34,33 +40,16 @@ def export(
     """Return the recipe as a list of arguments; every default that differs is written out."""
     layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     builder = ExportBuilder(config, TITLE)
-    acting, mode = meaning(config), config.mode
+    acting = meaning(config)
+    _dtypes(builder, config.mode)
     words: list[str] = []
-
-    def say(field: str, *value: Any) -> None:
-        words.extend([OPTIONS[field], *map(_text, value)])
-        builder.map(field, OPTIONS[field])
-
-    if mode == "fp32":
-        builder.map("fp32")
-    else:
-        words.append(f"--{mode}")
-        builder.map(mode, f"--{mode}")
-    _dtypes(builder, mode)
-    _reduction(builder, mode, words)
-    for field in ("fp8", "fp4"):
-        if builder.values[field]:
-            say(field, builder.values[field])
-    for field in (*SCHEME, *(*LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE)):
-        if acting.get(field) is not None and (field in SCHEME or config.is_stated(field)):
-            say(field, builder.values[field])
-    for field in SWITCHES:
-        if acting.get(field):
-            say(field)
-    _own_fields(builder, acting, say)
+    for field, value in (*_mode_and_scheme(builder, acting), *_own_fields(builder, acting)):
+        option = OPTIONS[field, value if isinstance(value, bool) else None]
+        words.extend([option] if isinstance(value, bool) else [option, _text(value)])
+        builder.map(field, option)
     _modules(builder, layout, words)
     if acting.get("fp8_wgrad") is False:
-        words.append("--no-fp8-wgrad")
+        words.append(OPTIONS["fp8_wgrad", False])
         builder.record("megatron_lm.transformer-engine-and-later", "fp8_wgrad")
     return builder.finish(words)
 
@@ -74,23 +63,40 @@ def _modules(builder: ExportBuilder, layout: Layout, words: list[str]) -> None:
         builder.map("modules", MODULES_OPTION)
 
 
-def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any], say: Callable[..., None]) -> None:
-    """Write the stated fields of Megatron's own configs that Megatron Bridge's class lacks, and second names."""
+def _mode_and_scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of Megatron Bridge's class that are written out, with their values."""
+    config, mode = builder.config, builder.config.mode
+    if mode == "fp32":
+        builder.map("fp32")
+    else:
+        yield mode, True
+    if mode == "bf16" or (mode == "fp16" and config.grad_reduce_in_fp32):  # --fp16 alone does not reduce in FP32
+        yield "grad_reduce_in_fp32", config.grad_reduce_in_fp32
+    elif mode == "fp16":
+        builder.map("grad_reduce_in_fp32")
+    yield from ((field, builder.values[field]) for field in ("fp8", "fp4") if builder.values[field])
+    for field in (*SCHEME, *LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE):
+        if acting.get(field) is not None and (field in SCHEME or config.is_stated(field)):
+            yield field, builder.values[field]
+    yield from ((field, True) for field in SWITCHES if acting.get(field))
+
+
+def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the stated fields of Megatron's own configs that Megatron Bridge's class lacks; map second names."""
     for twin in ("fp8_param", "fp4_param"):
         if acting.get(f"{twin}_gather"):
-            builder.map(twin, OPTIONS[f"{twin}_gather"])
+            builder.map(twin, OPTIONS[f"{twin}_gather", True])
     for field in MEGATRON_FIELDS:
         value = builder.values[field]
-        if field not in builder.config.stated or field not in OPTIONS or (field not in acting and value):
+        has_option = (field, True) in OPTIONS or (field, None) in OPTIONS
+        if field not in builder.config.stated or not has_option or (field not in acting and value):
             continue
         if value == FIELD_DEFAULTS[field] and value is not True:
             builder.map(field)
         elif value is False:
-            builder.record("megatron_lm.off-by-itself", field, option=OPTIONS[field])
-        elif value is True:
-            say(field)
+            builder.record("megatron_lm.off-by-itself", field, option=OPTIONS[field, True])
         else:
-            say(field, {"uint8": "fp8", None: "auto"}.get(value, value))
+            yield field, {"uint8": "fp8", None: "auto"}.get(value, value)
 
 
 def _dtypes(builder: ExportBuilder, mode: str) -> None:
@@ -103,18 +109,6 @@ def _dtypes(builder: ExportBuilder, mode: str) -> None:
     report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:
         builder.record_if_stated("megatron_lm.no-flag-reaches-it", "autocast_dtype")
-
-
-def _reduction(builder: ExportBuilder, mode: str, words: list[str]) -> None:
-    """`--bf16` alone reduces in FP32 and `--fp16` alone does not; what has a flag is written out."""
-    if mode == "fp32":
-        return
-    option = OPTIONS["grad_reduce_in_fp32"] if builder.config.grad_reduce_in_fp32 else "--grad-reduce-in-bf16"
-    if builder.config.grad_reduce_in_fp32 or mode == "bf16":
-        words.append(option)
-        builder.map("grad_reduce_in_fp32", option)
-    else:
-        builder.map("grad_reduce_in_fp32")
 
 
 def _text(value: object) -> str:

@@ -49,7 +49,8 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     try:
         files = _of_stages(builder, layout)
     except RunConfigError as error:
-        builder.report("modules", "unsupported", str(error).partition(". ")[0], "Correct the layout or the rows.")
+        detail = f"{error.path}: {error.rule}, got {error.value!r:.80}"
+        builder.report("modules", "unsupported", detail, "Correct the layout or the rows.")
         return None
     if all(file == files[0] for file in files):
         return files[0]
