@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
@@ -38,34 +39,27 @@ LINEAR = "Linear"
 EXPRESSION = "re:"
 
 
-def _named(entry: str, name: str) -> bool:
+def _named(entry: str, name: str, _place: str = "") -> bool:
     if entry.startswith(EXPRESSION):
         return re.match(entry.removeprefix(EXPRESSION), name) is not None
     return entry == name
 
 
-def _by_vllm(entry: str, name: str) -> bool:
-    experts = _of_experts(name)
-    return entry == name if experts == name else experts in entry
-
-
-def _by_transformers(entry: str, name: str) -> bool:
-    place = _of_experts(name)
+def _by_transformers(entry: str, _name: str, place: str) -> bool:
     return place.endswith(entry) or re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", place) is not None
 
 
-def _by_modelopt(entry: str, name: str) -> bool:
-    return entry in _of_experts(name) or fnmatchcase(_of_experts(name), entry)
-
-
-TAKES: Mapping[str, Callable[[str, str], bool]] = {
+TAKES: Mapping[str, Callable[[str, str, str], bool]] = {
     COMPRESSED: _named,
-    MODELOPT: _by_modelopt,
-    "vllm": _by_vllm,
-    "sglang": lambda entry, name: f".{entry}." in f".{_of_experts(name)}.",
+    MODELOPT: lambda entry, _, place: entry in place or fnmatchcase(place, entry),
+    "vllm": lambda entry, name, place: entry == name if place == name else place in entry,
+    "sglang": lambda entry, _, place: f".{entry}." in f".{place}.",
     "hf": _by_transformers,
 }
-"""Method, or reader of the fp8 dialect -> whether an entry of a list takes a module."""
+"""Method, or reader of the fp8 dialect -> whether an entry of a list takes a module.
+
+The function is given the entry, the module's name and, for one of the experts of a layer, the name of what holds them.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,19 +123,19 @@ class ServingConfig:
         """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
         if self.method is None:
             return None
-        takes, kept = TAKES[reader if self.method in READERS else self.method], self._kept
+        takes, kept, place = TAKES[reader if self.method in READERS else self.method], self._kept, _of_experts(name)
         if self.method in READERS and not (kept and reader == "hf"):
             kept = [*kept, HEAD]  # a list replaces it in transformers; it is no linear layer to the others
-        if any(takes(entry, name) for entry in kept):
+        if any(takes(entry, name, place) for entry in kept):
             return None
         if self.method == COMPRESSED:
-            by_name = [scheme for target, scheme in self._targets if takes(target, name)]
-            by_class = [scheme for target, scheme in self._targets if target == LINEAR]
-            return next(iter([*by_name, *by_class]), None)
+            by_name = (scheme for target, scheme in self._targets if _named(target, name))
+            by_class = (scheme for target, scheme in self._targets if target == LINEAR)
+            return next(chain(by_name, by_class), None)
         if self.method in READERS:
             return scheme_of_fp8(self.content)
         layers = self.content.get("quantized_layers")
-        own = layers.get(name, layers.get(_of_experts(name))) if isinstance(layers, Mapping) else self.content
+        own = layers.get(name, layers.get(place)) if isinstance(layers, Mapping) else self.content
         return scheme_of_algorithm(str(_mapping(own).get("quant_algo", "")))
 
     @property
