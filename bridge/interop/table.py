@@ -256,15 +256,24 @@ class Table:
         elif row.field is not None:
             builder.map(name, **({} if value is None and row.nulls == "unstated" else {row.field: value}))
 
-    def write(self, builder: "ExportBuilder", part: str, block: str = "") -> dict[str, Any]:
-        """Return the settings of a part for the fields of a precision, and map the fields to them, under `block`."""
-        rows: dict[str, Row] = {}
+    def write(
+        self, builder: "ExportBuilder", part: str, block: str = "", acting: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the settings of a part for the fields of a precision, and map the fields to them, under `block`.
+
+        With the values of the fields that act, settings of other fields and values that change nothing are left out.
+        """
+        found: dict[str, Any] = {}
+        written: set[str] = set()
+        values = builder.values if acting is None else acting
         for name, row in self.parts[part].named.items():
-            if row.field is not None and all(row.field != other.field for other in rows.values()):
-                rows[name] = row
-        for name, row in rows.items():
-            builder.map(str(row.field), f"{block}.{name}" if block else name)
-        return {name: row.written(builder.values[str(row.field)]) for name, row in rows.items()}
+            field = row.field or ""
+            if field not in values or field in written or (acting is not None and row.is_harmless(values[field])):
+                continue
+            written.add(field)
+            builder.map(field, f"{block}.{name}" if block else name)
+            found[name] = row.written(values[field])
+        return found
 
     def recognise(self, document: "Document") -> Recognised | None:
         """Return why a document is taken for the system's: the first row of `recognised` that fits."""

@@ -22,7 +22,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if config.loss_scale:
         builder.record("nemo1.nemo-x-scales", "loss_scale")
     if dtype == "fp16":
-        _write(builder, "scaler", acting, model)
+        model |= TABLE.write(builder, "scaler", "model", acting)
         if acting.get("min_loss_scale", 1.0) != 1.0:
             builder.record("nemo1.its-scaler-has-no-floor", "min_loss_scale")
     if is_o2:
@@ -31,15 +31,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if config.fp4:
         builder.record_if_stated("nemo1.nemo-x-has", ("fp4", "fp4_recipe", "first_last_layers_bf16"))
     return builder.finish({"trainer": {"precision": WORDS[dtype]}, "model": model})
-
-
-def _write(builder: ExportBuilder, part: str, acting: dict[str, Any], model: dict[str, Any]) -> None:
-    """Write the fields that act and that NeMo would not take for the same without them."""
-    for key, row in TABLE.parts[part].named.items():
-        field = row.field or ""
-        if field in acting and row.reads != "switch" and not row.is_harmless(acting[field]):
-            model[key] = acting[field]
-            builder.map(field, f"model.{key}")
 
 
 def _mode(builder: ExportBuilder, *, is_o2: bool) -> str:
@@ -67,9 +58,8 @@ def _fp8(builder: ExportBuilder, model: dict[str, Any], acting: dict[str, Any]) 
         return
     builder.map("fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid")
     builder.map("fp8_recipe")
-    _write(builder, "fp8", acting, model)
+    model |= TABLE.write(builder, "fp8", "model", acting)
     if acting["fp8_param_gather"]:
-        model["fp8_params"] = True
         for field in ("fp8_param", "fp8_param_gather"):
             if acting["fp8_recipe"] == "delayed":
                 builder.map(field, "model.fp8_params")
