@@ -96,7 +96,7 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
         builder.record_if_stated("axolotl.axolotl-loads-the-weights", fields, compute=compute)
     else:
         builder.map(mode, *(("bf16", "fp16") if mode == "fp32" else (mode,)))
-        builder.map("params_dtype", mode) if builder.values["params_dtype"] in (None, mode) else None
+        builder.map_dtype("params_dtype", mode)
         if mode != "fp32" and around is None:
             builder.record("axolotl.weights-are-loaded-in-and-nothing", "params_dtype", mode=mode)
     _export_float8(builder, payload)

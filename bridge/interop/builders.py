@@ -77,8 +77,11 @@ class ImportBuilder:
             self.unmapped.append(entry)
 
     def record(self, row: str, setting: str, value: object, /, **facts: object) -> None:
-        """Record that `setting` cannot be converted exactly, in the words of a row: "axolotl.documented-as-no-amp"."""
-        words = record_named(row, system=self.system, **facts)
+        """Record that `setting` cannot be converted exactly, in the words of a row: "axolotl.documented-as-no-amp".
+
+        `facts` stand in its words, as the value does.
+        """
+        words = record_named(row, **{"system": self.system, "value": value, **facts})
         self.report(setting, value, words.reason, words.detail, words.remedy)
 
     def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
@@ -178,6 +181,13 @@ class ExportBuilder:
         """Record that `field`, if it is stated, became these settings too; none: it holds there without one."""
         if field in self.config.stated:
             self.mapped[field] = tuple(dict.fromkeys((*self.mapped.get(field, ()), *settings)))
+
+    def map_dtype(self, field: str, *settings: str) -> bool:
+        """Map a dtype to the settings of the mode, where it is that of the mode; return whether it is."""
+        follows = self.values[field] in (None, self.config.mode)
+        if follows:
+            self.map(field, *settings)
+        return follows
 
     def report(self, field: str, reason: str, detail: str, remedy: str) -> None:
         """Record that `field` cannot be converted exactly, stated or not."""

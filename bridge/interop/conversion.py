@@ -148,16 +148,16 @@ def _of_line(document: Document, launch: Launch, line: CommandLine, context: Map
 
 def _unread(document: Document, left: Sequence[Unmapped]) -> PayloadError:
     """Return the error for a script none of whose launches is read."""
-    said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left[:SHOWN])
-    said += f"; and {len(left) - SHOWN} more launches" if len(left) > SHOWN else ""
-    return PayloadError(f"{document.path}: {said}. {left[0].remedy}")
+    launches = [f"{loss.field}: {loss.detail}" for loss in left[:SHOWN]]
+    launches += [f"and {len(left) - SHOWN} more launches"] if len(left) > SHOWN else []
+    return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
 
 
 def _nothing(document: Document, started: Sequence[Launch], rule: str) -> PayloadError:
     """Return the error for a script that starts nothing a system reads."""
     programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
-    said = f"it starts {programs}, whose arguments {rule}" if programs else "it starts no training program"
-    return PayloadError(f"{document.path}: {said}. Give the file that sets the precision, or its system with --from.")
+    starts = f"it starts {programs}, whose arguments {rule}" if programs else "it starts no training program"
+    return PayloadError(f"{document.path}: {starts}. Give the file that sets the precision, or its system with --from.")
 
 
 @contextmanager

@@ -84,10 +84,9 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         if config.grad_reduce_in_fp32:
             builder.record_if_stated("deepspeed.gradients-of-the-cast-modules", "grad_reduce_in_fp32")
         return builder.finish(payload)
-    builder.map(mode, "data_types.param_dtype" if mode == "fp32" else f"{mode}.enabled")
-    if builder.values["params_dtype"] in (None, mode):
-        builder.map("params_dtype", "data_types.param_dtype" if mode == "fp32" else f"{mode}.enabled")
-    else:
+    setting = "data_types.param_dtype" if mode == "fp32" else f"{mode}.enabled"
+    builder.map(mode, setting)
+    if not builder.map_dtype("params_dtype", setting):
         builder.record("deepspeed.the-engine-casts-every", "params_dtype", mode=mode)
     if mode == "fp32":
         payload["data_types"] = {"param_dtype": "fp32"}  # both blocks off state nothing by themselves

@@ -145,8 +145,8 @@ def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
         builder.record("huggingface.llama-factory-asks", "fp8_backend", "te")
         return "bf16"
     builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
-    said = "no" if compute == "fp32" else compute
-    builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=said)
+    answer = "no" if compute == "fp32" else compute
+    builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=answer)
     if backend == "msamp":
         builder.record("huggingface.torchao-first", "fp8_backend", backend)
     elif top.given("fp8_backend"):
@@ -245,17 +245,17 @@ def _mode(
 
 def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str) -> None:
     """Report the dtype of the weights, and map the setting that states it."""
-    name, value, said = model.setting, model.dtype, model.value
+    name, value, written_as = model.setting, model.dtype, model.value
     written = name != "weights_dtype" and not model.is_open
     if semantics == "true":
         if name != "pure_bf16":
-            builder.record("huggingface.weights-were-loaded", name, said, value=value)
+            builder.record("huggingface.weights-were-loaded", name, written_as, value=value)
         if value == "fp16" == compute:
-            builder.record("huggingface.torch-gradscaler-refuses", name, said)
+            builder.record("huggingface.torch-gradscaler-refuses", name, written_as)
         if written:
             builder.map(name, params_dtype=value)
     elif value not in (None, "fp32", compute) and semantics != "unstated":
-        builder.record("huggingface.autocast-over-weights", name, said, compute=compute, value=value)
+        builder.record("huggingface.autocast-over-weights", name, written_as, compute=compute, value=value)
     elif value is not None and written:
         builder.map(name)
     elif value is None and not model.is_open and semantics in ("amp_o1", "fp32"):

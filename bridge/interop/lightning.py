@@ -183,8 +183,7 @@ def _export_te(builder: ExportBuilder) -> ExportReport:
     recipe = TABLE.write(builder, "recipe", "recipe")
     arguments = {"weights_dtype": {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[mode], "recipe": recipe}
     builder.map(mode, "weights_dtype")
-    if builder.values["params_dtype"] in (None, mode):
-        builder.map("params_dtype", "weights_dtype")
+    builder.map_dtype("params_dtype", "weights_dtype")
     builder.map("fp8_recipe", "recipe")
     if config.grad_reduce_in_fp32:
         builder.record_if_stated("lightning.gradients-of-weights-are", "grad_reduce_in_fp32", mode=mode)

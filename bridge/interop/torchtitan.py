@@ -88,8 +88,7 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     else:
         training["mixed_precision_param"] = "float32" if mode == "fp32" else "bfloat16"
         builder.map(mode, setting, "training.dtype")
-        if builder.values["params_dtype"] in (None, mode):
-            builder.map("params_dtype", setting)
+        builder.map_dtype("params_dtype", setting)
     if mode != "fp32" and config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32", "training.mixed_precision_reduce")
     elif mode != "fp32":
@@ -150,23 +149,23 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
 
 def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fsdp: bool) -> None:
     """State in what FSDP reduces gradients; nothing else reads the setting."""
-    name, said = training.name("mixed_precision_reduce"), training.word("mixed_precision_reduce", REDUCED)
+    name, reduced = training.name("mixed_precision_reduce"), training.word("mixed_precision_reduce", REDUCED)
     if not fsdp:
         if semantics == "true":
             builder.fields["grad_reduce_in_fp32"] = False
-        if said == "float32" and semantics != "true":
+        if reduced == "float32" and semantics != "true":
             builder.map(name)
-        elif said is not None:
-            builder.record("torchtitan.read-under-fsdp", name, said)
+        elif reduced is not None:
+            builder.record("torchtitan.read-under-fsdp", name, reduced)
         return
-    fields = {} if semantics == "fp32" else {"grad_reduce_in_fp32": said in (None, "float32")}
-    if said is not None:
+    fields = {} if semantics == "fp32" else {"grad_reduce_in_fp32": reduced in (None, "float32")}
+    if reduced is not None:
         builder.map(name, **fields)
     elif fields:
         builder.fields |= fields
         builder.record("torchtitan.float32-by-default", name, "float32")
-    if said in REDUCED[1:]:
-        builder.record("torchtitan.torchtitan-to-declare-float32", name, said, said=said)
+    if reduced in REDUCED[1:]:
+        builder.record("torchtitan.torchtitan-to-declare-float32", name, reduced)
 
 
 def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:

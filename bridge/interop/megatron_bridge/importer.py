@@ -145,15 +145,15 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
         keys = [key for key in values if key in (model_name, ddp_name)]
         if not keys:
             continue
-        # A constructor assigns the default of fp8_param_gather last, over whatever fp8_param said.
-        said = values.get(ddp_name, False) if constructed else values[keys[-1]]
+        # A constructor assigns the default of fp8_param_gather last, over fp8_param.
+        last = values.get(ddp_name, False) if constructed else values[keys[-1]]
         for key in keys:
-            if values[key] in (said, None) or (values[key] is False and not said):
-                builder.map(prefix + str(key), **({ddp_name: said} if said is not None else {}))
+            if values[key] in (last, None) or (values[key] is False and not last):
+                builder.map(prefix + str(key), **({ddp_name: last} if last is not None else {}))
                 continue
             row = "megatron_bridge.constructor-takes-one" if constructed else "megatron_bridge.assigned-last"
             builder.record(row, prefix + str(key), values[key], gather=ddp_name, last=keys[-1])
-            builder.fields[ddp_name] = bool(said)
+            builder.fields[ddp_name] = bool(last)
 
 
 def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:

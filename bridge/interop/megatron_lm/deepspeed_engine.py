@@ -97,10 +97,10 @@ def _owned(run: Arguments, builder: ImportBuilder) -> None:
 def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:
     """Put what the file says over what the arguments say; leave out what only the run decides."""
     unknown = {FIELDS.get(name, name) for name in (key.rpartition(".")[2] for key in open_)}
-    said = {field: value for field, value in imported.config.to_dict().items() if field not in unknown}
+    stated = {field: value for field, value in imported.config.to_dict().items() if field not in unknown}
     for setting, fields in imported.mapped.items():
-        builder.map(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
-    builder.fields.update(said)
+        builder.map(f"{name}: {setting}", **{field: stated[field] for field in fields if field in stated})
+    builder.fields.update(stated)
     for loss in imported.unmapped:
         if loss.field not in (*open_, "mode"):
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)

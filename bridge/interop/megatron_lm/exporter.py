@@ -102,9 +102,8 @@ def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[t
 def _dtypes(builder: ExportBuilder, mode: str) -> None:
     """Dtypes have no flags: those of the mode come by themselves."""
     for field in ("params_dtype", "pipeline_dtype"):
-        if builder.values[field] in (None, mode):
-            builder.map(field, *((f"--{mode}",) if mode != "fp32" else ()))
-        elif not builder.config.autocast_enabled or field != "params_dtype":
+        follows = builder.map_dtype(field, *((f"--{mode}",) if mode != "fp32" else ()))
+        if not follows and (field != "params_dtype" or not builder.config.autocast_enabled):
             builder.record("megatron_lm.no-flag-sets-it-it-follows", field, mode=mode)
     report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:

@@ -140,7 +140,7 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
 
 
 def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
-    """Report that nothing is started and no precision is said, the files first that may; return these."""
+    """Report that nothing is started and no precision is stated, the files first that may; return these."""
     decided = tuple(note for note in run.launch.notes if note.startswith("source "))
     for note in decided:
         builder.record("megatron_lm.nothing-is-started-here", note, None)

@@ -36,14 +36,11 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 def _mode(builder: ExportBuilder, *, is_o2: bool) -> str:
     mode, settings = builder.config.mode, ("trainer.precision", "model.megatron_amp_O2")
     if not is_o2:
-        if builder.values["pipeline_dtype"] in (None, mode):
-            builder.map("pipeline_dtype", settings[0])
+        builder.map_dtype("pipeline_dtype", settings[0])
         return export_as_amp(builder, *settings)
     builder.map(mode, *settings)
     for field in ("params_dtype", "pipeline_dtype"):
-        if builder.values[field] in (None, mode):
-            builder.map(field, settings[0])
-        else:
+        if not builder.map_dtype(field, settings[0]):
             builder.record("nemo1.o2-makes-it", field, mode=mode)
     if builder.config.autocast_enabled:
         builder.record_if_stated("nemo1.nemo-x-runs", ("autocast_enabled", "autocast_dtype"))

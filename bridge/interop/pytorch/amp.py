@@ -55,8 +55,7 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
     if semantics == "fp32":
         builder.map("fp32", *settings)
-        if builder.values["params_dtype"] in (None, "fp32"):
-            builder.map("params_dtype", *settings)
+        builder.map_dtype("params_dtype", *settings)
         return "fp32"
     if semantics == "amp_o1":
         compute: str = builder.values["autocast_dtype"] or mode

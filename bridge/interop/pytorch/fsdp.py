@@ -23,8 +23,8 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.record_if_stated("pytorch.weights-are-cast-as-they", fields)
     else:
         builder.map(mode, "param_dtype")
-        same = builder.values["params_dtype"] in (None, mode)
-        builder.map("params_dtype", *(("param_dtype",) if same else ()))  # else FP32 shards, which FSDP keeps
+        builder.map("params_dtype")  # FP32 shards, which FSDP keeps
+        builder.map_dtype("params_dtype", "param_dtype")
     if compute != "fp32":
         builder.map("grad_reduce_in_fp32", "reduce_dtype")
     for field in ("fp8", "fp8_recipe", "fp4", "fp4_recipe"):
