@@ -24,8 +24,9 @@ SHARDED = ("use_custom_fsdp", "use_torch_fsdp2")
 MEASURED = 0.02
 """How far the count of activations is from what is kept: test_memory_kept.py and test_memory_in_flight.py."""
 ESTIMATED = 0.25
-"""The same where it is read in sources: kernels of Mamba, gated delta net and sparse attention, and forward passes that
-run together with backward passes, and buffers in which Megatron-FSDP gathers."""
+"""The same for pipelines, which no GPU has confirmed, and where it is read in sources: kernels of Mamba, gated delta
+net and sparse attention, forward passes that run together with backward passes, buffers in which Megatron-FSDP
+gathers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +128,7 @@ class PlannedRun:
             return None
         rank, shape = self.memory.largest, self.plan.shape
         unmeasured = (
+            self.parallel.pipeline > 1,
             self.workload.is_combined,
             self.plan.settings.fsdp,
             shape.is_hybrid,
