@@ -17,8 +17,7 @@ from bridge.megatron import wide_gemm
 
 def multiplied_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which this CPU multiplies operands of a dtype."""
-    is_slow = wide_gemm.is_installed() and dtype in wide_gemm.slow_dtypes()
-    return torch.float32 if is_slow else dtype
+    return torch.float32 if wide_gemm.is_widened(dtype) else dtype
 
 
 def attended(

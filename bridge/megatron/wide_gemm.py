@@ -8,8 +8,9 @@ slower than FP32. There is an exact alternative, and the hardware units do the s
    product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit GEMM with FP32 accumulation;
 3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss scaling sees overflows.
 
-While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for 16-bit operands only. FP32 and
-everything above the kernels (autograd, autocast, Megatron's own autograd functions) are untouched.
+While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for operands of the slow types only:
+AVX-512 with BF16 but without FP16 multiplies BF16 itself. FP32 and everything above the kernels (autograd, autocast,
+Megatron's own autograd functions) are untouched.
 """
 
 import warnings
@@ -21,7 +22,8 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
-_installed: list[Any] = []
+_installed: dict[torch.dtype, Any] = {}
+"""Each type that is widened now, with the library that holds the kernels."""
 
 
 def slow_dtypes() -> tuple[torch.dtype, ...]:
@@ -34,8 +36,8 @@ def slow_dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _wide(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both operands in FP32 if they are of one 16-bit type, else as they are."""
-    if first.dtype is second.dtype and first.dtype in (torch.bfloat16, torch.float16):
+    """Return both operands in FP32 if they are of one type that is widened, else as they are."""
+    if first.dtype is second.dtype and first.dtype in _installed:
         return first.float(), second.float()
     return first, second
 
@@ -82,6 +84,11 @@ def is_installed() -> bool:
     return bool(_installed)
 
 
+def is_widened(dtype: torch.dtype) -> bool:
+    """Return whether operands of a type are multiplied in FP32 now."""
+    return dtype in _installed
+
+
 @contextmanager
 def widened(dtypes: tuple[torch.dtype, ...] | None = None) -> Iterator[bool]:
     """Replace the GEMM kernels for the length of a ``with`` block; yields whether they are in place.
@@ -99,7 +106,7 @@ def widened(dtypes: tuple[torch.dtype, ...] | None = None) -> Iterator[bool]:
             warnings.filterwarnings("ignore", message=r"(?s).*previously registered kernel", category=UserWarning)
             for name, kernel in OPERATORS.items():
                 library.impl(name, kernel, "CPU")
-        _installed.append(library)
+        _installed.update(dict.fromkeys(slow, library))
         yield True
     finally:
         _installed.clear()

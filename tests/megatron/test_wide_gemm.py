@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.megatron.wide_gemm import OPERATORS, is_installed, slow_dtypes, widened
+from bridge.megatron.wide_gemm import OPERATORS, is_installed, is_widened, slow_dtypes, widened
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -105,6 +105,16 @@ def test_block_without_dtypes_changes_nothing():
     with widened(()) as installed:
         assert not installed
         assert not is_installed()
+
+
+def test_type_with_a_fast_kernel_keeps_it():
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 256).bfloat16(), torch.randn(256, 64).bfloat16()
+    own = a @ b
+    with widened((torch.float16,)):
+        assert is_widened(torch.float16)
+        assert not is_widened(torch.bfloat16)
+        assert torch.equal(a @ b, own)
 
 
 def test_kernels_are_gone_after_the_block():
