@@ -7,6 +7,7 @@ import torch
 
 from bridge.numerics import native, tiles
 from bridge.numerics.hadamard import hadamard_columns
+from bridge.numerics.quantised import Quantised, pack_nibbles
 from bridge.numerics.tiles import TilePass, TileResult
 
 
@@ -33,3 +34,25 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     if kernel is not None and kernel.takes(todo):
         return kernel.run(x_MK, todo)
     return tiles.run(hadamard_columns(x_MK) if todo.hadamard else x_MK, todo)
+
+
+def decoded(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
+    """Return code * scale_inv * shift of one copy in BF16, in the axes of the tensor; codes alone with one scale."""
+    codes, _ = stored.copy(columnwise)
+    kernel = native.kernel_for(codes)
+    if kernel is not None:
+        return kernel.decode(stored, columnwise=columnwise, shift=shift)
+    values = stored.values(columnwise, torch.bfloat16)
+    if not stored.spec.whole_tensor:
+        scales = stored.tile_scales(columnwise) * shift
+        values = values.mul_(stored.spread(scales, columnwise, torch.bfloat16))
+    return values.contiguous()
+
+
+def laid_out(codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
+    """Return codes, contiguous and one byte each, with their axes exchanged and two to a byte, as asked."""
+    kernel = native.kernel_for(codes)
+    if kernel is not None and (transposed or packed):
+        return kernel.lay_out(codes, transposed=transposed, packed=packed)
+    codes = codes.T.contiguous() if transposed else codes
+    return pack_nibbles(codes) if packed else codes

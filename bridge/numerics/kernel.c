@@ -175,10 +175,15 @@ typedef int16_t shorts __attribute__((vector_size(2 * COUNT)));
 #define OTHER_32(o) OTHER_16(o), OTHER_16((o) + 32)
 #define OTHER_OF(n, o) OTHER_##n(o)
 #define OTHER(n, o) OTHER_OF(n, o)
+/* Bytes of two registers in turn, from the o-th on. */
+#define IN_TURN(o) (o), (o) + 16, (o) + 1, (o) + 17, (o) + 2, (o) + 18, (o) + 3, (o) + 19, \
+    (o) + 4, (o) + 20, (o) + 5, (o) + 21, (o) + 6, (o) + 22, (o) + 7, (o) + 23
 #if defined(__clang__) || __GNUC__ >= 12
 #define EVERY_OTHER(a, b, o) __builtin_shufflevector(a, b, OTHER(COUNT, o))
+#define ZIP(a, b, o) __builtin_shufflevector(a, b, IN_TURN(o))
 #else
 #define EVERY_OTHER(a, b, o) __builtin_shuffle(a, b, (shorts){OTHER(COUNT, o)})
+#define ZIP(a, b, o) __builtin_shuffle(a, b, (bytes){IN_TURN(o)})
 #endif
 
 /* The larger one of each pair of neighbours in the numbers of a and b. */
@@ -478,4 +483,145 @@ float bridge_amax(const pass *p) {
         all = last[0] > all ? last[0] : all;
     }
     return all;
+}
+
+/* Codes and scales that are stored, to be read as operand values in the axes of the tensor itself. */
+typedef struct {
+    const uint8_t *codes; /* rows x columns, or columns x rows where they are transposed; packed along the last axis */
+    const void *scale_inv; /* per tile; float, or uint8 for E8M0 and NVFP4; unused with GIVEN */
+    uint16_t *out;        /* rows x columns */
+    int64_t rows, columns, tile_rows, tile_columns;
+    int64_t scale_row, scale_column; /* from one scale to that of the next tile */
+    int32_t rule, transposed, packed, threads, mantissa_bits, bias, bits, infinity, nan; /* without: above all codes */
+    float shift;
+} stored;
+
+#define WIDE 256
+typedef uint8_t bytes __attribute__((vector_size(GROUP)));
+
+/* GROUP x GROUP bytes transposed: a perfect shuffle of all of them, four times. */
+ALWAYS void transpose(const uint8_t *in, int64_t in_stride, uint8_t *out, int64_t out_stride) {
+    bytes v[GROUP], w[GROUP];
+#pragma GCC unroll 16
+    for (int r = 0; r < GROUP; r++) memcpy(&v[r], in + r * in_stride, sizeof v[r]);
+#pragma GCC unroll 4
+    for (int turn = 0; turn < 4; turn++) {
+#pragma GCC unroll 8
+        for (int r = 0; r < GROUP / 2; r++) {
+            const bytes a = v[r], b = v[r + GROUP / 2];
+            w[2 * r] = ZIP(a, b, 0);
+            w[2 * r + 1] = ZIP(a, b, 8);
+        }
+        memcpy(v, w, sizeof v);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < GROUP; r++) memcpy(out + r * out_stride, &v[r], sizeof v[r]);
+}
+
+/* One byte per code of a line that is stored. */
+ALWAYS void unpack(const uint8_t *restrict in, uint8_t *restrict to, int count, const int packed) {
+    if (!packed) { memcpy(to, in, (size_t)count); return; }
+    for (int i = 0; i < count / 2; i++) { to[2 * i] = in[i] & 15; to[2 * i + 1] = in[i] >> 4; }
+    if (count % 2) to[count - 1] = in[count / 2] & 15;
+}
+
+/* One byte per code of `rows` <= GROUP rows and n <= WIDE columns of the tensor. */
+ALWAYS void read_codes(const stored *p, int64_t row, int64_t column, int rows, int n, uint8_t code[GROUP][WIDE]) {
+    const int64_t first = p->transposed ? row : column, line = p->transposed ? column : row; /* of what is stored */
+    const int64_t length = p->transposed ? p->rows : p->columns, stride = p->packed ? (length + 1) / 2 : length;
+    const uint8_t *from = p->codes + line * stride + (p->packed ? first / 2 : first);
+    if (!p->transposed) {
+        for (int r = 0; r < rows; r++) unpack(from + r * stride, code[r], n, p->packed);
+        return;
+    }
+    for (int start = 0; start < n; start += GROUP, from += GROUP * stride) {
+        const int count = n - start < GROUP ? n - start : GROUP, is_full = count == GROUP && rows == GROUP;
+        uint8_t lines[GROUP][GROUP] = {{0}};
+        if (is_full && !p->packed) {
+            transpose(from, stride, code[0] + start, WIDE);
+            continue;
+        }
+        for (int r = 0; is_full && r < GROUP; r++) unpack(from + r * stride, lines[r], GROUP, 1);
+        for (int r = 0; !is_full && r < count; r++) unpack(from + r * stride, lines[r], rows, p->packed);
+        transpose(lines[0], GROUP, code[0] + start, WIDE);
+    }
+}
+
+/* Scales of n columns of a row of the tensor: each rounded to BF16, as torch's product of two BF16 numbers has them. */
+ALWAYS void read_scales(const stored *p, int64_t row, int64_t column, int n, float *scale) {
+    const int size = (int)p->tile_columns; /* divides WIDE, and so `column` */
+    const int64_t first = row / p->tile_rows * p->scale_row + column / size * p->scale_column;
+    float tile[WIDE];
+    for (int t = 0; t < (n + size - 1) / size; t++) {
+        const int64_t at = first + t * p->scale_column;
+        float one;
+        if (p->rule == FROM_AMAX) one = ((const float *)p->scale_inv)[at];
+        else {
+            const uint32_t code = ((const uint8_t *)p->scale_inv)[at];
+            one = p->rule == E8M0 ? as_float(code == 0 ? 0x400000 : code << 23)
+                                  : as_float((code & 0x7F) << 20) * 0x1p120f; /* E4M3, never negative */
+        }
+        tile[t] = as_float((uint32_t)bf16(one * p->shift) << 16);
+    }
+    spread(tile, scale, n, size, 1);
+}
+
+static __attribute__((noinline)) void decode_row(const stored *p, const uint8_t *restrict code, int n,
+                                                 const float *restrict scale, uint16_t *restrict out) {
+    const uint32_t sign_bit = 1u << (p->bits - 1), infinity = (uint32_t)p->infinity, nan = (uint32_t)p->nan;
+    const int up = 23 - p->mantissa_bits, sign_shift = 32 - p->bits;
+    const float rebias = as_float((uint32_t)(254 - p->bias) << 23); /* exact for subnormals, see `load` */
+    for (int c = 0; c < n; c++) {
+        const uint32_t magnitude = code[c] & (sign_bit - 1);
+        uint32_t bits = as_bits(as_float(magnitude << up) * rebias);
+        bits = magnitude == infinity ? 0x7F800000 : bits;
+        bits = (magnitude >= nan ? 0x7FC00000 : bits) | (code[c] & sign_bit) << sign_shift;
+        out[c] = bf16_of_number(as_float(bits) * scale[c]);
+    }
+}
+
+/* The blocks of GROUP x WIDE that decoding and laying out work on, as a loop over them all. */
+typedef struct { int64_t row, column; int rows, n; } block;
+
+ALWAYS int64_t blocks_of(const stored *p) { return (p->rows + GROUP - 1) / GROUP * ((p->columns + WIDE - 1) / WIDE); }
+
+ALWAYS block block_of(const stored *p, int64_t i) {
+    const int64_t across = (p->columns + WIDE - 1) / WIDE, row = i / across * GROUP, column = i % across * WIDE;
+    const int64_t rows = p->rows - row, n = p->columns - column;
+    return (block){row, column, rows < GROUP ? (int)rows : GROUP, n < WIDE ? (int)n : WIDE};
+}
+
+void bridge_decode(const stored *p) {
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+    for (int64_t i = 0; i < blocks_of(p); i++) {
+        const block b = block_of(p, i);
+        uint8_t code[GROUP][WIDE];
+        float scale[WIDE];
+        read_codes(p, b.row, b.column, b.rows, b.n, code);
+        for (int c = 0; p->rule == GIVEN && c < b.n; c++) scale[c] = 1;
+        for (int r = 0; r < b.rows; r++) {
+            const int64_t row = b.row + r;
+            if (p->rule != GIVEN && (r == 0 || row % p->tile_rows == 0)) read_scales(p, row, b.column, b.n, scale);
+            decode_row(p, code[r], b.n, scale, p->out + row * p->columns + b.column);
+        }
+    }
+}
+
+/* Codes of a byte each, transposed where `transposed` says so, into `out` in bytes, two to a byte with `packs`. */
+void bridge_lay_out(const stored *p, int packs) {
+    uint8_t *out = (uint8_t *)p->out;
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+    for (int64_t i = 0; i < blocks_of(p); i++) {
+        const block b = block_of(p, i);
+        uint8_t code[GROUP][WIDE];
+        read_codes(p, b.row, b.column, b.rows, b.n, code);
+        for (int r = 0; r < b.rows; r++) {
+            uint8_t *restrict to = out + (b.row + r) * (packs ? (p->columns + 1) / 2 : p->columns);
+            const uint8_t *restrict from = code[r];
+            if (!packs) { memcpy(to + b.column, from, (size_t)b.n); continue; }
+            to += b.column / 2;
+            for (int c = 0; c < b.n / 2; c++) to[c] = (uint8_t)(from[2 * c] | from[2 * c + 1] << 4);
+            if (b.n % 2) to[b.n / 2] = from[b.n - 1];
+        }
+    }
 }

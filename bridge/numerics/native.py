@@ -16,6 +16,7 @@ import torch
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches
 from bridge.numerics.build import Build
 from bridge.numerics.hadamard import BLOCK, SIGNS
+from bridge.numerics.quantised import Quantised
 from bridge.numerics.tiles import TilePass, TileResult
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE
@@ -24,6 +25,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
 _PANEL = 1024
 _MAX_BITS = struct.unpack("<I", struct.pack("<f", FORMATS["e2m1"].max))[0]
+_NO_CODE = 256
 _SIGNS = (ctypes.c_int32 * BLOCK)(*SIGNS)
 _CHOICES = ("auto", "native", "torch")
 
@@ -47,6 +49,19 @@ class _Pass(ctypes.Structure):
     )
 
 
+class _Stored(ctypes.Structure):
+    """`stored` of kernel.c."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("codes", "scale_inv", "out")],
+        *[(name, ctypes.c_int64) for name in ("rows", "columns", "tile_rows", "tile_columns")],
+        *[(name, ctypes.c_int64) for name in ("scale_row", "scale_column")],
+        *[(name, ctypes.c_int32) for name in ("rule", "transposed", "packed", "threads")],
+        *[(name, ctypes.c_int32) for name in ("mantissa_bits", "bias", "bits", "infinity", "nan")],
+        ("shift", ctypes.c_float),
+    )
+
+
 class Kernel:
     """The loaded library."""
 
@@ -55,6 +70,10 @@ class Kernel:
         self._quantise.argtypes, self._quantise.restype = [ctypes.POINTER(_Pass)], None
         self._amax = library.bridge_amax
         self._amax.argtypes, self._amax.restype = [ctypes.POINTER(_Pass)], ctypes.c_float
+        self._decode = library.bridge_decode
+        self._decode.argtypes, self._decode.restype = [ctypes.POINTER(_Stored)], None
+        self._lay_out = library.bridge_lay_out
+        self._lay_out.argtypes, self._lay_out.restype = [ctypes.POINTER(_Stored), ctypes.c_int], None
 
     def takes(self, todo: TilePass) -> bool:
         """Say whether the kernel's panels can hold the tiles of a pass, whose width must be a power of two."""
@@ -105,6 +124,53 @@ class Kernel:
             smallest=c.smallest if found else 1.0,
             largest=c.largest if found else 1.0,
         )
+
+    def decode(self, stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
+        """Return what `backend.decoded` describes."""
+        (codes, scales), spec, element = stored.copy(columnwise), stored.spec, stored.spec.element
+        codes, transposed = codes.contiguous(), stored.is_transposed(columnwise)
+        rows, columns = stored.matrix(columnwise)
+        values = torch.empty(rows, columns, dtype=torch.bfloat16)
+        tile, strides = (1, 1), (0, 0)
+        if not spec.whole_tensor:
+            tile = stored.scale_tile(columnwise)
+            strides = scales.stride()[::-1] if transposed else scales.stride()
+        c = _Stored(
+            codes=codes.data_ptr(),
+            scale_inv=scales.data_ptr(),
+            out=values.data_ptr(),
+            rows=rows,
+            columns=columns,
+            tile_rows=tile[0],
+            tile_columns=tile[1],
+            scale_row=strides[0],
+            scale_column=strides[1],
+            rule=_RULES["given" if spec.whole_tensor else spec.scale_rule],
+            transposed=transposed,
+            packed=spec.format == "e2m1",
+            threads=torch.get_num_threads(),
+            infinity=_NO_CODE if element.infinity is None else element.infinity,
+            nan=_NO_CODE if element.nan is None else (element.infinity or element.nan - 1) + 1,
+            shift=shift,
+            **{name: getattr(element, name) for name in ("mantissa_bits", "bias", "bits")},
+        )
+        self._decode(ctypes.byref(c))
+        return values
+
+    def lay_out(self, codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
+        """Return what `backend.laid_out` describes."""
+        rows, columns = codes.shape[::-1] if transposed else codes.shape
+        out = torch.empty(rows, -(-columns // 2) if packed else columns, dtype=torch.uint8)
+        c = _Stored(
+            codes=codes.data_ptr(),
+            out=out.data_ptr(),
+            rows=rows,
+            columns=columns,
+            transposed=transposed,
+            threads=torch.get_num_threads(),
+        )
+        self._lay_out(ctypes.byref(c), packed)
+        return out
 
 
 def _empty_scales(rule: str, rows: int, columns: int) -> torch.Tensor | None:
@@ -168,7 +234,7 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
     Raises:
         BackendUnavailableError: BRIDGE_NUMERICS=native, and the kernel cannot be compiled here.
     """
-    if x.device.type != "cpu" or x.dtype not in _DTYPES or selection().choice == "torch":
+    if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection().choice == "torch":
         return None
     if _kernel is not None:
         return _kernel

@@ -112,19 +112,19 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
     """Return the operand of codes and scales that are held already, such as an FP8-stored weight."""
     spec = stored.spec
     held_columnwise = columnwise if not spec.copies_share_values else stored.codes is None
-    values = stored.values(held_columnwise, torch.bfloat16)
     _, scale_inv = stored.copy(held_columnwise)
+    shift = 1.0
     if spec.whole_tensor:
         factor = scale_inv.item()
-    else:
-        scales, shift = stored.tile_scales(held_columnwise), 1.0
-        if spec.scheme != "nvfp4" and scales.numel():
-            shift = shift_for(scales.min().item(), scales.max().item(), spec.element)
-        values = values.mul_(stored.spread(scales * shift, held_columnwise, torch.bfloat16))
-        factor = 1.0 / shift
-    if spec.scheme == "nvfp4":
+    elif spec.scheme == "nvfp4":
         amax = stored.amax_t if held_columnwise and stored.amax_t is not None else stored.amax
         factor = amax.item()
-    return GemmOperand(
-        role=role, spec=spec, columnwise=columnwise, values=values.contiguous(), factor=factor, amax=None
-    )
+    else:
+        if scale_inv.numel():
+            low, high = (scale.item() for scale in scale_inv.aminmax())
+            if spec.scheme == "mxfp8":
+                low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
+            shift = shift_for(low, high, spec.element)
+        factor = 1.0 / shift
+    values = backend.decoded(stored, columnwise=held_columnwise, shift=shift)
+    return GemmOperand(role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None)

@@ -25,7 +25,7 @@ import torch
 
 from bridge.errors import PrecisionTypeError
 from bridge.numerics import backend
-from bridge.numerics.quantised import Quantised, pack_nibbles
+from bridge.numerics.quantised import Quantised
 from bridge.numerics.scaling import reciprocal, whole_nvfp4_scale, whole_scale
 from bridge.numerics.spec import QuantSpec
 from bridge.numerics.tiles import TilePass, TileResult
@@ -57,11 +57,10 @@ def tensor_scale(amax: float, spec: QuantSpec) -> float:
 
 def tile_pass(spec: QuantSpec, columnwise: bool, scale: float, seed: int | None) -> TilePass:
     """Return the pass that makes one copy's operand values; without a seed it rounds to nearest."""
-    rule = {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(spec.scheme, "fp32")
     return TilePass(
         element=spec.element,
         tile=spec.tile(columnwise),
-        rule="given" if spec.whole_tensor else rule,
+        rule="given" if spec.whole_tensor else spec.scale_rule,
         scale=scale,
         power_of_two_scale=spec.power_of_two_scale,
         eps=spec.eps,
@@ -155,8 +154,7 @@ def _stored(result: TileResult | None, spec: QuantSpec, columnwise: bool, scale:
         return {"codes": None, "scale_inv": None}
     codes, scales, transposes = result.values, result.scale_inv, columnwise and spec.scheme != "mxfp8"
     rows, columns = codes.shape
-    codes = codes.T.contiguous() if transposes else codes
-    codes = pack_nibbles(codes) if spec.format == "e2m1" else codes
+    codes = backend.laid_out(codes, transposed=transposes, packed=spec.format == "e2m1")
     if scales is None:
         whole = torch.tensor([reciprocal(scale)], dtype=torch.float32, device=codes.device)
         return {"codes": codes, "scale_inv": whole}

@@ -24,6 +24,7 @@ from bridge.numerics.grid import decode
 from bridge.numerics.scaling import NVFP4_MAX, e8m0_value
 from bridge.numerics.spec import QuantSpec
 from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import Tile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,10 +64,10 @@ class Quantised:
         """Return the codes' values without the scales, (M, K) in FP32 or BF16, in the axes of the tensor itself."""
         codes, _ = self.copy(columnwise)
         if self.spec.format == "e2m1":
-            rows, columns = self._matrix(columnwise)
+            rows, columns = self.matrix(columnwise)
             codes = unpack_nibbles(codes, rows if columnwise else columns)
         values = decode(codes, self.spec.element, dtype)
-        return values.T if columnwise and self.spec.scheme != "mxfp8" else values
+        return values.T if self.is_transposed(columnwise) else values
 
     def tile_scales(self, columnwise: bool = False) -> torch.Tensor:
         """Return the stored scales in FP32, in the axes of the tensor itself; of NVFP4 the first level alone."""
@@ -81,14 +82,23 @@ class Quantised:
         self, scales: torch.Tensor, columnwise: bool = False, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
         """Return the scale of each element, (M, K), from one per tile as `tile_scales` has them."""
-        rows, columns = self._matrix(columnwise)
+        rows, columns = self.matrix(columnwise)
         scales = scales.to(dtype)
         if self.spec.whole_tensor:
             return scales.expand(rows, columns)
-        tile = self.spec.tile(columnwise)
-        height = tile[0] if columnwise or self.spec.scheme == "blockwise" else 1
-        width = 1 if columnwise and self.spec.scheme != "blockwise" else tile[1]
+        height, width = self.scale_tile(columnwise)
         return scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :columns]
+
+    def scale_tile(self, columnwise: bool) -> Tile:
+        """Return the rows and columns that a stored scale is for, in the axes of the tensor itself."""
+        height, width = self.spec.tile(columnwise)
+        if self.spec.scheme == "blockwise":
+            return height, width
+        return (height, 1) if columnwise else (1, width)
+
+    def is_transposed(self, columnwise: bool) -> bool:
+        """Return whether codes and scales of a copy are stored with the axes exchanged."""
+        return columnwise and self.spec.scheme != "mxfp8"
 
     def dequantise(self, dtype: torch.dtype | None = None, *, columnwise: bool = False) -> torch.Tensor:
         """Return code * scale_inv, computed in FP32 and rounded once to `dtype`.
@@ -110,7 +120,7 @@ class Quantised:
         result = (self.values(columnwise) * scale_MK).to(self.dtype if dtype is None else dtype)
         return result.reshape(self.shape) if result.numel() == self.shape.numel() else result
 
-    def _matrix(self, columnwise: bool) -> tuple[int, int]:
+    def matrix(self, columnwise: bool) -> tuple[int, int]:
         """Return rows and columns of a copy, in the axes of the tensor itself."""
         columns = self.shape[-1]
         rows = self.shape[:-1].numel()

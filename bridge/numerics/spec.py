@@ -48,6 +48,11 @@ class QuantSpec:
         return self.row == WHOLE or self.scheme == "nvfp4"
 
     @property
+    def scale_rule(self) -> str:
+        """How the scale of a tile is computed and stored: fp32, e8m0 or nvfp4."""
+        return {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+
+    @property
     def copies_share_values(self) -> bool:
         """Row-wise and column-wise copy hold the same values, so one of them serves all GEMMs."""
         return self.row == self.column and not (self.hadamard or self.stochastic)

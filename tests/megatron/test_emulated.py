@@ -91,6 +91,18 @@ def test_weight_is_quantised_once_for_all_micro_batches(built):
     assert not torch.equal(first, renewed)
 
 
+def test_stored_weight_is_decoded_once_for_both_directions_of_a_step(built):
+    model = built(fp8_recipe="tensorwise", fp8_param=True)
+    layer, x = first_linear(model), torch.randn(8, 1, 128).bfloat16()
+    layer.is_first_microbatch = True
+    first, _ = layer(x)
+    assert layer.weight_cache.row is layer.weight_cache.column is not None
+    layer.weight.quantize_(torch.randn(layer.weight.shape))
+    assert torch.equal(layer(x)[0], first)
+    model[0].module.module.set_is_first_microbatch()
+    assert not torch.equal(layer(x)[0], first)
+
+
 def test_stored_weight_is_what_quantise_returns(built):
     layer = first_linear(built(fp8_recipe="tensorwise", fp8_param=True))
     weight = layer.weight

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +207,25 @@ def test_stored_operands_equal_fresh_ones(scheme: str, path: str) -> None:
         fresh = make_operand(w, spec, "weight", columnwise=columnwise)
         decoded = stored_operand(stored, "weight", columnwise=columnwise)
         assert torch.equal(wide(fresh), wide(decoded))
+
+
+def test_kernel_and_torch_decode_every_code_in_every_layout_alike(both_paths: tuple[str, str]) -> None:
+    formats = [("tensorwise", "hybrid"), ("blockwise", "hybrid"), ("mxfp8", "e5m2"), ("nvfp4", "e2m1")]
+    for (scheme, number_format), shape, gain in itertools.product(
+        formats, [(1, 1), (17, 33), (300, 5), (64, 257)], [1e-38, 1.0]
+    ):
+        for role in ("input", "weight", "grad_output"):
+            stored = quantise(torch.randn(shape) * gain, GemmPrecision(scheme=scheme, format=number_format).spec(role))
+            for codes in (stored.codes, stored.codes_t):
+                if codes is not None and stored.spec.format != "e2m1":
+                    codes.random_(256)  # all of them, with infinity and each NaN
+            for held, columnwise in ((stored, False), (stored, True), (replace(stored, codes=None), True)):
+                found = []
+                for path in both_paths:
+                    use(path)
+                    found.append(stored_operand(held, role, columnwise=columnwise))
+                assert found[0].factor == found[1].factor
+                torch.testing.assert_close(found[0].values, found[1].values, rtol=0, atol=0, equal_nan=True)
 
 
 class Counter(Observer):
