@@ -22,6 +22,7 @@ import torch
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu.enums import DType
 from bridge.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, quantise, stored_operand
+from bridge.numerics.backend import laid_out
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE
 from bridge.pytorch.record.te import SCHEME_OF_QUANTIZER
@@ -264,7 +265,7 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     contents, buffers = _quantised(x, quantizer), _buffers(quantizer, shape_of(out))
     for name, value in contents.items():
         if hasattr(out, name):
-            _fill(out, name, value, buffers.get(name))
+            _fill(out, name, value, buffers.get(name), is_new=output is None)
     if hasattr(out, "_transpose_invalid"):
         out._transpose_invalid = out._transpose is None
     if hasattr(out, "_fp8_dtype"):
@@ -272,8 +273,18 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     return out
 
 
-def _fill(out: Any, name: str, value: torch.Tensor | None, buffer: tuple[tuple[int, ...], torch.dtype] | None) -> None:
-    """Write one buffer: in the memory that is there, which may be a part of a DDP buffer; None where there is none."""
+def _fill(
+    out: Any,
+    name: str,
+    value: torch.Tensor | None,
+    buffer: tuple[tuple[int, ...], torch.dtype] | None,
+    *,
+    is_new: bool,
+) -> None:
+    """Write one buffer; None where there is none.
+
+    A tensor that was there keeps its memory, which may be a part of a DDP buffer; a new one takes the value's.
+    """
     if buffer is None:
         setattr(out, name, None)
         return
@@ -284,10 +295,10 @@ def _fill(out: Any, name: str, value: torch.Tensor | None, buffer: tuple[tuple[i
     value = value.reshape(shape)
     value = value if value.dtype == dtype else value.view(dtype)
     held = getattr(out, name, None)
-    if held is not None and held.shape == value.shape:
+    if held is not None and held.shape == value.shape and not is_new:
         held.copy_(value)
     else:
-        setattr(out, name, value.clone())
+        setattr(out, name, value)
 
 
 def held(tensor: Any, quantizer: Any = None) -> Quantised:
@@ -389,5 +400,7 @@ def fp8_transpose(codes: torch.Tensor, dtype: Any, *, out: torch.Tensor | None =
     """Return codes transposed: the last axis first, the others in their order."""
     del dtype
     matrix = _matrix(codes)
-    transposed = matrix.T.contiguous().reshape(codes.shape[-1], *codes.shape[:-1])
+    transposed = laid_out(matrix.contiguous(), transposed=True, packed=False).reshape(
+        codes.shape[-1], *codes.shape[:-1]
+    )
     return transposed if out is None else out.copy_(transposed)

@@ -3,6 +3,7 @@
 Source: pytorch/csrc/extensions/ (recipe.cpp, multi_tensor/, padding.cpp, transpose.cpp).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from bridge.numerics.scaling import divide, e8m0_from_amax, scale_from_amax
 from bridge.precision.formats import FORMATS
 
 Tensors = list[list[torch.Tensor]]
+_ELEMENTS = 1 << 16
+"""Elements that an optimizer works on at a time."""
 
 
 def fused_amax_and_scale_update_after_reduction(
@@ -69,6 +72,12 @@ def multi_tensor_l2norm(
     return norms.norm().reshape(1), norms if per_tensor else torch.empty(0)
 
 
+def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield as many elements of each list's tensors as a processor's cache holds, all tensors one after the other."""
+    for together in zip(*tensors, strict=True):
+        yield from zip(*(tensor.detach().view(-1).split(_ELEMENTS) for tensor in together), strict=True)
+
+
 def multi_tensor_adam(
     _chunk: int,
     _noop: Any,
@@ -89,10 +98,9 @@ def multi_tensor_adam(
 
     Source: common/multi_tensor/adam.cu.
     """
-    masters = tensors[4] if len(tensors) > 4 else [None] * len(tensors[1])
     first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
-    rows = zip(*tensors[:4], masters, strict=True)
-    for given, parameter, mean, variance, master in rows:
+    for given, parameter, mean, variance, *masters in _in_parts(tensors):
+        master = masters[0] if masters else None
         has_halves = master is not None and master.dtype == torch.int16
         stepped = parameter.detach() if master is None else master
         weight, gradient = _joined(parameter, master) if has_halves else stepped.float(), given.float()
