@@ -19,7 +19,7 @@ The first step quantises with scale 1, without calibration.
 Source: Transformer Engine 2.20 common/recipe/delayed_scaling.cu:162-253 (the fused update, its default).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -64,6 +64,22 @@ def update_scaling_factors(
     amax_history.copy_(torch.where(ran, rolled, amax_history))
     renewed = torch.div(maximum, amax).clamp_(max=FP32_MAX)
     scale.copy_(torch.where(ran & amax.isfinite() & (amax > 0), renewed, scale))
+
+
+def update_together(
+    histories: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    maximum: float,
+    *,
+    algo: str,
+    reduced_amax: torch.Tensor | None = None,
+) -> None:
+    """Do for several layers, with histories of one length, what `update_scaling_factors` does for one: at once."""
+    history, scale = torch.cat(list(histories), dim=1), torch.cat(list(scales))
+    update_scaling_factors(history, scale, torch.full_like(scale, maximum), algo=algo, reduced_amax=reduced_amax)
+    widths = [len(own) for own in scales]
+    torch._foreach_copy_(list(histories), list(torch.split(history, widths, dim=1)))
+    torch._foreach_copy_(list(scales), list(torch.split(scale, widths)))
 
 
 class DelayedScaling(torch.nn.Module):
@@ -130,16 +146,20 @@ class DelayedScaling(torch.nn.Module):
         pending = self.amax_history[0, PASSES[which]]
         torch.maximum(pending, amaxes, out=pending)
 
-    def update(self, which: str, reduced_amax: torch.Tensor | None = None) -> None:
+    def update(self, which: str) -> None:
         """Roll the histories and renew the scales of "forward" (input, weight) or "backward" (grad_output)."""
-        columns = PASSES[which]
-        names = [name for name, slot in SLOTS.items() if columns.start <= slot < columns.stop]
-        aims = [self.precision.spec(name).element.max * 2.0**-self.precision.margin for name in names]
-        update_scaling_factors(
-            self.amax_history[:, columns],
-            self.scale[columns],
-            torch.tensor(aims, dtype=torch.float32, device=self.scale.device),
-            algo=self.precision.amax_compute_algo,
+        self.update_all([self], which)
+
+    @staticmethod
+    def update_all(states: "Sequence[DelayedScaling]", which: str, reduced_amax: torch.Tensor | None = None) -> None:
+        """Do so for layers of one precision, of all of which `reduced_amax` has the amaxes, reduced over ranks."""
+        columns, precision = PASSES[which], states[0].precision
+        (largest,) = {precision.spec(name).element.max for name in list(SLOTS)[columns]}
+        update_together(
+            [state.amax_history[:, columns] for state in states],
+            [state.scale[columns] for state in states],
+            largest * 2.0**-precision.margin,
+            algo=precision.amax_compute_algo,
             reduced_amax=reduced_amax,
         )
 

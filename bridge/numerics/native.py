@@ -19,7 +19,7 @@ from bridge.numerics.hadamard import BLOCK, SIGNS
 from bridge.numerics.quantised import Quantised
 from bridge.numerics.tiles import TilePass, TileResult
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE
+from bridge.precision.schemes import WHOLE, Tile
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
@@ -131,7 +131,8 @@ class Kernel:
         codes, transposed = codes.contiguous(), stored.is_transposed(columnwise)
         rows, columns = stored.matrix(columnwise)
         values = torch.empty(rows, columns, dtype=torch.bfloat16)
-        tile, strides = (1, 1), (0, 0)
+        tile: Tile = (1, 1)
+        strides: tuple[int, ...] = (0, 0)
         if not spec.whole_tensor:
             tile = stored.scale_tile(columnwise)
             strides = scales.stride()[::-1] if transposed else scales.stride()

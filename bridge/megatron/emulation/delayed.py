@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 
+from bridge.numerics import DelayedScaling
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from bridge.megatron.emulation.linear import EmulatedLinear
-    from bridge.numerics import DelayedScaling
 
 
 class DelayedUpdates:
@@ -76,15 +77,14 @@ class DelayedUpdates:
             self._update("forward")
 
     def _update(self, which: str) -> None:
-        for state, amaxes in zip(self.states, self._reduced(which), strict=True):
-            state.update(which, reduced_amax=amaxes)
+        DelayedScaling.update_all(self.states, which, self._reduced(which).flatten())
 
-    def _reduced(self, which: str) -> list[torch.Tensor]:
-        """Return every layer's pending amaxes, the largest of all ranks."""
+    def _reduced(self, which: str) -> torch.Tensor:
+        """Return every layer's pending amaxes, one row each, the largest of all ranks."""
         amaxes = torch.stack([state.pending(which) for state in self.states])
         if self._group.size() > 1:
             torch.distributed.all_reduce(amaxes, op=torch.distributed.ReduceOp.MAX, group=self._group)
-        return list(amaxes)
+        return amaxes
 
 
 class _Region:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bridge.megatron.te_cpu.storage import largest
-from bridge.numerics import update_scaling_factors
+from bridge.numerics.delayed import update_together
 from bridge.numerics.scaling import divide, e8m0_from_amax, scale_from_amax
 from bridge.precision.formats import FORMATS
 
@@ -27,13 +27,8 @@ def fused_amax_and_scale_update_after_reduction(
     margin: float,
 ) -> None:
     """Roll the histories of delayed scaling and renew its scales, from amaxes reduced over the ranks."""
-    begin = 0
-    for history, scale in zip(amax_histories, scales, strict=True):
-        end = begin + scale.numel()
-        aim = torch.full_like(scale, largest(fp8_dtype) * 2.0**-margin)
-        reduced = amax_reduction_buffer[begin:end]
-        update_scaling_factors(history, scale, aim, algo=amax_compute_algo, reduced_amax=reduced)
-        begin = end
+    aim = largest(fp8_dtype) * 2.0**-margin
+    update_together(amax_histories, scales, aim, algo=amax_compute_algo, reduced_amax=amax_reduction_buffer)
 
 
 def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
