@@ -95,7 +95,7 @@ def multi_tensor_adam(
     """
     first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
     for given, parameter, mean, variance, *masters in _in_parts(tensors):
-        master = masters[0] if masters else None
+        master: Any = masters[0] if masters else None
         has_halves = master is not None and master.dtype == torch.int16
         stepped = parameter.detach() if master is None else master
         weight, gradient = _joined(parameter, master) if has_halves else stepped.float(), given.float()
