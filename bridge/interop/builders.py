@@ -237,8 +237,9 @@ class ExportBuilder:
                 self.map(field)
             else:
                 self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
-        unmapped = tuple(entry for name in self.config.field_names() for entry in self.unmapped.get(name, ()))
-        mapped = {name: settings for name, settings in self.mapped.items() if name not in self.unmapped}
+        names = self.config.field_names()
+        unmapped = tuple(entry for name in names for entry in self.unmapped.get(name, ()))
+        mapped = {name: self.mapped[name] for name in names if name in self.mapped and name not in self.unmapped}
         return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped, files=self.files)
 
 
