@@ -68,13 +68,12 @@ def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], boo
 
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
     """Return the activations of each stage under each kind of recomputation."""
-    from bridge.plan.memory import memory_report
+    from bridge.plan.memory_schedule import activation_bytes
 
     found: dict[str, tuple[int, ...]] = {}
     if not run.workload.seq_length:
         return found
     for name, (recompute, modules) in RECOMPUTE.items():
         load = replace(run.workload, recompute=recompute, modules=modules)
-        ranks = memory_report(run.plan, workload=load, ddp=run.section("ddp")).ranks
-        found[name] = tuple(rank.bytes_of["activations"] for rank in ranks)
+        found[name] = tuple(activation_bytes(run.plan, places, load) for places in run.plan.stages)
     return found

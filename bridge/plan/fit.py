@@ -263,8 +263,7 @@ def _needed(run: PlannedRun, micro_batch_size: int) -> int:
     changed = run.changed({"train.micro_batch_size": micro_batch_size})
     plan, load = run.plan, changed.workload
     needed = []
-    for rank in run.memory.ranks:
-        places = [place for place in plan.parallel.places(plan.shape.num_layers) if place.stage == rank.stage]
+    for rank, places in zip(run.memory.ranks, plan.stages, strict=True):
         static = sum(size for kind, size in rank.bytes_of.items() if kind != "activations")
         needed.append(static + max(activation_bytes(plan, places, load), rank.step_bytes))
     return max(needed)

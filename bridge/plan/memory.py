@@ -6,6 +6,7 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 (CUDA context, communication buffers, workspaces, fragmentation).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -99,18 +100,28 @@ def memory_report(
         data_rank: Which data-parallel rank; shards differ by padding and by what lies on their borders.
         capability: Compute capability of the GPU, (9, 0) for Hopper; None counts as Hopper.
     """
-    places = plan.parallel.places(plan.shape.num_layers)
     load, buckets = workload if workload is not None else Workload(), read_section("ddp", ddp).values
-    stages = [[place for place in places if place.stage == stage] for stage in range(plan.parallel.pipeline)]
-    modules = [planned.module for layer in plan.layers for planned in layer.modules]
-    tied = plan.shape.share_embeddings_and_output_weights
     return MemoryReport(
         label=plan.label,
-        ranks=tuple(_rank(plan, own, load, ddp=buckets, data_rank=data_rank, capability=capability) for own in stages),
-        parameters=sum(module.parameters for module in modules if not (tied and module.kind == "head")),
+        ranks=tuple(
+            _rank(plan, own, load, ddp=buckets, data_rank=data_rank, capability=capability) for own in plan.stages
+        ),
+        parameters=_parameters(plan),
         workload=load,
         layout=_layout(plan),
         notes=_notes(plan, load, buckets, capability),
+    )
+
+
+def _parameters(plan: PrecisionPlan) -> int:
+    tied = plan.shape.share_embeddings_and_output_weights
+    count = Counter(layer.alike for layer in plan.layers)
+    different = {layer.alike: layer.modules for layer in plan.layers}
+    return sum(
+        count[key] * planned.module.parameters
+        for key, modules in different.items()
+        for planned in modules
+        if not (tied and planned.kind == "head")
     )
 
 
@@ -237,25 +248,27 @@ def _copies(
     Megatron-FSDP counts the column-wise copies of MXFP8 weights in its own buffers, and drops others after their use.
     """
     total = 0
-    for parameter in parameters:
+    for parameter, count in Counter(parameters).items():
         scheme = parameter.scheme
         is_own = settings.fsdp and parameter.is_stored_low and not ddp["keep_fp8_transpose_cache"]
         column = has_column_copy(scheme, capability) and not is_own
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
         elements = round(parameter.numel * element_bytes(parameter.computes))
-        total += scale_bytes(scheme, parameter.rows, parameter.columns)
-        total += elements * ((not parameter.is_stored_low) + column)
+        total += count * scale_bytes(scheme, parameter.rows, parameter.columns)
+        total += count * elements * ((not parameter.is_stored_low) + column)
         if column and not is_per_tensor(scheme):
-            total += scale_bytes(scheme, parameter.columns, parameter.rows)
+            total += count * scale_bytes(scheme, parameter.columns, parameter.rows)
     return total
 
 
 def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
     """Return the state of delayed scaling: scales and amax history, 3 slots forward and 2 backward a linear layer."""
     history = plan.settings.amax_history
+    if not history:
+        return 0
     low = [p for p in parameters if p.name == "weight" and (p.is_stored_low or p.computes != p.storage)]
-    return len(low) * (history + 1) * 5 * FP32_BYTES if history else 0
+    return len(low) * (history + 1) * 5 * FP32_BYTES
 
 
 def _master_bytes(settings: Settings) -> int:

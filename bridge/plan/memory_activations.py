@@ -135,8 +135,7 @@ def stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
 def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segment]:
     """Return the parts of one model chunk: embedding, layers or the groups that are recomputed, and outputs."""
     count = _Counting(plan, workload)
-    layers = {layer.label: layer for layer in plan.layers}
-    own = [layers[str(index + 1)] for index in place.layers]
+    own = [plan.by_label[str(index + 1)] for index in place.layers]
     found = [Segment(count.embedding())] if place.embedding else []
     if workload.recompute != "full":
         found += [count.segment(layer) for layer in own]
@@ -170,6 +169,9 @@ class _Counting:
         self.residual = 4.0 if plan.settings.fp32_residual else self.element
         self.statistics = 8 if plan.shape.layer_norm_bias else 4
         self.stream = self.outside * self.shape.hidden_size * self.residual
+        self.dropped = {part for name in workload.modules for part in DROPS.get(name, ())}
+        self.segments: dict[int, Segment] = {}
+        """Those of the layers so far, by `PlanLayer.alike`."""
 
     def layer(self, layer: PlanLayer) -> Mapping[str, float]:
         """Return a layer's parts."""
@@ -201,14 +203,15 @@ class _Counting:
 
     def segment(self, layer: PlanLayer) -> Segment:
         """Return a layer, of which some parts may be recomputed."""
-        dropped = {part for name in self.workload.modules for part in DROPS.get(name, ())}
-        parts = self.layer(layer)
-        again = sum(size for part, size in parts.items() if part in dropped)
-        return Segment(sum(parts.values()) - again, again)
+        if layer.alike not in self.segments:
+            parts = self.layer(layer)
+            again = sum(size for part, size in parts.items() if part in self.dropped)
+            self.segments[layer.alike] = Segment(sum(parts.values()) - again, again)
+        return self.segments[layer.alike]
 
     def group(self, layers: Sequence[PlanLayer]) -> Segment:
         """Return layers that are recomputed together, from their input."""
-        return Segment(self.stream, sum(sum(self.layer(layer).values()) for layer in layers) - self.stream)
+        return Segment(self.stream, sum(sum(self.segment(layer)) for layer in layers) - self.stream)
 
     def prediction(self, layers: Sequence[PlanLayer]) -> list[Segment]:
         """Return the layers of multi-token prediction, each with a norm; `block` does not recompute them."""

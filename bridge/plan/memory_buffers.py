@@ -6,7 +6,7 @@ part of every bucket. Source: megatron-core 0.16.1 distributed/param_and_grad_bu
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Buffer:
     """One contiguous buffer."""
 
     spans: tuple[tuple[Parameter, int, int], ...]
-    """(parameter, start, end) in elements."""
+    """(parameter, start, end) in elements, by start."""
     buckets: tuple[tuple[int, int], ...]
     """(start, end) of each bucket, its padding included."""
 
@@ -34,13 +34,14 @@ class Buffer:
 
     def shard(self, rank: int, ranks: int) -> int:
         """Return how many elements of the parameters lie in one rank's parts of the buckets."""
-        parts = [
-            (start + (end - start) // ranks * rank, start + (end - start) // ranks * (rank + 1))
-            for start, end in self.buckets
-        ]
-        starts = [start for start, _ in self.buckets]  # a parameter lies in one bucket
-        spans = ((start, end, parts[bisect_right(starts, start) - 1]) for _, start, end in self.spans)
-        return sum(max(0, min(end, right) - max(start, left)) for start, end, (left, right) in spans)
+        held = 0
+        for begin, close in self.buckets:
+            size = (close - begin) // ranks
+            left, right = begin + size * rank, begin + size * (rank + 1)
+            first = bisect_right(self.spans, left, key=lambda span: span[2])
+            last = bisect_left(self.spans, right, key=lambda span: span[1])
+            held += sum(min(end, right) - max(start, left) for _, start, end in self.spans[first:last])
+        return held
 
 
 def lay_out(

@@ -167,4 +167,5 @@ def _laid_out(group: Sequence[Parameter], *, ranks: int | None) -> Buffer:
         spans.append((fragment, cursor, cursor + fragment.numel))
         cursor += fragment.numel
     step = ranks * grid if ranks is not None else 1
+    spans.sort(key=lambda span: span[1])
     return Buffer(spans=tuple(spans), buckets=((0, -(-cursor // step) * step),))

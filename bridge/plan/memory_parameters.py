@@ -9,11 +9,12 @@ from bridge.precision.schemes import Scheme
 from bridge.rules.shape.parallel import Place
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Parameter:
-    """One parameter on one rank."""
+    """One parameter on one rank, or the same one of each of several equal layers."""
 
     layer: str
+    """Label of its layer, or of the first of the equal ones."""
     module: str
     name: str
     """weight, bias or Megatron's name of another one."""
@@ -52,7 +53,8 @@ class _Chunk:
 
     def __init__(self, plan: PrecisionPlan, place: Place) -> None:
         self.plan, self.place, self.parallel = plan, place, plan.parallel
-        self.layers = {layer.label: layer.modules for layer in plan.layers}
+        self.layers = plan.by_label
+        self.made: dict[int | str, list[Parameter]] = {}
 
     def parameters(self) -> Iterator[Parameter]:
         shape, place = self.plan.shape, self.place
@@ -61,20 +63,28 @@ class _Chunk:
         over_stages = self.parallel.pipeline > 1 and (tied or shape.mtp_num_layers > 0)
         if place.embedding or mtp:
             shared = over_stages and not (place.embedding and place.output)
-            yield from self._modules("embedding", self.layers["embedding"], shares_embedding=shared)
+            yield from self._modules("embedding", self.layers["embedding"].modules, shares_embedding=shared)
         for index in place.layers:
-            yield from self._modules(str(index + 1), self.layers[str(index + 1)])
-        norm, head = self.layers["output"]
+            yield from self._shared(str(index + 1))
+        norm, head = self.layers["output"].modules
         if place.output:
             yield from self._modules("output", (norm,))
         for number in range(1, shape.mtp_layers + 1 if mtp else 1):
-            *first, last = self.layers[f"mtp {number}"]
+            *first, last = self.layers[f"mtp {number}"].modules
             yield from self._modules(f"mtp {number}", first)
             for inner in (f"mtp {number}.{position + 1}" for position in range(len(shape.mtp_kinds))):
-                yield from self._modules(inner, self.layers[inner])
+                yield from self._modules(inner, self.layers[inner].modules)
             yield from self._modules(f"mtp {number}", (last,))
         if place.output and not (tied and (place.embedding or mtp)):
             yield from self._modules("output", (head,), shares_embedding=tied and over_stages)
+
+    def _shared(self, label: str) -> list[Parameter]:
+        """Return the parameters of a layer: those of an equal one, except under Megatron-FSDP, where each is a unit."""
+        layer = self.layers[label]
+        key = label if self.plan.settings.fsdp else layer.alike
+        if key not in self.made:
+            self.made[key] = list(self._modules(label, layer.modules))
+        return self.made[key]
 
     def _modules(
         self, label: str, modules: Sequence[PlanModule], *, shares_embedding: bool = False

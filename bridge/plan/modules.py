@@ -80,11 +80,11 @@ class Module:
         return outputs, inputs
 
 
-def modules_of(shape: ModelShape, label: str, kind: str) -> tuple[Module, ...]:
+def modules_of(shape: ModelShape, kind: str) -> tuple[Module, ...]:
     """Return the modules of a row of the plan: the embedding, a layer, an MTP layer or the output."""
-    if label == "embedding":
+    if kind == "embedding":
         return embedding_modules(shape)
-    if label == "output":
+    if kind == "output":
         return output_modules(shape)
     return mtp_modules(shape) if kind == "mtp" else layer_modules(shape, kind)
 

@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -83,6 +83,11 @@ class PlanLayer:
     kind: str
     low: bool
     modules: tuple[PlanModule, ...]
+
+    @property
+    def alike(self) -> int:
+        """A key that equal layers share: the identity of their modules, of which the plan makes one tuple."""
+        return id(self.modules)
 
     @property
     def is_mtp(self) -> bool:
@@ -175,9 +180,9 @@ class PrecisionPlan:
 
     def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
         """Return a row; arguments and errors as for `format_of`."""
-        held = self._by_label.get(str(layer))
+        held = self.by_label.get(str(layer))
         if held is None:
-            raise _unknown("layer", str(layer), list(self._by_label))
+            raise _unknown("layer", str(layer), list(self.by_label))
         names = {known.name: known for known in held.modules}
         found = [names[name] for name in _suffixes(module) if name in names]
         if not found:
@@ -244,7 +249,7 @@ class PrecisionPlan:
         ]
 
     def _cells(self, label: str) -> dict[_Cell, str]:
-        layer = self._by_label.get(label)
+        layer = self.by_label.get(label)
         if layer is None:
             return {}
         return {
@@ -255,8 +260,15 @@ class PrecisionPlan:
         }
 
     @cached_property
-    def _by_label(self) -> dict[str, PlanLayer]:
+    def by_label(self) -> dict[str, PlanLayer]:
+        """The layers by their labels."""
         return {layer.label: layer for layer in self.layers}
+
+    @cached_property
+    def stages(self) -> list[list[Place]]:
+        """The model chunks of each pipeline stage."""
+        places = self.parallel.places(self.shape.num_layers)
+        return [[place for place in places if place.stage == stage] for stage in range(self.parallel.pipeline)]
 
 
 def precision_plan(
@@ -319,14 +331,21 @@ def _layers(
     on = settings.family is not None and settings.reaches_layers
     numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
 
-    def made(label: str, place: Place, kind: str, *, low: bool = False, number: int | None = None) -> PlanLayer:
-        at = place.layers.index(number - 1) if number is not None else 0
-        own = modules_of(shape, label, kind)
+    by_name = bool(settings.recipes) or adapter is not None
+
+    @cache
+    def modules_of_kind(kind: str, low: bool, chunk: int, label: str, at: int) -> tuple[PlanModule, ...]:
+        own = modules_of(shape, kind)
         if adapter is not None:
             own = adapter.added_to(own, shape, lambda name: paths.path(label, at, name))
-        recipe = recipe_of(settings.recipes, numbers[place.stage, place.chunk])
+        recipe = recipe_of(settings.recipes, chunk)
         effects = tuple(_effect(module, recipe, paths.path(label, at, module.name)) for module in own)
-        modules = _planned(own, settings, low, effects)
+        return _planned(own, settings, low, effects)
+
+    def made(label: str, place: Place, kind: str, *, low: bool = False, at: int = 0) -> PlanLayer:
+        number = int(label) if label.isdigit() else None
+        name = (numbers[place.stage, place.chunk], label, at) if by_name else (0, "", 0)
+        modules = modules_of_kind(kind, low, *name)
         return PlanLayer(
             label=label, number=number, stage=place.stage, chunk=place.chunk, kind=kind, low=low, modules=modules
         )
@@ -338,8 +357,8 @@ def _layers(
         return on and settings.start <= index < shape.num_layers - settings.end
 
     for place in places:
-        for index in place.layers:
-            yield made(str(index + 1), place, shape.kinds[index], low=enters(index), number=index + 1)
+        for at, index in enumerate(place.layers):
+            yield made(str(index + 1), place, shape.kinds[index], low=enters(index), at=at)
     mtp = [*(place for place in places if place.mtp), last][0]
     is_fp8 = settings.family == "fp8"
     for number in range(1, shape.mtp_layers + 1):

@@ -125,6 +125,15 @@ def test_the_unused_buffer_of_an_mxfp8_model_is_counted_before_megatron_core_0_1
     assert weights("0.19.2")[0] == after
 
 
+def test_equal_layers_are_counted_once():
+    def different(num_layers):
+        plan = precision_plan(REGISTRY.get("bf16_with_fp8_current_scaling_mixed"), {**SHAPE, "num_layers": num_layers})
+        (place,) = plan.parallel.places(num_layers)
+        return len({*chunk_parameters(plan, place)}), len({layer.alike for layer in plan.layers})
+
+    assert different(400) == different(4)
+
+
 @pytest.mark.parametrize(("optimizer", "ranks"), [("muon", 1), ("dist_muon", 4)])
 def test_muon_keeps_one_moment_of_a_matrix_and_its_layer_wise_form_deals_parameters_out(optimizer, ranks):
     given = {**SHAPE, "normalization": "RMSNorm", "add_bias_linear": False, "vocab_size": 256}
