@@ -153,7 +153,7 @@ def _laid_out(group: Sequence[Parameter], *, ranks: int | None) -> Buffer:
             continue
         pair = next((other for other in large if 0 < other.numel % grid <= space), None)
         if pair is not None:
-            large = [other for other in large if other is not pair]
+            large.remove(pair)
             begin = cursor - pair.numel % grid
             spans.append((pair, begin, begin + pair.numel))
             space -= pair.numel % grid
@@ -162,7 +162,7 @@ def _laid_out(group: Sequence[Parameter], *, ranks: int | None) -> Buffer:
             if fragment.numel <= space:
                 spans.append((fragment, gap, gap + fragment.numel))
                 gap, space = gap + fragment.numel, space - fragment.numel
-                small = [other for other in small if other is not fragment]
+                small.remove(fragment)
     for fragment in small:
         spans.append((fragment, cursor, cursor + fragment.numel))
         cursor += fragment.numel
