@@ -84,12 +84,13 @@ class Workload:
         granularity = model.given("recompute_granularity")
         loss = model.values["cross_entropy_loss_fusion"], model.values["cross_entropy_fusion_impl"]
         modules = (given,) if isinstance(given, str) else tuple(map(str, given))
+        stages = _count("model.pipeline_model_parallel_size", model, 1)
         return replace(
             cls(
                 seq_length=_count("model.seq_length", model, 0, least=0),
                 micro_batch_size=batch,
                 micro_batches=max(1, whole // (batch * data_parallel)) if whole else None,
-                group_size=_count("model.microbatch_group_size_per_vp_stage", model, 0, least=0) or None,
+                group_size=_count("model.microbatch_group_size_per_vp_stage", model, stages),
                 keeps_outputs=not model.values["deallocate_pipeline_outputs"],
                 is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
                 recompute=granularity if granularity in ("selective", "full") else "none",
