@@ -54,7 +54,7 @@ test-next:
 	.venv-next/bin/python -m pip install -q --target .venv-next/te transformer-engine==2.20.2 'pydantic>=2' einops
 	PYTHONPATH=$(MEGATRON) .venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
 
-# Hypothesis over everything that is read, or libFuzzer with ARGS=--guided; the number of cases is printed.
+# Changed files through every reader, or libFuzzer with ARGS=--guided; the number of cases is printed.
 SECONDS ?= 600
 fuzz: setup
 	$(RUN) -W ignore -m tests.fuzz --seconds $(SECONDS) $(ARGS)

@@ -1,8 +1,8 @@
 """Fuzzing: `python -m tests.fuzz --seconds 600`, or `make fuzz`. Whatever is read ends in a result or in our own error.
 
-Each area of `tests.fuzz_areas` gets an equal share of the time. Hypothesis draws the cases; with `--guided` libFuzzer
-does, through atheris (`tests.fuzz_guided`). A case fails where an error is raised that is no `BridgeError`, where a
-line of that error is too long, where the answer takes more than 5 s of CPU time, and where anything is started,
+Each area of `tests.fuzz_areas` gets an equal share of the time. Cases are drawn from a seed; with `--guided` libFuzzer
+draws them, through atheris (`tests.fuzz_guided`). A case fails where an error is raised that is no `BridgeError`, where
+a line of that error is too long, where the answer takes more than 5 s of CPU time, and where anything is started,
 connected to or written outside the run's folder, which an audit hook of Python sees. Exit code 1: a case failed.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,17 +18,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from tests.fuzz_areas import NAMES_OF_AREAS, Area, made, read_case, warm
 
 LIMIT_SECONDS = 5.0
-ROUND = 2000
-"""Cases that hypothesis draws from one seed."""
 STARTS = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "socket.connect")
 WRITES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
 
@@ -41,14 +37,18 @@ class LateError(BaseException):
 class Guard:
     """Notes what a case starts or writes outside a folder, through Python's audit events, and ends a late one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = str(folder)
         self.is_on = False
         self.seen: list[str] = []
-        self.count = 0
-        self.longest_seconds = 0.0
+        self.begin()
         sys.addaudithook(self.hear)
         signal.signal(signal.SIGPROF, self.late)
+
+    def begin(self) -> None:
+        """Count anew."""
+        self.count = 0
+        self.longest_seconds = 0.0
 
     @staticmethod
     def late(_number: int, _frame: object) -> None:
@@ -97,51 +97,55 @@ class Guard:
 def working_folder() -> Iterator[Path]:
     """Make the folder of a run and go there."""
     sys.dont_write_bytecode = True
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
-        folder = Path(os.path.realpath(place))
-        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder)
-        yield folder
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  a case writes a file
+    with tempfile.TemporaryDirectory(dir=memory) as place, contextlib.chdir(place):
+        yield Path(os.path.realpath(place))
 
 
-def spliced(text: bytes, edits: list[tuple[int, bytes, int]]) -> bytes:
-    """Return a text with splices in it, and some bytes less."""
-    for number, splice, gone in edits:
-        at = number % (len(text) + 1)
-        text = text[:at] + splice + text[at + gone :]
-    return text
-
-
-def cases(area: Area) -> st.SearchStrategy[bytes]:
-    """Return the cases of an area: a seed with splices, or some bytes; of mappings a seed and bytes that edit it."""
-    starts, some = st.sampled_from(area.seeds), st.binary(max_size=60)
+def drawn(area: Area, random: Random) -> bytes:
+    """Return a case of an area: a seed with splices in it; of mappings a seed and bytes that edit it."""
+    case = random.choice(area.seeds)
     if not area.words:
-        return st.builds(bytes.__add__, starts, some)
-    edit = st.tuples(st.integers(0, 2**16), st.sampled_from(area.words), st.sampled_from([0, 0, 1, 7]))
-    return st.builds(spliced, starts, st.lists(edit, min_size=1, max_size=4)) | st.binary(max_size=300)
+        return case + random.randbytes(random.randrange(60))
+    if random.random() < 0.05:
+        return random.randbytes(random.randrange(300))
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(case) + 1)
+        case = case[:at] + random.choice(area.words) + case[at + random.choice((0, 0, 1, 7)) :]
+    return case
 
 
-def draw(area: Area, guard: Guard, seconds: float, number: int) -> str:
-    """Read cases of hypothesis until the time is over or one fails; return the fault."""
-    ends = time.monotonic() + seconds
+@dataclass
+class Faults:
+    """The faults of an area, each once: the place where it was raised, its smallest case, and the traceback of that."""
 
-    def one(case: bytes) -> None:
-        if time.monotonic() < ends:
-            guard.examine(area, case)
+    found: dict[str, tuple[bytes, str]] = field(default_factory=dict)
 
-    drawn = settings(
-        max_examples=ROUND,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    while time.monotonic() < ends:
+    def examine(self, guard: Guard, area: Area, case: bytes) -> None:
+        """Read a case, and keep what fails."""
         try:
-            seed(number)(drawn(given(cases(area))(one)))()
-        except (Exception, LateError):  # noqa: BLE001  the fault that the case found
-            return traceback.format_exc(limit=-12)
-        number += 1
-    return ""
+            guard.examine(area, case)
+        except (Exception, LateError) as error:  # noqa: BLE001  the fault that the case found
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{type(error).__name__} in {frame.filename}:{frame.lineno}"
+            if place not in self.found or len(case) < len(self.found[place][0]):
+                self.found[place] = case, traceback.format_exc(limit=-12)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{case!r:.3000}\n{text:.6000}" for case, text in self.found.values())
+
+
+def fuzzed(area: Area, guard: Guard, seconds: float, seed: int) -> Faults:
+    """Read cases of an area until the time is over, and print what they came to."""
+    random, faults, began = Random(seed), Faults(), time.process_time()  # noqa: S311  no secret
+    ends = time.monotonic() + seconds
+    guard.begin()
+    while time.monotonic() < ends:
+        faults.examine(guard, area, drawn(area, random))
+    rate = guard.count / (time.process_time() - began)
+    print(f"{guard.line(area, len(faults.found))}, {rate:,.0f} per second of CPU time", flush=True)  # noqa: T201
+    print(str(faults), end="", flush=True)  # noqa: T201
+    return faults
 
 
 def run() -> int:
@@ -154,11 +158,12 @@ def run() -> int:
     parser.add_argument("--guided", action="store_true", help="let libFuzzer make the cases: pip install atheris")
     parser.add_argument("--keep", type=Path, default=None, help="with --guided: folder of inputs that reached new code")
     chosen = parser.parse_args()
-    first = random.randrange(2**31) if chosen.seed is None else chosen.seed  # noqa: S311  no secret
+    first = Random().randrange(2**31) if chosen.seed is None else chosen.seed  # noqa: S311  no secret
     names = [name for name in NAMES_OF_AREAS if chosen.only in name]
     more = chosen.more.resolve() if chosen.more else None
     keep = chosen.keep.resolve() if chosen.keep else None
-    faults = 0
+    faults = cases = 0
+    guard = Guard("")
     for name in names:
         words = [name, str(chosen.seconds / len(names)), str(first), str(more or ""), str(keep or "")]
         if chosen.guided:  # libFuzzer ends its process
@@ -168,14 +173,10 @@ def run() -> int:
         with working_folder() as folder:
             area = made(name, folder, more)
             warm(area)
-            guard = Guard(folder)
-            fault = draw(area, guard, chosen.seconds / len(names), first)
-            guard.is_on = False
-        print(guard.line(area, int(bool(fault))), flush=True)  # noqa: T201
-        faults += bool(fault)
-        if fault:
-            print(f"{fault:.6000}", flush=True)  # noqa: T201
-    print(f"from seed {first} on, {faults} areas with faults")  # noqa: T201
+            guard.folder = str(folder)
+            faults += bool(fuzzed(area, guard, chosen.seconds / len(names), first).found)
+        cases += guard.count
+    print(f"{cases or 'guided'} cases from seed {first}, {faults} areas with faults")  # noqa: T201
     return 1 if faults else 0
 
 

@@ -31,6 +31,7 @@ from bridge.front.loader import load_run
 from bridge.interop.conversion import plain
 from bridge.interop.systems import MODULES, system
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.run import PlannedRun
 from bridge.precision.groups import GROUPS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -161,16 +162,28 @@ def foreign_mappings(_folder: Path, _more: Path | None) -> Area:
 
 
 def config_files(folder: Path, _more: Path | None) -> Area:
-    """Files for `--config`, read by a command."""
+    """Files for `--config`, read, synchronised and planned."""
+    file = folder / "run.yaml"
+
+    def read(data: bytes) -> None:
+        file.write_bytes(data)
+        assert PlannedRun(prediction=load_run(config_file=file, strict=False).prediction).plan.rows
+
+    words = [word.encode() for word in (*FIELDS, *RUN_WORDS)]
+    return Area(name="config files", seeds=_small(), words=[*YAML_SPLICES, *words], read=read)
+
+
+def commands(folder: Path, _more: Path | None) -> Area:
+    """Files for `--config`, and what a command prints of them."""
     file, names = folder / "run.yaml", ["check", "plan", "memory", "align", "modules"]
 
     def read(data: bytes) -> None:
         file.write_bytes(data[1:])
         quietly(names[data[0] % len(names)], "--config", str(file))
 
-    seeds = [bytes([number]) + path.read_bytes() for number in range(len(names)) for path in SHOWN]
+    seeds = [bytes([number]) + content for number in range(len(names)) for content in _small()]
     words = [word.encode() for word in (*FIELDS, *RUN_WORDS)]
-    return Area(name="config files", seeds=seeds, words=[*YAML_SPLICES, *words], read=read)
+    return Area(name="commands", seeds=seeds, words=[*YAML_SPLICES, *words], read=read)
 
 
 def runs(folder: Path, _more: Path | None) -> Area:
@@ -180,7 +193,7 @@ def runs(folder: Path, _more: Path | None) -> Area:
 
     def read(data: bytes) -> None:
         sections = edited(bases[data[0] % len(bases)], iter(data[1:]), words)
-        file.write_text(yaml.safe_dump(sections))
+        file.write_text(yaml.dump(sections, Dumper=yaml.CSafeDumper))
         run = load_run((), config_file=file, strict=bool(data[0] & 128))
         precision_plan(run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp)
 
@@ -252,23 +265,20 @@ def checkpoints(folder: Path, _more: Path | None) -> Area:
         try:
             damage(checkpoint)
             pickle_fault(checkpoint)
-            if data[0] >= 192:
-                quietly("checkpoint", "inspect", str(checkpoint))
             contents = Contents.read(checkpoint)
             json.dumps([contents.to_dict(), Difference.of(contents, contents).to_dict()])
         finally:
             (checkpoint / name).write_bytes(kept[name])
 
-    starts = (0, 240 // len(parts) * len(parts))
-    seeds = [bytes([start + number]) + kept[name] for start in starts for number, name in enumerate(parts)]
+    seeds = [bytes([number]) + kept[name] for number, name in enumerate(parts)]
     small = [pickle.dumps({"a": (1, 2.0, b"x", [None])}, protocol) for protocol in (0, 4)]
     seeds += [bytes([parts.index(METADATA)]) + data for data in small]
     return Area(name="checkpoints", seeds=seeds, words=[*PICKLE_SPLICES, *SPLICES], read=read)
 
 
 MAKERS = (
-    *(foreign_files, foreign_mappings, config_files, runs, recipe_files, recipes),
-    *(overrides_of_a_file, overrides_of_a_tree, checkpoints),
+    *(foreign_files, foreign_mappings, config_files, runs, recipes, overrides_of_a_file, checkpoints),
+    *(commands, recipe_files, overrides_of_a_tree),
 )
 NAMES_OF_AREAS = [maker.__name__.replace("_", " ") for maker in MAKERS]
 
@@ -276,6 +286,10 @@ NAMES_OF_AREAS = [maker.__name__.replace("_", " ") for maker in MAKERS]
 def made(name: str, folder: Path, more: Path | None) -> Area:
     """Return the area of a name; `folder` takes its files, `more` has other files to begin with."""
     return MAKERS[NAMES_OF_AREAS.index(name)](folder, more)
+
+
+def _small() -> list[bytes]:
+    return [path.read_bytes() for path in SHOWN]
 
 
 def _choices(first: int, second: int) -> list[bytes]:

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -21,7 +20,7 @@ MAX_BYTES = 4096
 
 def guide(name: str, seconds: float, seed: str, more: str, keep: str) -> None:
     """Fuzz an area for some seconds, print its line and its faults, and end the process: 1 where a case failed."""
-    from tests.fuzz import Guard, LateError, working_folder
+    from tests.fuzz import Faults, Guard, working_folder
     from tests.fuzz_areas import made, warm
 
     with working_folder() as folder:
@@ -33,27 +32,19 @@ def guide(name: str, seconds: float, seed: str, more: str, keep: str) -> None:
         words = folder / "words"
         quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in area.words if len(word) < 64)
         words.write_text("".join(f'"{word}"\n' for word in quoted))
-        guard, faults = Guard(folder), dict[tuple[str, ...], tuple[bytes, str]]()
+        guard, faults = Guard(folder), Faults()
         warm(area)
         ends = time.monotonic() + seconds
 
         def one(case: bytes) -> None:
-            try:
-                guard.examine(area, case)
-            except (Exception, LateError) as error:  # noqa: BLE001  the fault that the case found
-                frames = traceback.extract_tb(error.__traceback__)[-1:]
-                fault = (type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in frames))
-                if fault not in faults or len(case) < len(faults[fault][0]):
-                    faults[fault] = case, traceback.format_exc(limit=-12)
+            faults.examine(guard, area, case)
             if time.monotonic() > ends:
                 finish()
 
         def finish() -> None:
-            print(guard.line(area, len(faults)), flush=True)  # noqa: T201
-            for case, text in faults.values():
-                print(f"{case!r:.3000}\n{text:.6000}", flush=True)  # noqa: T201
+            print(guard.line(area, len(faults.found)), faults, sep="\n", flush=True)  # noqa: T201
             shutil.rmtree(folder)
-            os._exit(bool(faults))
+            os._exit(bool(faults.found))
 
         limits = [f"-seed={seed}", "-timeout=60", "-rss_limit_mb=0"]
         limits += [f"-max_len={MAX_BYTES}", f"-dict={words}"] if area.words else ["-max_len=100", "-len_control=0"]

@@ -13,6 +13,7 @@ from bridge.errors import BridgeWarning
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.nearest import compute_alike
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
 
@@ -57,6 +58,8 @@ def recipe_named(config: MixedPrecisionConfig) -> str | None:
                 candidate = REGISTRY.get(recipe.name)
             except Exception:  # noqa: BLE001, S112  a plugin's recipe may fail in any way, and is no match then
                 continue
+        if not compute_alike(candidate, config):
+            continue
         ours = () if candidate.stated.intersection(MEGATRON_FIELDS) else MEGATRON_FIELDS
         if _without(meaning(candidate), ours) == _without(wanted, ours):
             return recipe.name

@@ -46,7 +46,7 @@ def nearest_recipe(config: PrecisionConfig) -> str | None:
     fewest: tuple[int, str] | None = None
     for recipe in REGISTRY.recipes():
         made = _made(recipe.name)
-        if not _compute_alike(made, config):
+        if not compute_alike(made, config):
             continue
         count = len(differing_fields(config, made))
         if fewest is None or count < fewest[0]:
@@ -68,7 +68,8 @@ def _made(name: str) -> PrecisionConfig:
         return REGISTRY.get(name)
 
 
-def _compute_alike(one: PrecisionConfig, other: PrecisionConfig) -> bool:
+def compute_alike(one: PrecisionConfig, other: PrecisionConfig) -> bool:
+    """Return whether two configs have the same mode, low-precision format and scaling scheme."""
     return (one.mode, one.low_format, one.scheme) == (other.mode, other.low_format, other.scheme)
 
 

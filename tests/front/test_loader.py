@@ -165,6 +165,7 @@ def test_what_megatron_bridge_writes_is_read_as_data(tmp_path):
         ("model: {}", ["model.x=1,2"], "model.x: takes one value, got '1,2' (command line). Give one."),
         ("mixed_precision: bf16_mixd", [], "Unknown mixed-precision recipe 'bf16_mixd'. Did you mean 'bf16_mixed'"),
         ("mixed_precision: {fp9: true}", [], "mixed_precision.fp9: no such field, got True (run.yaml)."),
+        ("model: {num_layers: {a: 1}}", [], "model.num_layers: must be a whole number, got {'a': 1} (run.yaml)."),
         ("mixed_precision: {bf16: true, fp16: true}", [], "The mixed-precision config can never be right:"),
     ],
 )

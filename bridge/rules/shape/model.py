@@ -179,10 +179,10 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     """
     reader = _Reader(read_section("model", model))
     reader.shape()
-    names = {fault: fault.path.removeprefix("model.") for fault in reader.faults}
+    named = [(fault, fault.path.removeprefix("model.")) for fault in reader.faults]
     return [
         replace(fault, value=model[name]) if model[name] is None else fault
-        for fault, name in names.items()
+        for fault, name in named
         if name in model and whole_number(fault.value) is not None
     ]
 
