@@ -81,12 +81,13 @@ def build_block(config: Any, backend: str, device: torch.device) -> Any:
     """Return Megatron's `TransformerBlock` in BF16, its linears from Transformer Engine, the emulation or Megatron."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from bridge.megatron.emulation.model import prepare_emulation
+    from bridge.megatron.emulation.model import emulate, prepare_emulation
     from bridge.megatron.layer_spec import block_spec
 
     block = TransformerBlock(config, block_spec(config, backend=backend), post_layer_norm=True)
     block = block.to(device=device, dtype=torch.bfloat16)
     if backend == "emulated":
+        emulate(block, config)
         prepare_emulation(block, config, None)
     return block
 

@@ -21,7 +21,7 @@ from megatron.core.transformer.module import Float16Module
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.linear import scheme_of
-from bridge.megatron.emulation.model import prepare_emulation
+from bridge.megatron.emulation.model import emulate, prepare_emulation
 from bridge.megatron.hybrid.model import build_hybrid
 from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
@@ -221,14 +221,17 @@ def _build_chunk(
     model: torch.nn.Module
     with marked_weights(config) as marks, _recipe_of_chunk(config, vp_stage):
         if config.is_hybrid_model:
-            model = build_hybrid(backend=backend, phases=phases, **arguments).to(where)
+            model = build_hybrid(backend=backend, **arguments)
         else:
             model = GPTModel(
-                transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
-                mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
+                transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage),
+                mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage),
                 vp_stage=vp_stage,
                 **arguments,
-            ).to(where)
+            )
+        model = model.to(where)
+        if backend == "emulated":
+            emulate(model, config, phases)
     draw_weights(model, marks, seed=seed)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)

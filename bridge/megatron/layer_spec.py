@@ -2,12 +2,12 @@
 
 The spec functions read the whole model config: experts, latent attention, norms of queries and keys, prediction layers.
 Of a local spec the classes alone are replaced, at every depth: norms that work under sequence parallelism, fused
-attention, latent attention and, in layers of low precision, emulated linear layers.
+attention, latent attention. `emulate` puts emulated linear layers into the model that is built.
 """
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_layer_specs,
     get_gpt_mtp_block_spec,
 )
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -25,16 +24,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.emulation.latent_attention import EmulatedLatentAttention, LatentAttention
-from bridge.megatron.emulation.linear import (
-    EmulatedColumnParallelLinear,
-    EmulatedRowParallelLinear,
-    KeptColumnParallelLinear,
-    KeptRowParallelLinear,
-    is_low_layer,
-)
-from bridge.megatron.hybrid.variants import EmulatedWholeLinear, KeptWholeLinear, WholeLinear, with_variant
-from bridge.precision.matchers import quant_recipes
+from bridge.megatron.emulation.latent_attention import LatentAttention
+from bridge.megatron.hybrid.variants import with_variant
 
 
 class SequenceParallelNorm:
@@ -54,26 +45,13 @@ class SequenceParallelNorm:
         return norm
 
 
-PLAIN: dict[Any, Any] = {
+LOCAL: Mapping[Any, Any] = {
     LNImpl: SequenceParallelNorm,
     WrappedTorchNorm: SequenceParallelNorm,
     DotProductAttention: FusedDotProductAttention,
     MLASelfAttention: LatentAttention,
 }
-LOW: dict[Any, Any] = {
-    **PLAIN,
-    ColumnParallelLinear: EmulatedColumnParallelLinear,
-    RowParallelLinear: EmulatedRowParallelLinear,
-    MLASelfAttention: EmulatedLatentAttention,
-    WholeLinear: EmulatedWholeLinear,
-}
-KEPT: dict[Any, Any] = {
-    **LOW,
-    ColumnParallelLinear: KeptColumnParallelLinear,
-    RowParallelLinear: KeptRowParallelLinear,
-    WholeLinear: KeptWholeLinear,
-}
-"""Class of a local spec -> the class that takes its place, with Megatron's own linear layers or with emulated ones."""
+"""Class of a local spec -> the class that takes its place."""
 
 
 def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
@@ -89,24 +67,10 @@ def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     return part
 
 
-def _layer_classes(config: Any, number: int, *, backend: str, phases: Sequence[Any]) -> Mapping[Any, Any]:
-    """Return the classes of a layer, by its number from 0 in the whole model; prediction layers come last.
-
-    Under `emulated` the layers that stay in BF16 all the time are Megatron's own. With a per-module recipe every linear
-    layer is emulated, since the recipe may choose any.
-    """
-    if backend != "emulated":
-        return PLAIN
-    if any(is_low_layer(phase, number) for phase in phases or (config,)):
-        return LOW
-    return KEPT if quant_recipes(getattr(config, "quant_recipe", None)) else PLAIN
-
-
-def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: Sequence[Any] = ()) -> Any:
+def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     """Return the spec of one model chunk's transformer block.
 
-    `num_layers` of the config counts the whole model, the spec holds this chunk's share; `phases` are the model
-    configs of a precision schedule.
+    `num_layers` of the config counts the whole model, the spec holds this chunk's share.
     """
     with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(
@@ -116,14 +80,11 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases
     layers = with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
     if with_te:
         return dataclasses.replace(spec, layer_specs=layers)
-    layers = [
-        with_classes(layer, _layer_classes(config, number, backend=backend, phases=phases))
-        for number, layer in enumerate(layers, start=offset)
-    ]
+    layers = [with_classes(layer, LOCAL) for layer in layers]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
 
 
-def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: Sequence[Any] = ()) -> Any:
+def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     """Return the spec of a model chunk's multi-token-prediction layers, None where it has none; as `block_spec`.
 
     A prediction layer contains a transformer layer of the kind of the model's last one.
@@ -138,5 +99,4 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: 
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec
-    classes = _layer_classes(config, config.num_layers, backend=backend, phases=phases)
-    return dataclasses.replace(spec, layer_specs=[with_classes(layer, classes) for layer in spec.layer_specs])
+    return dataclasses.replace(spec, layer_specs=[with_classes(layer, LOCAL) for layer in spec.layer_specs])

@@ -148,6 +148,7 @@ def local_spec() -> Any:
         return lambda config, *, backend, **named: original(config, backend="local", **named)
 
     stack.enter_context(patched("bridge.megatron.gpt:block_spec", plain))
+    stack.enter_context(patched("bridge.megatron.gpt:emulate", lambda _original: lambda *_: None))
     return stack
 
 

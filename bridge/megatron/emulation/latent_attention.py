@@ -1,4 +1,4 @@
-"""Megatron's multi-latent attention without Transformer Engine, with Megatron's linear layers or emulated ones.
+"""Megatron's multi-latent attention without Transformer Engine.
 
 Megatron's local down projections are column-parallel: each tensor-parallel rank computes its part of the latent, and
 the parts are gathered. Transformer Engine's are whole on each rank. So under tensor parallelism a scale of a whole
@@ -10,19 +10,14 @@ the down projection returns its part of the sequence with the whole latent, as T
 gathers the rotary key itself, with the gradients of all ranks.
 """
 
-import dataclasses
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
-
-_DOWN = ("linear_q_down_proj", "linear_kv_down_proj")
-"""Submodules that Megatron's constructor accepts of its own classes alone (multi_latent_attention.py:408 in 0.16.1)."""
 
 
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
@@ -32,17 +27,6 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
         super().__init__(config, *args, **kwargs)
         if config.sequence_parallel:
             self.linear_kv_down_proj.register_forward_hook(_whole_latent)
-
-
-class EmulatedLatentAttention(LatentAttention):
-    """`LatentAttention` whose down projections are of the classes in its spec, like its other linear layers."""
-
-    def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:
-        plain = dataclasses.replace(submodules, **dict.fromkeys(_DOWN, ColumnParallelLinear))
-        super().__init__(config, plain, *args, **kwargs)
-        for name in _DOWN:
-            if hasattr(self, name):  # without q_lora_rank queries are projected at once
-                getattr(submodules, name).adopt(getattr(self, name))
 
 
 def _whole_latent(_layer: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:

@@ -1,7 +1,7 @@
 """Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
 
-Communication, initialisation, sharding and checkpoints stay Megatron's: the two classes replace `_forward_impl`, the
-one place where those layers multiply. A layer also keeps:
+Communication, initialisation, sharding and checkpoints stay Megatron's: a layer that is built is given one of the two
+classes, which replace `_forward_impl`, the one place where those layers multiply. It then keeps:
 
 - `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as Transformer Engine does
   with `is_first_microbatch`, which Megatron's schedules set;
@@ -113,39 +113,24 @@ def require_emulable(config: Any) -> None:
 class EmulatedLinear:
     """Common part of both layers. Mixed in before Megatron's class, whose `_forward_impl` it replaces."""
 
-    is_low = True
-    """The transformer layer begins in the precision of the run."""
     config: Any
     training: bool
     fp8_state: DelayedScaling | None
     weight: torch.nn.Parameter
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prepare()
+    def prepare(self, payload: dict[str, Any] | None, *, is_low: bool) -> None:
+        """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there.
 
-    def prepare(self) -> None:
-        """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there."""
+        Args:
+            payload: What a per-module recipe has for this layer.
+            is_low: Whether its transformer layer begins in the precision of the run; in one that is kept in BF16 the
+                recipe alone puts the layer into a low precision.
+        """
+        self.payload, self.is_low = payload, is_low
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
-        self.finish_init(None)
-
-    @classmethod
-    def adopt(cls, layer: Any) -> None:
-        """Make a layer of Megatron's class, as it was built, one of this class."""
-        layer.__class__ = cls
-        layer.prepare()
-
-    def finish_init(self, quantization_config: Any) -> None:
-        """Take the payload that a per-module recipe has for this layer, as Transformer Engine's layers do."""
-        self.payload = quantization_config.config if quantization_config is not None else None
-        self.multiply_in(gemm_precision(self.config) if self.is_low else None)
-
-    def stay_high(self) -> None:
-        """Let a per-module recipe alone put the layer into a low precision, as in a layer that is kept in BF16."""
-        self.is_low = False
-        self.multiply_in(None)
+        self.multiply_in(gemm_precision(self.config) if is_low else None)
 
     def multiply_in(self, precision: GemmPrecision | None) -> None:
         """Multiply in this precision from now on, or in what a per-module recipe makes of it.
@@ -156,7 +141,9 @@ class EmulatedLinear:
         self.evaluation_precision = in_module(precision, self.payload, EVALUATION)
         self.weight_cache.clear()
         self.is_first_microbatch = True
-        self.fp8_state = None if chosen is None or chosen.scheme != "delayed" else DelayedScaling(chosen)
+        self.fp8_state = None
+        if chosen is not None and chosen.scheme == "delayed":
+            self.fp8_state = DelayedScaling(chosen, self.weight.device)
 
     @property
     def _is_told_of_steps(self) -> bool:
@@ -211,16 +198,8 @@ class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ign
     """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along its inputs."""
 
 
-class KeptColumnParallelLinear(EmulatedColumnParallelLinear):
-    """One in a layer that is kept in BF16: a per-module recipe alone puts it into a low precision."""
-
-    is_low = False
-
-
-class KeptRowParallelLinear(EmulatedRowParallelLinear):
-    """As `KeptColumnParallelLinear`."""
-
-    is_low = False
+EMULATED = {ColumnParallelLinear: EmulatedColumnParallelLinear, RowParallelLinear: EmulatedRowParallelLinear}
+"""Megatron's class of a linear layer -> the emulated one."""
 
 
 def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Set-up of a model with emulated layers after it is built: stored weights, and updates of delayed scales."""
+"""Set-up of a model with emulated layers after it is built: the layers, stored weights, updates of delayed scales."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from megatron.core.quantization.utils import get_quant_config_or_none
 from megatron.core.ssm.mamba_block import MambaStack
 from megatron.core.ssm.mamba_layer import MambaLayer
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
@@ -12,13 +13,35 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.megatron.emulation.delayed import DelayedUpdates
-from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, is_low_layer
+from bridge.megatron.emulation.linear import EMULATED, emulated_linears, gemm_precision, is_low_layer
 from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
 from bridge.numerics import QuantSpec
+from bridge.precision.matchers import quant_recipes
 
 LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
 """Megatron's classes of layers with a `layer_number` in the whole model."""
+
+
+def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
+    """Make the linear layers in a model's low layers emulated ones, before they are wrapped.
+
+    Layers that stay in BF16 in all `phases`, the model configs of a precision schedule, are left as they are. With a
+    per-module recipe every linear layer is emulated, since the recipe may choose any.
+    """
+    recipe = getattr(config, "quant_recipe", None)
+    is_per_module = bool(quant_recipes(recipe))
+    names = {module: name for name, module in model.named_modules()}
+    for layer in model.modules():
+        if not isinstance(layer, LAYERS):
+            continue
+        is_low = any(is_low_layer(phase, global_layer_number(layer) - 1) for phase in phases or (config,))
+        for linear in [linear for linear in layer.modules() if type(linear) in EMULATED]:
+            if not (is_low or is_per_module):
+                continue
+            chosen = get_quant_config_or_none(names[linear], recipe)
+            linear.__class__ = EMULATED[type(linear)]
+            linear.prepare(None if chosen is None else chosen.config, is_low=is_low)
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:

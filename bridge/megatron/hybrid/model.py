@@ -4,7 +4,6 @@ Megatron has a spec of Transformer Engine's layers alone; `local_stack` is the s
 layer is one kind of block, and counts as a layer of the model.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -25,8 +24,7 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from bridge.errors import RunConfigError
-from bridge.megatron.emulation.linear import emulated_linears, is_low_layer
-from bridge.megatron.layer_spec import LOW, PLAIN, SequenceParallelNorm, with_classes
+from bridge.megatron.layer_spec import LOCAL, SequenceParallelNorm, with_classes
 from bridge.megatron.replacement import replaced
 from bridge.rules.shape.hybrid import HybridPattern
 
@@ -81,13 +79,12 @@ def _layer(module: type, norm: str, linear: str, **parts: Any) -> ModuleSpec:
     return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
 
 
-def build_hybrid(config: Any, *, backend: str, phases: Sequence[Any], **model: Any) -> Any:
+def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
     """Return this rank's `MambaModel`.
 
     Args:
         config: A `GPTConfig` with the pattern of a hybrid model, of layers that a run builds (`own_run`).
         backend: Name of a `Backend`.
-        phases: The model configs of a precision schedule, one a phase; none without a schedule.
         **model: Further arguments of `MambaModel`.
     """
     pattern = HybridPattern.of(config) or HybridPattern(layers="")
@@ -98,12 +95,6 @@ def build_hybrid(config: Any, *, backend: str, phases: Sequence[Any], **model: A
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec  # needs Transformer Engine
 
         return MambaModel(mamba_stack_spec=mamba_stack_spec, **arguments)
-    classes = LOW if backend == "emulated" else PLAIN
-    stack = ModuleSpec(module=MambaStack, submodules=with_classes(local_stack(config), classes))
+    stack = ModuleSpec(module=MambaStack, submodules=with_classes(local_stack(config), LOCAL))
     with replaced([(mamba_block, "TENorm", SequenceParallelNorm)]):  # of the last norm, which no spec has
-        built = MambaModel(mamba_stack_spec=stack, **arguments)
-    for layer in built.decoder.layers:
-        if not any(is_low_layer(phase, layer.layer_number - 1) for phase in phases or (config,)):
-            for linear in emulated_linears([layer]):
-                linear.stay_high()
-    return built
+        return MambaModel(mamba_stack_spec=stack, **arguments)

@@ -23,31 +23,16 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from bridge.errors import RunConfigError
-from bridge.megatron.emulation.linear import EmulatedColumnParallelLinear, KeptColumnParallelLinear
 from bridge.rules.shape.variants import DELTA_NET
 
 
 class WholeLinear:
     """Megatron's linear layer in the place of one of Transformer Engine's that is whole on every rank."""
 
-    linear: type = ColumnParallelLinear
-
     def __new__(cls, *args: Any, parallel_mode: str, **kwargs: Any) -> Any:
         """Return the layer."""
         del parallel_mode
-        return cls.linear(*args, gather_output=False, **kwargs)
-
-
-class EmulatedWholeLinear(WholeLinear):
-    """As `WholeLinear`, emulated."""
-
-    linear = EmulatedColumnParallelLinear
-
-
-class KeptWholeLinear(WholeLinear):
-    """As `WholeLinear`, in a layer that is kept in BF16."""
-
-    linear = KeptColumnParallelLinear
+        return ColumnParallelLinear(*args, gather_output=False, **kwargs)
 
 
 def with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool) -> list[ModuleSpec]:
