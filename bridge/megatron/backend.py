@@ -11,10 +11,10 @@ from megatron.core.fp8_utils import is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError
 from bridge.megatron.emulation.delayed import checkpoint
-from bridge.megatron.emulation.gather import separate_gathers
 from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
 from bridge.megatron.emulation.per_module import chooses_low, module_schemes
 from bridge.megatron.emulation.stored_weight import megatron_stores
+from bridge.megatron.optimizer import separate_gathers
 from bridge.megatron.replacement import replaced
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
 from bridge.megatron.te.machine import Machine, missing_for_te

@@ -2,17 +2,20 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.megatron.replacement import replaced
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
@@ -132,3 +135,33 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
         yield
     for chunk, named in asked.items():
         chunk.start_param_sync(**named)
+
+
+def separate_gathers() -> AbstractContextManager[None]:
+    """Let Megatron gather the parameters of a bucket group one bucket after the other on gloo, for a ``with`` block.
+
+    Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters into one group. Gloo
+    coalesces by copying everything into one tensor of one dtype: the codes are converted to numbers of that dtype and
+    back, and come out as other codes, without an error. NCCL sends each bucket as it is.
+
+    Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron-core 0.16.1
+    distributed/param_and_grad_buffer.py:276-300.
+    """
+    groups, gather = param_and_grad_buffer._ParamAndGradBucketGroup, param_and_grad_buffer.dist_all_gather_func
+    start, ended = groups.start_param_sync, nullcontext(SimpleNamespace(wait=lambda: None))
+
+    def gather_now(*parts: Any, async_op: bool, **named: Any) -> Any:
+        del async_op
+        return gather(*parts, **named)
+
+    one_by_one: list[tuple[Any, str, Any]] = [
+        (param_and_grad_buffer, "_coalescing_manager", lambda *_, **_named: ended),
+        (param_and_grad_buffer, "dist_all_gather_func", gather_now),
+    ]
+
+    def start_param_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        uses_gloo = torch.distributed.get_backend(self.intra_distributed_optimizer_instance_group) == "gloo"
+        with replaced(one_by_one if uses_gloo else []):
+            return start(self, *args, **kwargs)
+
+    return replaced([(groups, "start_param_sync", start_param_sync)])
