@@ -1,6 +1,6 @@
 """Codes and scales of Transformer Engine's kernels against `bridge.numerics`: the same bits, for what this GPU runs.
 
-The quantizers are made as Transformer Engine's own modules make them, from the recipe that `te_recipe` gives: so the
+The quantizers are made as Transformer Engine's own modules make them, from the recipe that Megatron makes: so the
 comparison covers the path from a config to the kernel. Scales are compared where they belong to a tile; Transformer
 Engine's padding is left out. Stochastic rounding has no bits to compare and is switched off.
 """
@@ -8,14 +8,12 @@ Engine's padding is left out. Stochastic rounding has no bits to compare and is 
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from gpu_report import Record, skipped_record
 
 from bridge.megatron.te.machine import missing_for_te
-from bridge.megatron.te.recipe import import_recipes, te_recipe
 from bridge.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
 from bridge.precision.formats import FORMATS
 
@@ -195,17 +193,21 @@ def _scheme_records(scheme: str, number_format: str) -> list[Record]:
 
 def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) -> Any:
     """Return Transformer Engine's recipe object for a scheme, without stochastic rounding."""
+    from megatron.core.transformer import TransformerConfig
+
+    from bridge.megatron.backend import te_recipe
+
     family = "fp4" if number_format == "e2m1" else "fp8"
-    config = SimpleNamespace(
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=128,
+        num_attention_heads=1,
         **{family: number_format, f"{family}_recipe": scheme},
         fp8_amax_history_len=amax_history_len,
         fp8_amax_compute_algo="max",
     )
     recipe = te_recipe(config)
-    if scheme == "nvfp4":
-        keywords = {**recipe.keywords, "disable_stochastic_rounding": True}
-        recipe = dataclasses.replace(recipe, keywords=keywords)
-    return recipe.build(import_recipes())
+    return dataclasses.replace(recipe, disable_stochastic_rounding=True) if scheme == "nvfp4" else recipe
 
 
 def _quantizers(scheme: str, number_format: str) -> dict[str, Any]:

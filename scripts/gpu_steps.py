@@ -17,8 +17,8 @@ from gpu_block import block_config, build_block, rotary_of
 from gpu_linear import autocast
 from gpu_report import Record, skipped_record, step_record
 
+from bridge.megatron.backend import te_recipe
 from bridge.megatron.te.machine import missing_for_te
-from bridge.megatron.te.recipe import import_recipes, te_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -182,8 +182,7 @@ def _measured(config: Any, device: torch.device, batch_size: int, rounds: int) -
     """Return milliseconds and peak memory of the bridge's block, of Megatron's own and of the hand-written one."""
     x = torch.randn(config.seq_length, batch_size, config.hidden_size, device=device, dtype=torch.bfloat16)
     rotary = rotary_of(config).to(device)
-    wanted = te_recipe(config)
-    recipe = None if wanted is None else wanted.build(import_recipes())
+    recipe = te_recipe(config)
 
     def of_megatron(block: Any) -> TrainingStep:
         def forward(x_SBH: torch.Tensor) -> torch.Tensor:  # noqa: N803 shape suffix

@@ -9,7 +9,7 @@ declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is impo
     Backend          who runs the linear layers: te, te_cpu, emulated or local; `choose_backend`, then `running`
     GPTConfig        the model's config -> `build_gpt`: chunks of `GPTModel` by layer_spec.py, weights by their place
       emulation/       emulated linear layers, `StoredWeight`, `DelayedUpdates`
-      te/, te_cpu/     Transformer Engine's recipe and variables; its Python over torch code
+      te/, te_cpu/     Transformer Engine's requirements, quantizers per layer; its Python over torch code
     Corpus, Splits   the data: documents on disk, samples of a run -> `batches`
     Trainer          model, optimizer and schedule -> `StepResult` of one step
     Position         how far a run has come; checkpoint/ saves and loads the state

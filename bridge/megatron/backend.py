@@ -1,13 +1,15 @@
 """Backend of a run's GEMMs: Transformer Engine, on a GPU or its Python on a CPU, the emulation, else Megatron."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
-from megatron.core.fp8_utils import is_first_last_bf16_layer
+from megatron.core import fp4_utils
+from megatron.core.fp8_utils import get_fp8_recipe, is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError
 from bridge.megatron.emulation.delayed import checkpoint
@@ -16,11 +18,10 @@ from bridge.megatron.emulation.per_module import chooses_low, module_schemes
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.optimizer import separate_gathers
 from bridge.megatron.replacement import replaced
-from bridge.megatron.te.environment import Environment, environment_findings, set_lines
 from bridge.megatron.te.machine import Machine, missing_for_te
-from bridge.megatron.te.recipe import te_recipe
 from bridge.megatron.te_cpu.install import installed_te
 from bridge.precision.matchers import quant_recipes
+from bridge.rules.variables import environment_findings, set_lines, variables_in
 from bridge.rules.versions import dotted
 
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
@@ -36,26 +37,28 @@ class Backend:
     """Sentences about the choice, for the log."""
 
 
-def choose_backend_of_phases(requested: str, models: Sequence[Any], environment: Environment | None = None) -> Backend:
+def choose_backend_of_phases(
+    requested: str, models: Sequence[Any], environ: Mapping[str, str] = MappingProxyType({})
+) -> Backend:
     """Return the backend for a run whose phases have these model configs: that of the first with FP8 or FP4 matmuls.
 
     Arguments and errors as for `choose_backend`, of each phase.
     """
-    chosen = [choose_backend(requested, model, environment) for model in models]
+    chosen = [choose_backend(requested, model, environ) for model in models]
     low = [backend for backend, model in zip(chosen, models, strict=True) if scheme_of(model) is not None]
     if not low:
         return chosen[0]
     return Backend(name=low[0].name, notes=tuple(dict.fromkeys(note for backend in low for note in backend.notes)))
 
 
-def choose_backend(requested: str, config: Any, environment: Environment | None = None) -> Backend:
+def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})) -> Backend:
     """Return the backend for a model on this machine.
 
     Args:
         requested: One of `BACKENDS`; auto is Transformer Engine where it works, else the emulation; te_cpu needs a
             process that was declared for it (`bridge.preflight.te_cpu`), and such a process runs nothing else.
         config: A `TransformerConfig`.
-        environment: Result of `read_environment`: the variables that change Transformer Engine's arithmetic.
+        environ: `os.environ`, read for the variables that change Transformer Engine's arithmetic.
 
     Raises:
         RunConfigError: Every layer is to stay in BF16.
@@ -65,11 +68,10 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
             contradicts the config.
     """
     scheme = scheme_of(config)
-    environment = environment or Environment()
     if scheme is not None and not quant_recipes(getattr(config, "quant_recipe", None)):
         _require_some_layer(config)
     if requested == "te_cpu" or installed_te() is not None:
-        return _te_on_cpu(requested, config, [scheme, *module_schemes(config)], environment)
+        return _te_on_cpu(requested, config, [scheme, *module_schemes(config)], environ)
     missing = _missing([scheme, *module_schemes(config)]) if requested != "emulated" else []
     if requested == "te" and missing:
         raise BackendUnavailableError(
@@ -77,15 +79,15 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
             "auto or emulated, use te_cpu for its Python on this CPU, or run this where it works."
         )
     if requested != "emulated" and not missing:
-        return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environment)))
+        return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environ)))
     if scheme is None and not chooses_low(config):
         unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
         return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
     why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    return _emulated(config, why, environment)
+    return _emulated(config, why, environ)
 
 
-def _emulated(config: Any, why: str, environment: Environment) -> Backend:
+def _emulated(config: Any, why: str, environ: Mapping[str, str]) -> Backend:
     """Return the emulation, or refuse a config that it cannot run."""
     require_emulable(config)
     precision = gemm_precision(config)
@@ -94,11 +96,11 @@ def _emulated(config: Any, why: str, environment: Environment) -> Backend:
         is_per_module = quant_recipes(getattr(config, "quant_recipe", None))
         kind = f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
     note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
-    unread = tuple(f"{name}={text}: the emulation does not read it." for name, text in environment.values.items())
+    unread = tuple(f"{row.name}={text}: the emulation does not read it." for row, text in variables_in(environ))
     return Backend(name="emulated", notes=(note, *unread))
 
 
-def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environment: Environment) -> Backend:
+def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]) -> Backend:
     """Return the backend of a process with Transformer Engine's Python on its CPU, or refuse one that does not fit."""
     found = installed_te()
     if requested != "te_cpu":
@@ -122,7 +124,7 @@ def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environme
         f"Layers: the Python of Transformer Engine {found.version} on this CPU, with the branches of compute "
         f"capability {dotted(found.capability)}; its compiled part is modelled."
     )
-    return Backend(name="te_cpu", notes=(note, *_te_notes(config, environment)))
+    return Backend(name="te_cpu", notes=(note, *_te_notes(config, environ)))
 
 
 def _missing(schemes: Sequence[str | None], machine: Machine | None = None) -> list[str]:
@@ -130,16 +132,22 @@ def _missing(schemes: Sequence[str | None], machine: Machine | None = None) -> l
     return list(dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine)))
 
 
-def _te_notes(config: Any, environment: Environment) -> list[str]:
+def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
     """Return sentences on Transformer Engine's recipe and variables; refuse a variable that contradicts the config."""
-    recipe = te_recipe(config, environment)
-    if recipe is None:
-        return []
-    findings = environment_findings(recipe, environment)
+    attention = bool(getattr(config, "fp8_dot_product_attention", False))
+    findings = environment_findings(scheme_of(config), environ, attention=attention)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise PrecisionConfigError("The environment contradicts the config of this run:", errors)
-    return [f"Recipe: {recipe}.", *recipe.notes, *set_lines(environment), *map(str, findings)]
+    recipe = te_recipe(config)
+    return [] if recipe is None else [f"Recipe: {recipe}.", *set_lines(environ), *map(str, findings)]
+
+
+def te_recipe(config: Any) -> Any:
+    """Return the recipe object that Megatron gives Transformer Engine for a model config; None without FP8 and FP4."""
+    if getattr(config, "fp8", None):
+        return get_fp8_recipe(config)
+    return fp4_utils.get_fp4_recipe(config) if getattr(config, "fp4", None) else None
 
 
 def _require_some_layer(config: Any) -> None:

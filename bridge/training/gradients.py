@@ -15,7 +15,6 @@ from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.one_batch import Captured, capture, relative_error, relative_errors, sample
 from bridge.megatron.process import training_process
 from bridge.megatron.routes import Routes
-from bridge.megatron.te.environment import read_environment
 from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.training.config import ConfigContainer, runtime_config_update
@@ -83,7 +82,7 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
     optimizer: Any = config.optimizer
     if optimizer.fp16 and optimizer.loss_scale is None:
         optimizer.initial_loss_scale = min(optimizer.initial_loss_scale, LOSS_SCALE)
-    backend = choose_backend(config.precision_backend, model, read_environment(os.environ))
+    backend = choose_backend(config.precision_backend, model, os.environ)
     with ExitStack() as stack:
         process = stack.enter_context(training_process(model, seed=config.train.seed))
         stack.enter_context(running(backend))

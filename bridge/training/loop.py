@@ -27,7 +27,6 @@ from bridge.megatron.peak_memory import peak_memory, start_peak_memory
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.step import StepResult
-from bridge.megatron.te.environment import read_environment
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation
 from bridge.rules.fields import releases
@@ -64,7 +63,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     began = time.perf_counter()
     start_peak_memory()
     require_sane_values(config)
-    backend = choose_backend_of_phases(config.precision_backend, models_of(config), read_environment(os.environ))
+    backend = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
     warn_of_untested(installed("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = apply_tf32(tf32)

@@ -1,4 +1,4 @@
-"""The Transformer Engine recipe of a config, against Transformer Engine's own classes and Megatron's own code."""
+"""Transformer Engine: recipes that Megatron makes, variables, requirements and factories of quantizers."""
 
 import ast
 import importlib.util
@@ -16,11 +16,13 @@ import torch
 from megatron.core.enums import Fp4Recipe, Fp8Recipe
 from megatron.core.transformer import TransformerConfig
 
-from bridge.errors import BackendUnavailableError, PrecisionConfigError
-from bridge.megatron.te.environment import NVTE_VARIABLES, environment_findings, read_environment, set_lines
+from bridge.errors import PrecisionConfigError
+from bridge.megatron.backend import te_recipe
+from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.te.layers import layer_factory, name_te_modules, te_quantizers
 from bridge.megatron.te.machine import Machine, missing_for_te
-from bridge.megatron.te.recipe import TERecipe, import_recipes, te_recipe
+from bridge.precision.schemes import scheme_row
+from bridge.rules.variables import environment_findings, nvte_variables, set_lines
 
 TE = Path(sys.prefix) / "te"
 FILE = Path(os.environ.get("BRIDGE_TE_RECIPE", TE / "transformer_engine/common/recipe/__init__.py"))
@@ -60,10 +62,6 @@ def config_of(**fields):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return TransformerConfig(**SHAPE, **fields)
-
-
-def environment(**values):
-    return read_environment(values)
 
 
 CONFIGS = {
@@ -132,150 +130,26 @@ def megatrons_recipe(recipes):
 
 
 @pytest.mark.parametrize("fields", CONFIGS.values(), ids=CONFIGS)
-def test_recipe_equals_the_one_that_megatron_makes(fields, recipes, megatrons_recipe):
+def test_the_table_of_schemes_has_the_class_and_the_keywords_that_megatron_passes(fields, megatrons_recipe):
     config = config_of(**fields)
-    theirs, ours = megatrons_recipe(config), te_recipe(config).build(recipes)
-    assert isinstance(theirs, type(ours))
-    for field in vars(ours):
-        if field != "_cached_repr":
-            assert getattr(theirs, field) == getattr(ours, field), field
-    assert ours._make_repr().partition(", ")[2] == theirs._make_repr().partition(", ")[2]
+    row = scheme_row(scheme_of(config), "fp8" if config.fp8 else "fp4")
+    made = megatrons_recipe(config)
+    assert row.te_class in [kind.__name__ for kind in type(made).__mro__]
+    assert {key: getattr(made, key) for key in row.te_keywords} == {
+        key: getattr(config, path) for key, path in row.te_keywords.items()
+    }
+    if config.fp8 and row.name != "custom":
+        assert made.fp8_format.name == config.fp8.upper()
 
 
 def test_a_bf16_config_has_no_recipe():
     assert te_recipe(config_of()) is None
 
 
-def test_a_recipe_reads_as_a_call():
-    assert str(te_recipe(config_of(**CONFIGS["delayed"]))) == (
-        "DelayedScaling(fp8_format=HYBRID, margin=2, amax_history_len=16, amax_compute_algo=most_recent, "
-        "fp8_dpa=False, fp8_mha=False)"
-    )
-    assert str(te_recipe(config_of(**CONFIGS["nvfp4"]))) == (
-        "NVFP4BlockScaling(fp8_dpa=False, disable_rht=False, disable_stochastic_rounding=False, "
-        "disable_2d_quantization=False)"
-    )
-
-
-def test_what_does_not_reach_transformer_engine_is_noted():
-    fields = {"fp8_margin": 1, "fp8_dot_product_attention": True, "fp8_wgrad": False, "tp_only_amax_red": True}
-    recipe = te_recipe(config_of(fp8="hybrid", fp8_recipe="blockwise", **fields))
-    assert recipe.keywords == {"fp8_format": "HYBRID", "use_f32_scales": False}
-    assert recipe.notes == (
-        "fp8_margin=1 has no effect: Float8BlockScaling gets no such keyword.",
-        "fp8_dot_product_attention=True has no effect: Float8BlockScaling gets no such keyword.",
-        "fp8_wgrad=False has no effect: Transformer Engine 2.0 dropped it, and wgrad runs in FP8.",
-        "fp8='hybrid' under blockwise makes gradients E5M2; Transformer Engine's default is E4M3.",
-        "tp_only_amax_red=True is no keyword: it chooses the group that autocast reduces amaxes over.",
-    )
-
-
-def test_all_faults_of_a_config_are_named():
-    config = SimpleNamespace(fp8="e5m2", fp8_recipe="tensorwize", fp4="e2m1")
-    with pytest.raises(PrecisionConfigError) as raised:
-        te_recipe(config)
-    assert str(raised.value).splitlines() == [
-        "No Transformer Engine recipe can be made of this config:",
-        "  fp4: must be None together with fp8='e5m2', got 'e2m1'. Choose one of the two.",
-        "  fp8: must be e4m3 or hybrid, got 'e5m2'. Use one of these, or None for no FP8.",
-        "  fp8_recipe: must be one of delayed, tensorwise, blockwise, mxfp8, custom, got 'tensorwize'. "
-        "Did you mean 'tensorwise'?",
-    ]
-
-
-def test_custom_without_a_factory_is_refused():
-    config = SimpleNamespace(fp8="hybrid", fp8_recipe=Fp8Recipe.custom, fp8_quantizer_factory=None)
-    with pytest.raises(PrecisionConfigError, match="fp8_quantizer_factory: must name a function where fp8_recipe is"):
-        te_recipe(config)
-
-
-class TestBuild:
-    def test_transformer_engine_drops_unknown_keywords(self, recipes):
-        assert not hasattr(recipes.Float8CurrentScaling(margin=3), "margin")
-
-    def test_an_unknown_keyword_is_an_error(self, recipes):
-        recipe = TERecipe(name="DelayedScaling", scheme="delayed", keywords={"amax_history_length": 4, "xyz": 1})
-        with pytest.raises(PrecisionConfigError) as raised:
-            recipe.build(recipes)
-        first, second = raised.value.findings
-        assert str(first) == (
-            "DelayedScaling.amax_history_length: DelayedScaling of this Transformer Engine has no such keyword, and "
-            "would drop it in silence, got 4. Did you mean 'amax_history_len'?"
-        )
-        assert second.remedy.startswith("It has margin, fp8_format, amax_history_len, ")
-
-    def test_a_refused_value_is_one_line(self, recipes):
-        recipe = TERecipe(name="DelayedScaling", scheme="delayed", keywords={"amax_history_len": 1.5})
-        with pytest.raises(PrecisionConfigError) as raised:
-            recipe.build(recipes)
-        assert str(raised.value).splitlines()[1:] == [
-            "  DelayedScaling: amax_history_len: Input should be a valid integer, got a number with a fractional part, "
-            "got 'DelayedScaling(amax_history_len=1.5)'. Correct the value."
-        ]
-
-    def test_a_value_that_is_turned_into_another_type_is_an_error(self, recipes):
-        assert recipes.DelayedScaling(margin="3").margin == 3
-        recipe = TERecipe(name="DelayedScaling", scheme="delayed", keywords={"margin": "3", "fp8_dpa": "yes"})
-        with pytest.raises(PrecisionConfigError) as raised:
-            recipe.build(recipes)
-        assert [finding.path for finding in raised.value.findings] == [
-            "DelayedScaling.margin",
-            "DelayedScaling.fp8_dpa",
-        ]
-
-    @pytest.mark.parametrize(
-        ("scheme", "name", "keyword", "power_of_two"),
-        [
-            ("tensorwise", "Float8CurrentScaling", "use_power_2_scales", True),
-            ("blockwise", "Float8BlockScaling", "use_f32_scales", False),
-        ],
-    )
-    def test_the_scale_rule_reaches_the_linear_layers(self, recipes, scheme, name, keyword, power_of_two):
-        recipe = TERecipe(name=name, scheme=scheme, keywords={keyword: True})
-        untouched = getattr(recipes, name)(**{keyword: True})
-        assert untouched.fp8_quant_fwd_inp.power_2_scale is not power_of_two
-        assert [finding.path for finding in recipe.differences(untouched, recipes)] == [
-            f"{name}.fp8_quant_fwd_inp",
-            f"{name}.fp8_quant_fwd_weight",
-            f"{name}.fp8_quant_bwd_grad",
-        ]
-        made = recipe.build(recipes)
-        for params in (made.fp8_quant_fwd_inp, made.fp8_quant_fwd_weight, made.fp8_quant_bwd_grad):
-            assert params.power_2_scale is power_of_two
-        assert getattr(recipes, name)().fp8_quant_fwd_inp.power_2_scale is not power_of_two
-
-    def test_a_class_that_is_missing_names_the_version(self):
-        with pytest.raises(BackendUnavailableError) as raised:
-            te_recipe(config_of(**CONFIGS["nvfp4"])).build(SimpleNamespace())
-        assert str(raised.value) == (
-            "NVFP4BlockScaling: this Transformer Engine has no such recipe. Install version 2.8 or later."
-        )
-
-    def test_a_factory_that_cannot_be_found_is_named(self, recipes):
-        config = config_of(fp8="hybrid", fp8_recipe="custom", fp8_quantizer_factory="nowhere.factory")
-        with pytest.raises(PrecisionConfigError, match=r"quantizer_factory: .*'nowhere.factory'. Check the spelling"):
-            te_recipe(config).build(recipes)
-
-    def test_another_recipe_than_the_configs_is_told(self, recipes):
-        recipe = te_recipe(config_of(**CONFIGS["delayed"]))
-        assert recipe.differences(recipe.build(recipes), recipes) == []
-        other = recipes.DelayedScaling(margin=1, amax_history_len=16, amax_compute_algo="most_recent")
-        assert [str(finding) for finding in recipe.differences(other, recipes)] == [
-            "DelayedScaling.margin: must be 2, as the config says, got 1. Find where it was changed."
-        ]
-        assert len(recipe.differences(recipes.MXFP8BlockScaling(), recipes)) == 1
-
-    def test_without_transformer_engine_the_error_says_so(self):
-        if importlib.util.find_spec("transformer_engine") is not None:
-            pytest.skip("needs an environment without Transformer Engine")
-        with pytest.raises(BackendUnavailableError, match="transformer_engine: must be importable, and is not"):
-            import_recipes()
-
-
 class TestEnvironment:
     def test_every_import_time_variable_is_a_default_that_transformer_engine_reads(self, recipes):
         """Each row in turn, in a process of its own: the variable changes its keyword's default, and that alone."""
-        rows = [row for row in NVTE_VARIABLES.values() if row.keyword is not None]
+        rows = [row for row in nvte_variables().values() if row.keyword is not None]
         values = {row.name: (row.choices[0] if row.kind == "text" else "1") for row in rows}
         values |= {"NVTE_NVFP4_4OVER6": "all", "NVTE_NVFP4_4OVER6_ERR_MODE": "mse"}
         code = (
@@ -299,18 +173,18 @@ class TestEnvironment:
     def test_the_table_has_every_variable_that_the_recipe_module_reads(self, recipes):
         text = FILE.read_text(encoding="utf-8")
         read = {name.split('"')[1] for name in text.split("os.getenv(")[1:]}
-        assert read <= set(NVTE_VARIABLES)
-        assert {row.name for row in NVTE_VARIABLES.values() if row.keyword} == read
+        assert read <= set(nvte_variables())
+        assert {row.name for row in nvte_variables().values() if row.keyword} == read
 
     def test_variables_are_read_once_and_said(self):
-        found = environment(NVTE_NVFP4_DISABLE_RHT="1", NVTE_UNFUSED_FP8_UPDATE="x", HOME="/", NVTE_FUSED_ATTN="1")
-        assert set_lines(found) == [
+        values = {"NVTE_NVFP4_DISABLE_RHT": "1", "NVTE_UNFUSED_FP8_UPDATE": "x", "HOME": "/", "NVTE_FUSED_ATTN": "1"}
+        assert set_lines(values) == [
             "NVTE_NVFP4_DISABLE_RHT=1 (read at import): leaves out the random Hadamard transform before the weight "
             "gradient's GEMM.",
             "NVTE_UNFUSED_FP8_UPDATE=x (read at run time): Transformer Engine accepts only a whole number.",
             "NVTE_FUSED_ATTN=1 (read at run time): no effect, this is what Transformer Engine does anyway.",
         ]
-        assert set_lines(environment()) == []
+        assert set_lines({}) == []
 
     @pytest.mark.parametrize(
         ("scheme", "values", "expected"),
@@ -345,13 +219,11 @@ class TestEnvironment:
         ],
     )  # fmt: skip
     def test_what_a_variable_changes_is_found(self, scheme, values, expected):
-        recipe = te_recipe(config_of(**CONFIGS[scheme]))
-        found = environment_findings(recipe, read_environment(values))
+        found = environment_findings(scheme.partition("-")[0], values, attention=scheme.endswith("attention"))
         assert [(finding.path, finding.severity) for finding in found] == expected
 
     def test_a_contradiction_is_one_sentence(self):
-        recipe = te_recipe(config_of(**CONFIGS["nvfp4"]))
-        [finding] = environment_findings(recipe, environment(NVTE_NVFP4_DISABLE_RHT="1"))
+        [finding] = environment_findings("nvfp4", {"NVTE_NVFP4_DISABLE_RHT": "1"})
         assert str(finding) == (
             "NVTE_NVFP4_DISABLE_RHT: NVFP4BlockScaling is not what the config says: it leaves out the random Hadamard "
             "transform before the weight gradient's GEMM, got '1' (environment). Unset it before transformer_engine is "
@@ -359,22 +231,7 @@ class TestEnvironment:
         )
 
     def test_a_bf16_run_has_no_findings(self):
-        assert environment_findings(None, environment(NVTE_BACKWARD_OVERRIDE="nonsense")) == []
-
-    def test_what_adds_to_the_config_becomes_a_keyword(self, recipes):
-        power = te_recipe(config_of(**CONFIGS["tensorwise"]), environment(NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES="1"))
-        assert power.keywords["use_power_2_scales"] is True
-        assert power.notes == ("use_power_2_scales=True comes from NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES=1.",)
-        assert power.build(recipes).fp8_quant_bwd_grad.power_2_scale
-
-    def test_what_contradicts_the_config_is_not_followed(self, recipes):
-        config = config_of(**CONFIGS["nvfp4"])
-        recipe = te_recipe(config, environment(NVTE_NVFP4_DISABLE_RHT="1", NVTE_NVFP4_4OVER6="x"))
-        assert recipe.keywords == te_recipe(config).keywords
-        assert recipe.notes == ("NVTE_NVFP4_DISABLE_RHT=1 is not followed: it contradicts the config.",)
-        assert not recipe.build(recipes).disable_rht
-        [finding] = recipe.differences(recipes.NVFP4BlockScaling(disable_rht=True), recipes)
-        assert finding.path == "NVFP4BlockScaling.disable_rht"
+        assert environment_findings(None, {"NVTE_BACKWARD_OVERRIDE": "nonsense"}) == []
 
 
 H100 = Machine(device="NVIDIA H100", compute_capability=(9, 0), cuda="12.10", transformer_engine="2.20.2")
@@ -453,8 +310,7 @@ class TestLayers:
         te = SimpleNamespace(IdentityQuantizer=lambda: "bf16")
         monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", te)
         factory = layer_factory(lambda role: ("low", role.name if role else None), bf16_layers={0, 3})
-        recipe = TERecipe(name="CustomRecipe", scheme="custom", keywords={"qfactory": factory}).build(recipes)
-        assert recipe.qfactory is factory
+        recipe = recipes.CustomRecipe(qfactory=factory)
         names = [f"layers.{number}.mlp.linear_fc1" for number in range(5)]
         assert [recipe.qfactory(role(name)) for name in names] == [
             "bf16",

@@ -2,20 +2,8 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, warning
+from bridge.rules.variables import concerning
 from bridge.rules.violation import Violation, all_of
-
-_CHANGES = {
-    "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),
-    "blockwise": ("NVTE_FP8_BLOCK_SCALING_FP32_SCALES",),
-    "nvfp4": (
-        "NVTE_NVFP4_DISABLE_RHT",
-        "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING",
-        "NVTE_NVFP4_DISABLE_2D_QUANTIZATION",
-        "NVTE_NVFP4_ROW_SCALED_ACTIVATION",
-        "NVTE_NVFP4_4OVER6",
-    ),
-}
-"""Scheme -> variables that give it other numbers."""
 
 
 def _is_on(run: RuleContext, name: str) -> bool:
@@ -33,10 +21,15 @@ def _another_source(run: RuleContext) -> bool:
 
 
 def _changed_numbers(run: RuleContext) -> list[Violation]:
-    names = ["NVTE_BACKWARD_OVERRIDE"]
-    if not (run.is_blockwise and _is_refused(run)):
-        names += _CHANGES.get(run.scheme or "", ())
-    return [Violation(f"environment.{name}") for name in names if _is_on(run, name)]
+    """Return the variables that change a keyword of the recipe, apart from those that other rules refuse."""
+    refused = {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES"} if _is_refused(run) else set()
+    return [
+        Violation(f"environment.{row.name}")
+        for row, text in concerning(run.scheme, run.environment, attention=False)
+        if row.keyword
+        and row.is_active(text) is not False
+        and not (run.scheme in row.refused_by or row.name in refused)
+    ]
 
 
 def _attention_overruled(run: RuleContext) -> bool:
@@ -123,7 +116,7 @@ RULES = (
         id="PB527",
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=all_of("is_low", "not is_delayed", find=_changed_numbers),
+        when=all_of("is_low", find=_changed_numbers),
         message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",

@@ -1,0 +1,168 @@
+"""Environment variables that change a Transformer Engine recipe without the config, one row each in variables.yaml.
+
+Most of them become defaults of the recipe classes when `transformer_engine` is imported, so Megatron, which passes few
+keywords, gets them into its recipes without a message. `set_lines` describes those of a run for its report, and
+`environment_findings` names those that contradict its config. Nothing here reads the environment by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from bridge.errors import Finding, did_you_mean
+from bridge.precision.schemes import scheme_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variable:
+    """One row: an environment variable of Transformer Engine."""
+
+    name: str
+    effect: str
+    """Effect of a value other than the default, as a clause."""
+    schemes: tuple[str, ...] = ()
+    """Schemes it concerns; empty for every low-precision scheme."""
+    reads: str = "import"
+    """import: when `transformer_engine` is imported. run: while the run goes on."""
+    kind: str = "flag"
+    """flag: only the text 1 switches it on. number: an integer, 0 is off. text: a word."""
+    default: str | None = "0"
+    """A value that means the same as unset; None where there is none."""
+    choices: tuple[str, ...] = ()
+    """Values that Transformer Engine accepts; empty where it does not check."""
+    keyword: str | None = None
+    """Keyword of the recipe class whose default it is."""
+    contradicts: tuple[str, ...] = ()
+    """Values that contradict the config: an error. Any other change is a warning."""
+    refused_by: tuple[str, ...] = ()
+    """Schemes whose recipe cannot be made while it is set."""
+    attention: bool = False
+    """Concerns FP8 attention alone, so only recipes with `fp8_dpa`."""
+    changes_values: bool = True
+    """False: it picks a kernel or permits something; the recipe stays what it was."""
+
+    def parse(self, text: str) -> object:
+        """Return a value as Transformer Engine reads it."""
+        if self.kind == "flag":
+            return text == "1"
+        if self.kind == "number":
+            return int(text)
+        word = text.upper() if self.name.endswith("ERR_MODE") else text
+        if self.choices and word not in self.choices:
+            raise ValueError
+        return word
+
+    def is_active(self, text: str) -> bool | None:
+        """Return whether a value does something else than leaving the variable unset; None: it is refused."""
+        try:
+            parsed = self.parse(text)
+        except ValueError:
+            return None
+        return self.default is None or parsed != self.parse(self.default)
+
+    @property
+    def accepted(self) -> str:
+        """Values that Transformer Engine accepts, in words."""
+        if self.kind == "number":
+            return "a whole number"
+        return f"one of {', '.join(filter(None, self.choices))}" if self.choices else "anything"
+
+
+@cache
+def nvte_variables() -> Mapping[str, Variable]:
+    """Return the variables by name, in the order of the file, which has their sources."""
+    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    made: dict[str, Variable] = {}
+    for name, given in rows.items():
+        keys: dict[str, Any] = {key: tuple(held) if isinstance(held, list) else held for key, held in given.items()}
+        made[name] = Variable(name=name, **keys)
+    return made
+
+
+def variables_in(environ: Mapping[str, str]) -> list[tuple[Variable, str]]:
+    """Return the variables that are set, with their values."""
+    if not any(name.startswith("NVTE_") for name in environ):
+        return []
+    return [(row, environ[name]) for name, row in nvte_variables().items() if name in environ]
+
+
+def concerning(scheme: str | None, environ: Mapping[str, str], *, attention: bool) -> list[tuple[Variable, str]]:
+    """Return the variables, with their values, that can change a run under a scheme, with or without FP8 attention."""
+    return [
+        (row, text)
+        for row, text in variables_in(environ)
+        if (not row.schemes or scheme in row.schemes) and (attention or not row.attention)
+    ]
+
+
+def set_lines(environ: Mapping[str, str]) -> list[str]:
+    """Return one line per variable that is set, for the run report; empty where none is."""
+    lines = []
+    for row, text in variables_in(environ):
+        when = "at import" if row.reads == "import" else "at run time"
+        effects = {
+            True: row.effect,
+            False: "no effect, this is what Transformer Engine does anyway",
+            None: f"Transformer Engine accepts only {row.accepted}",
+        }
+        lines.append(f"{row.name}={text} (read {when}): {effects[row.is_active(text)]}.")
+    return lines
+
+
+def environment_findings(scheme: str | None, environ: Mapping[str, str], *, attention: bool = False) -> list[Finding]:
+    """Return a finding for each variable that changes a recipe, in the order of the table.
+
+    Args:
+        scheme: Megatron's name of the scaling scheme; None (no low precision) has no findings.
+        environ: `os.environ`, as it was before `transformer_engine` was imported.
+        attention: Whether attention runs in FP8.
+
+    Returns:
+        Errors for values that Transformer Engine refuses or that contradict the config,
+        warnings for other changes, for values without effect and for names that are nearly right.
+    """
+    if scheme is None:
+        return []
+    given = concerning(scheme, environ, attention=attention)
+    found = [finding for row, text in given for finding in _findings_of(row, text, scheme)]
+    for name in sorted(name for name in environ if name.startswith("NVTE_") and name not in nvte_variables()):
+        near = get_close_matches(name, nvte_variables(), n=1, cutoff=0.92)
+        if near:
+            rule, remedy = "Transformer Engine knows no such variable and ignores it", did_you_mean(near)
+            found.append(
+                Finding(path=name, rule=rule, remedy=remedy, value=name, where="environment", severity="warning")
+            )
+    return found
+
+
+def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
+    known = scheme_row(scheme)
+    recipe = known.te_class if known is not None else scheme
+
+    def finding(rule: str, severity: str) -> Finding:
+        before = " before transformer_engine is imported" if row.reads == "import" else ""
+        remedy = f"Unset it{before}, so that the config alone says what the run is."
+        return Finding(path=row.name, rule=rule, remedy=remedy, value=text, where="environment", severity=severity)
+
+    active = row.is_active(text)
+    if active is None:
+        yield finding(f"must be {row.accepted}", "error")
+        return
+    if row.kind == "flag" and text not in ("0", "1"):
+        yield finding("is switched on by 1 alone, everything else is off", "warning")
+    if not active or not row.changes_values or text == recipe:
+        return
+    if scheme in row.refused_by:
+        yield finding(f"{recipe} cannot be made while it is set", "error")
+    else:
+        severity = "error" if text in row.contradicts else "warning"
+        yield finding(f"{recipe} is not what the config says: it {row.effect}", severity)
