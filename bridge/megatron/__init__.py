@@ -21,7 +21,12 @@ declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is impo
 
 import logging
 import warnings
+from contextlib import nullcontext
+from unittest.mock import patch
 
+import torch
+
+from bridge.megatron.device import has_cuda
 from bridge.preflight.te_cpu import declared
 
 _QUIET = {
@@ -42,13 +47,19 @@ if _capability is not None:
 
     install(_capability)
 
-with warnings.catch_warnings():
+# Without CUDA nothing is compiled: torch's compiler alone would take 45 MiB, and a C++ compiler seconds per function.
+with (
+    warnings.catch_warnings(),
+    nullcontext() if has_cuda() else patch.object(torch, "compile", lambda function: function),
+):
     warnings.simplefilter("ignore")
     import megatron.core.distributed
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
-    import megatron.core.pipeline_parallel  # noqa: F401
+    import megatron.core.pipeline_parallel
 
     from bridge.megatron.hybrid.kernels import import_layers
 
+    if not has_cuda():
+        megatron.core.jit.disable_jit_fuser()  # of layers that are imported now, also where another program began
     import_layers()

@@ -118,6 +118,18 @@ def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
     return sent
 
 
+def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
+    """A collective that moves nothing where the one rank's result is its own tensor, as NCCL's does; gloo copies it."""
+
+    @functools.wraps(reduce_or_gather)
+    def moved(result: torch.Tensor, own: torch.Tensor, *, group: Any, async_op: bool, **named: Any) -> Any:
+        if group.size() == 1 and not async_op and result.data_ptr() == own.data_ptr():
+            return None
+        return reduce_or_gather(result, own, group=group, async_op=async_op, **named)
+
+    return moved
+
+
 REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     **{f"torch.{name}": _on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
     "torch.Tensor.type": _cuda_type_name,
@@ -132,6 +144,8 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "megatron.core.tensor_parallel.random._get_cuda_rng_state": rng_state,
     "megatron.core.tensor_parallel.random._set_cuda_rng_state": set_rng_state,
     "megatron.core.pipeline_parallel.p2p_communication._p2p_ops": _of_aliases,
+    "megatron.core.distributed.param_and_grad_buffer.dist_reduce_scatter_func": _in_place,
+    "megatron.core.distributed.param_and_grad_buffer.dist_all_gather_func": _in_place,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _to_numpy_too,
     "torch.amp.autocast_mode.autocast.__init__": _autocast_on_cpu,
     "torch.is_autocast_enabled": _asked_about_cpu,

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.pipeline_parallel import p2p_communication, schedules
 
 from bridge.megatron import device
@@ -44,6 +45,20 @@ def test_a_stage_may_empty_the_output_that_it_sends(monkeypatch: pytest.MonkeyPa
         schedules.deallocate_output_tensor(output, deallocate_pipeline_outputs=True)
     assert output.shape == (1,)
     assert sent[0].tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["dist_all_gather_func", "dist_reduce_scatter_func"])
+def test_a_collective_of_one_rank_leaves_its_own_tensor_where_it_is(monkeypatch: pytest.MonkeyPatch, name: str):
+    asked: list[tuple[torch.Tensor, ...]] = []
+    monkeypatch.setattr(param_and_grad_buffer, name, lambda *tensors, **_: asked.append(tensors))
+    buffer, other = torch.ones(4), torch.empty(4)
+    with device.cpu_as_cuda():
+        collective = getattr(param_and_grad_buffer, name)
+        collective(buffer, buffer[:4], group=SimpleNamespace(size=lambda: 1), async_op=False)
+        assert asked == []
+        collective(other, buffer, group=SimpleNamespace(size=lambda: 1), async_op=False)
+        collective(buffer, buffer[:2], group=SimpleNamespace(size=lambda: 2), async_op=False)
+    assert [result is other for result, _ in asked] == [True, False]
 
 
 def test_everything_is_as_before_after_an_error():

@@ -13,11 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from megatron.core import jit
 
-from bridge.megatron.device import has_cuda
 from bridge.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan
-from bridge.megatron.replacement import replaced
 
 LAYERS = (
     "megatron.core.ssm.mamba_mixer",
@@ -76,16 +73,15 @@ def _imported(layer: str) -> types.ModuleType:
 
 
 def import_layers() -> None:
-    """Import the layers of this Megatron Core that need the packages; without CUDA none of their parts is compiled."""
+    """Import the layers of this Megatron Core that need the packages."""
     missing = {name for name, (package, _) in KERNELS.items() if find_spec(package) is None} - sys.modules.keys()
     for name in missing:
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__dict__.update(KERNELS[name][1])
     try:
-        with replaced([] if has_cuda() else [(jit, "jit_fuser", jit.noop_decorator)]):
-            for layer in LAYERS:
-                with suppress(ModuleNotFoundError):  # a release that has no such layer
-                    _imported(layer)
+        for layer in LAYERS:
+            with suppress(ModuleNotFoundError):  # a release that has no such layer
+                _imported(layer)
     finally:
         for name in missing:
             del sys.modules[name]
