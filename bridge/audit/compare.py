@@ -185,7 +185,6 @@ def folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
 
 
 def _unhealthy(record: Record) -> Iterator[Mismatch]:
-    """Yield the modules that multiplied wrong tensors."""
     for row in record.health:
         at = Gemm(row.layer, row.module, "fprop").at
         if not row.error <= row.limit:  # NaN is not either
@@ -238,7 +237,6 @@ def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
 
 
 def _of_gemms(record: Record) -> dict[Gemm, str]:
-    """Return the formats, tiles and stored format of each GEMM as one text."""
     found: defaultdict[Gemm, dict[str, None]] = defaultdict(dict)
     for row in record.gemms:
         parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]

@@ -25,7 +25,6 @@ def format_gemms(rows: Sequence[GemmRow]) -> str:
 
 
 def _kind(rows: Sequence[GemmRow]) -> str:
-    """Return the formats of a layer's GEMMs, modules of equal formats together."""
     modules: dict[str, list[str]] = {}
     for module in dict.fromkeys(row.module for row in rows):
         modules.setdefault(_formats([row for row in rows if row.module == module]), []).append(module)
@@ -35,7 +34,6 @@ def _kind(rows: Sequence[GemmRow]) -> str:
 
 
 def _formats(rows: Sequence[GemmRow]) -> str:
-    """Return the formats of one module's GEMMs."""
     if {row.scheme for row in rows} == {"none"}:
         return " and ".join(dict.fromkeys(row.formats for row in rows))
     gemms: dict[str, list[str]] = {}

@@ -71,7 +71,6 @@ def require_unlocked(folder: Path, key: str) -> None:
 
 
 def _held(folder: Path, key: str, holder: dict[str, Any]) -> CheckpointError:
-    """Return the error of a folder that another run writes into."""
     return CheckpointError(
         f"{key}: one run may write into a folder, got {str(folder)!r}, which {_named(holder)} writes into. Choose "
         "another folder, or wait for the end of that run."
@@ -79,7 +78,6 @@ def _held(folder: Path, key: str, holder: dict[str, Any]) -> CheckpointError:
 
 
 def _acquired(folder: Path, key: str) -> int:
-    """Return the open lock file of a folder, locked."""
     path = folder / LOCK
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -108,7 +106,6 @@ def _is_left_behind(handle: int) -> bool:
 
 
 def _holder(handle: int) -> dict[str, Any]:
-    """Return what a lock file says about its holder, empty where it says nothing."""
     try:
         found = json.loads(os.pread(handle, 4096, 0))
     except (ValueError, RecursionError):

@@ -140,7 +140,6 @@ def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a file's name is a path within its checkpoint."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts
 

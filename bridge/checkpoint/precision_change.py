@@ -81,7 +81,6 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
 
 
 def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
-    """Return whether a field has an effect in a run."""
     fp8, fp4 = (settings.get(f"model.{name}", "None") != "None" for name in ("fp8", "fp4"))
     if field.name in HISTORY:
         return fp8 and settings.get("model.fp8_recipe") in field.schemes
@@ -96,7 +95,6 @@ def _mode(settings: Mapping[str, str]) -> str:
 
 
 def _of_mode(before: str, now: str) -> tuple[str, str]:
-    """Return the outcome and the meaning of another mode."""
     if "fp32" in (before, now):
         return IMPOSSIBLE, "an FP32 run has no master weights, so the optimizer's states have other entries"
     scale = " and the loss scale begins at initial_loss_scale" if now == "fp16" else " and the loss scale is not used"

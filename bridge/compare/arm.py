@@ -115,13 +115,11 @@ def flat_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _curve(records: Sequence[Mapping[str, Any]]) -> Curve:
-    """Return the training loss of a run's records."""
     losses = tuple(math.nan if record["loss"] is None else float(record["loss"]) for record in records)
     return Curve(steps=tuple(int(record["step"]) for record in records), losses=losses)
 
 
 def _sqnr(rows: Sequence[QuantisationRow]) -> dict[str, float]:
-    """Return the mean of each operand at the last measured step."""
     values = defaultdict[str, list[float]](list)
     for row in last_measured(rows):
         if math.isfinite(row.sqnr_db):

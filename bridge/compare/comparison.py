@@ -157,7 +157,6 @@ def _apart(arm: Arm, others: Sequence[Arm]) -> str:
 
 
 def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the fields that differ between any two of the rows."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
 

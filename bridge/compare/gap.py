@@ -104,7 +104,6 @@ def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
 
 
 def _window(steps: Sequence[int], warm_up: int) -> list[int]:
-    """Return the steps that are judged."""
     after = [step for step in steps if step > warm_up]
     return after[int(len(after) * (1 - WINDOW)) :]
 
@@ -124,7 +123,6 @@ def too_short(steps: Sequence[int], warm_up: int) -> str | None:
 
 
 def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> Gap:
-    """Return the gap of curves that are long enough and finite."""
     weights = np.diff(steps, prepend=0).astype(np.float64)[-len(chosen) :]
     base = np.stack([baseline.over(steps) for baseline, _ in pairs])
     difference = np.stack([recipe.over(steps) for _, recipe in pairs]) - base
@@ -199,12 +197,10 @@ def seeds_needed(per_seed: Losses, gate: float) -> int | None:
 
 
 def _weighted(rows: Losses, weights: Losses) -> Losses:
-    """Return the mean of the last columns of each row."""
     return np.average(rows[:, -len(weights) :], axis=1, weights=weights)
 
 
 def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
-    """Return the gap over the steps, in blocks of equal numbers of records."""
     weights = np.diff(steps, prepend=0).astype(np.float64)
     means, lows, highs, ends = [], [], [], []
     for block in np.array_split(np.arange(len(steps)), min(POINTS, len(steps))):

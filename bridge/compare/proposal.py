@@ -68,7 +68,6 @@ def propose(
 
 
 def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None) -> Proposal | None:
-    """Return the proposal for one module, None where every operand is near the ratio of its format."""
     worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
     if worst.sqnr_db >= FORMATS[worst.format].healthy_db - BIT_DB:
         return None

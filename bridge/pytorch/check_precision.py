@@ -210,7 +210,6 @@ def check_precision(
 
 
 def _require_types(model: object, optimizer: object, step: object) -> None:
-    """Refuse anything but a module, an optimizer and a function."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -226,7 +225,6 @@ def _key(row: GemmRow) -> str:
 
 
 def _converted(model: torch.nn.Module) -> Iterator[str]:
-    """Return the class of each layer of torchao's, or of a weight of it."""
     for module in model.modules():
         kinds = [type(module), *(type(weight) for weight in module.parameters(recurse=False))]
         yield from [kind.__name__ for kind in kinds if kind.__module__.startswith("torchao.")][:1]

@@ -95,8 +95,6 @@ def convert_linears(
 
 
 def _takes(names: Collection[str]) -> Callable[[torch.nn.Module, str], bool]:
-    """Return the filter of torchao that takes the modules of these names."""
-
     def takes(module: torch.nn.Module, name: str) -> bool:  # noqa: ARG001  torchao gives both
         return name in names
 

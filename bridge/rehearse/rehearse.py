@@ -150,7 +150,6 @@ def _kept(run: RunValues, small: SmallRun) -> str:
 
 
 def _unknown(target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]) -> tuple[str, ...]:
-    """Return what this rehearsal on a CPU does not know, as sentences."""
     found = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
@@ -176,7 +175,6 @@ def _saves_without_state(target: Target) -> bool:
 def _answer(
     run: RunValues, small: SmallRun, target: Target, backend: str, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what the process that imports Megatron found."""
     made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
@@ -277,7 +275,6 @@ def _findings(error: dict[str, Any], phase: str) -> list[Finding]:
 
 
 def _resume_findings(first: dict[str, Any]) -> list[Finding]:
-    """Return the finding of a resumed step that is not the one of the run that went on."""
     if first["loss"] == first["resumed_loss"]:
         return []
     rule = f"the step after a resume has the loss of the same step without a break, {first['loss']:.6f}"

@@ -31,7 +31,6 @@ def shrink_widths(run: Sections) -> None:
 
 
 def _attention(run: Sections) -> int:
-    """Make heads and channels small; return the hidden size."""
     shape = run.shape
     if not shape.num_attention_heads:
         return run.unit * 2

@@ -99,7 +99,6 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def _declare(sections: dict[str, Any]) -> None:
-    """Declare Transformer Engine on a CPU before Megatron is imported."""
     if sections["precision_backend"] == te_cpu.BACKEND:
         low = sections["model"] | (sections.get("mixed_precision") or {})
         own = low.get("fp4_recipe") if low.get("fp4") else low.get("fp8_recipe")
@@ -142,7 +141,6 @@ def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
 
 
 def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
-    """Fork the ranks of a launch to train, and again to resume one step before its end; return their answers."""
     outcomes = _forked("train", plan, one, folder)
     if _failed(outcomes):  # the formats are of interest where only the checkpoint is at fault
         alone = _forked("alone", plan, one, folder)
@@ -222,7 +220,6 @@ def _described(error: Exception, sections: Plan) -> Plan:
 
 
 def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
-    """Do a part of a rank's work, and fill in what came of it."""
     from bridge.training.config import write_precision
     from bridge.training.loop import pretrain
 

@@ -176,7 +176,6 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
 
 
 def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
-    """Draw the losses of a recipe's seeds."""
     steps = common_steps(row.curves)
     if not steps:
         return

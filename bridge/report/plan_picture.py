@@ -37,37 +37,37 @@ ITEMS = {
 ROW_HEIGHT = 0.16
 COLUMN_WIDTH = 0.2
 
+Column = tuple[str, str] | None
+"""(module, item), or the gap between two modules."""
+
 
 def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     """Write the picture; the suffix of the path chooses the format (png, svg, pdf)."""
-    columns = _columns(plan)
-    rows = list(plan.layers)
+    columns, rows = _columns(plan), list(plan.layers)
     height = max(ROW_HEIGHT, 2.6 / len(rows)) if len(rows) < 40 else max(0.09, 7.5 / len(rows))
-    size = (2.0 + COLUMN_WIDTH * len(columns) + 0.12 * len({module for module, _ in columns}), 2.4 + height * len(rows))
-    figure = figure_of(*size)
+    figure = figure_of(2.0 + COLUMN_WIDTH * len(columns), 2.4 + height * len(rows))
     axes = figure.add_subplot()
     formats = _draw_cells(axes, rows, columns)
     _label(axes, plan, rows, columns)
-    patches = [
-        Patch(color=colour, label=TITLES.get(name, name.upper())) for name, colour in COLOURS.items() if name in formats
-    ]
-    title = "A cell of two colours multiplies two formats; weight is how it is stored."
+    patches = [Patch(color=COLOURS[name], label=TITLES.get(name, name.upper())) for name in COLOURS if name in formats]
     legend = figure.legend(
-        handles=patches, loc="outside lower left", ncols=len(patches), frameon=False, fontsize=8, title=title
+        handles=patches,
+        loc="outside lower left",
+        ncols=len(patches),
+        frameon=False,
+        fontsize=8,
+        title="A cell of two colours multiplies two formats; weight is how it is stored.",
+        title_fontsize=7,
     )
     legend.set_alignment("left")
-    legend.get_title().set_fontsize(7)
     low, linears = plan.linears()
     figure.suptitle(f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4", x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
-Column = tuple[str, str]
-
-
 def _columns(plan: PrecisionPlan) -> list[Column]:
-    """Return (module, item) of everything that is drawn, in the order in which the forward pass meets it."""
-    ahead: list[Column] = []
+    """Return everything that is drawn, in the order in which the forward pass meets it."""
+    ahead: list[tuple[str, str]] = []
     for layers, modules in plan.folded():
         mine = [(module.name, item) for module in modules for item in ITEMS[module.kind]]
         place = 0 if layers[0].label == "embedding" else len(ahead)
@@ -76,68 +76,49 @@ def _columns(plan: PrecisionPlan) -> list[Column]:
                 place = ahead.index(column)
             else:
                 ahead.insert(place, column)
-    return ahead
-
-
-def _positions(columns: list[Column]) -> list[float]:
-    """Return where each column begins, with a gap between modules."""
-    positions: list[float] = []
-    x = 0.0
-    for index, (module, _) in enumerate(columns):
-        if index and columns[index - 1][0] != module:
-            x += 0.6
-        positions.append(x)
-        x += 1.0
-    return positions
+    apart = [[None, *own] for _, own in groupby(ahead, key=lambda column: column[0])]
+    return [column for own in apart for column in own][1:]
 
 
 def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set[str]:
     """Draw the cells, in two colours where a GEMM multiplies two formats, and return the formats that occur."""
-    positions = _positions(columns)
     codes = {name: code for code, name in enumerate(COLOURS)}
     formats: set[str] = set()
-    # Each column is its left half, its right half and the gap behind it; each row is its cells and the gap below.
-    mesh = np.full((2 * len(rows), 3 * len(columns)), np.nan)
+    mesh = np.full((len(rows), 2 * len(columns)), np.nan)  # the left and the right half of each cell
     for y, layer in enumerate(rows):
-        modules = {module.name: module for module in layer.modules}
-        for x, (name, item) in enumerate(columns):
-            row = modules[name].row(item) if name in modules else None
+        found = {(module.name, row.item): row for module in layer.modules for row in module.rows}
+        for x, column in enumerate(columns):
+            row = None if column is None else found.get(column)
             if row is not None:
-                parts = (row.storage if item == "weight" else row.format).split(" x ")
+                parts = (row.storage if row.item == "weight" else row.format).split(" x ")
                 formats.update(parts)
-                mesh[2 * y, 3 * x : 3 * x + 2] = [codes.get(part, len(codes)) for part in (parts[0], parts[-1])]
-    across = [x + edge for x in positions for edge in (0.05, 0.5, 0.95)] + [positions[-1] + 1]
-    down = [y + edge for y in range(len(rows)) for edge in (0.06, 0.94)] + [len(rows)]
-    colours = ListedColormap([*COLOURS.values(), "#dddddd"])
-    axes.pcolormesh(across, down, np.ma.masked_invalid(mesh), cmap=colours, vmin=-0.5, vmax=len(codes) + 0.5)
-    axes.set_xlim(-0.3, positions[-1] + 1.3)
+                mesh[y, 2 * x : 2 * x + 2] = [codes.get(part, len(codes)) for part in (parts[0], parts[-1])]
+    edges, colours = np.arange(2 * len(columns) + 1) / 2, ListedColormap([*COLOURS.values(), "#dddddd"])
+    axes.pcolormesh(edges, np.arange(len(rows) + 1), mesh, cmap=colours, vmin=-0.5, vmax=len(codes) + 0.5)
+    axes.vlines(edges[::2], 0, len(rows), color="white", linewidth=1.5)
+    axes.hlines(np.arange(len(rows) + 1), 0, len(columns), color="white", linewidth=1)
     axes.set_ylim(len(rows), 0)
     return formats
 
 
 def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list[Column]) -> None:
-    positions = _positions(columns)
-    axes.set_xticks([x + 0.5 for x in positions], [item for _, item in columns], rotation=90, fontsize=6)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    for name in dict.fromkeys(module for module, _ in columns):
-        own = [x for x, (module, _) in zip(positions, columns, strict=True) if module == name]
-        axes.text((own[0] + own[-1] + 1) / 2, -0.35, name, rotation=40, ha="left", va="bottom", fontsize=7)
+    """Name the layers, items and modules, and draw a line where the next pipeline stage begins."""
+    shown = [(x + 0.5, *column) for x, column in enumerate(columns) if column is not None]
+    axes.set_xticks([x for x, _, _ in shown], [item for _, _, item in shown], rotation=90, fontsize=6)
+    for module, own in groupby(shown, key=lambda one: one[1]):
+        middle = np.mean([x for x, _, _ in own])
+        axes.text(middle, -0.35, module, rotation=40, ha="left", va="bottom", fontsize=7)
     step = 1 if len(rows) <= 44 else 5
     ticks = [y for y, layer in enumerate(rows) if layer.number is None or layer.number % step == 0]
     axes.set_yticks([y + 0.5 for y in ticks], [rows[y].label for y in ticks], fontsize=7)
-    _mark_stages(axes, plan, rows, positions[-1] + 1)
-
-
-def _mark_stages(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], right: float) -> None:
-    """Draw a line where the next pipeline stage begins, and its number at the right."""
-    if plan.parallel.pipeline == 1:
-        return
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     begin = 0
     for (stage, _), held in groupby(rows, key=lambda row: (row.stage, row.chunk)):
         end = begin + len(list(held))
         if end < len(rows):
             axes.axhline(end, color="#444444", linewidth=0.5, linestyle=(0, (4, 3)))
-        axes.text(right + 0.3, (begin + end) / 2, f"stage {stage}", fontsize=6, va="center", color="#444444")
+        if plan.parallel.pipeline > 1:
+            place = len(columns) + 0.3, (begin + end) / 2
+            axes.text(*place, f"stage {stage}", fontsize=6, va="center", color="#444444")
         begin = end

@@ -99,7 +99,6 @@ def _summary(plan: PrecisionPlan) -> str:
 
 
 def _folded(modules: Sequence[PlanModule]) -> list[tuple[list[str], Line]]:
-    """Return the modules' lines, modules with the same line together."""
     found: dict[Line, list[str]] = {}
     for module in modules:
         found.setdefault(line_of(module), []).append(module.name)

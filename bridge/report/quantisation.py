@@ -74,7 +74,6 @@ def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
 
 
 def _mean(rows: Sequence[QuantisationRow], name: str) -> str:
-    """Return the mean of the finite values of a column."""
     values = [getattr(row, name) for row in rows if math.isfinite(getattr(row, name))]
     return f"{sum(values) / len(values):.1f}" if values else "-"
 

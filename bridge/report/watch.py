@@ -47,7 +47,6 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
 
 
 def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:
-    """Return the time of a step since the record before."""
     batch, length = run.config.get("train", {}).get("global_batch_size"), run.config.get("model", {}).get("seq_length")
     if not (batch and length and last["tokens_per_second"]):
         return []
@@ -67,7 +66,6 @@ def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def _audit(run: RunFolder) -> list[tuple[str, str]]:
-    """Return the outcome of the last audited step."""
     record = run.record
     if record is None:
         return [("audit", "no step was recorded yet")]

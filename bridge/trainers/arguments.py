@@ -86,6 +86,5 @@ def _made(value: Any) -> Any:
 
 
 def _named(path: str) -> Any:
-    """Return the class of a dotted name."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)

@@ -31,8 +31,6 @@ def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
 
 
 def _maker(name: str) -> Any:
-    """Return the function that makes the recipe `name`, with its name and docstring."""
-
     def make() -> Any:
         return REGISTRY.get(name)
 

@@ -106,7 +106,6 @@ def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionCon
 
 
 def _statements(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that arguments of the command line state."""
     stated: dict[str, Any] = {}
     for dest, value in given.items():
         flag = BY_NAME.get(dest)
@@ -116,7 +115,6 @@ def _statements(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
-    """Return the row of one argument."""
     flag = BY_NAME.get(dest)
     return SyncRow(
         owner="args",

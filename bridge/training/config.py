@@ -216,7 +216,6 @@ def write_precision(config: ConfigContainer, known: Prediction | None = None) ->
 def _written(
     config: ConfigContainer, precision: MixedPrecisionConfig | None, known: Prediction | None = None
 ) -> SyncReport | None:
-    """Write a precision into the sections of a container, and into the container itself."""
     from bridge.sync.synchroniser import last_sync  # the classes of this module do without the sync
 
     given: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
@@ -231,7 +230,6 @@ def _written(
 
 
 def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig | None) -> PrecisionSchedule | None:
-    """Return the schedule of the run, planned onto its configs; None without one."""
     rows: Any = getattr(config, "precision_schedule", None)  # Megatron Bridge's container has none
     if rows is None:
         return None

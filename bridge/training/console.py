@@ -23,7 +23,6 @@ logger = logging.getLogger("bridge.training")
 
 
 def _line(record: TrainRecord | ValidationRecord) -> str:
-    """Return a record as one line, without the step."""
     if isinstance(record, ValidationRecord):
         return f"validation loss {record.loss:.4f}"
     grad_norm = "-" if record.grad_norm is None else f"{record.grad_norm:.3f}"

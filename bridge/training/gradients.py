@@ -54,8 +54,6 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
 
 
 class _Pass(NamedTuple):
-    """One forward and backward pass."""
-
     results: Captured
     weights: torch.Tensor
     """A sample of the weights."""

@@ -55,7 +55,6 @@ class Metrics:
     """Writes records as they come and keeps the curves; without a file, on all ranks but the first, it does nothing."""
 
     def __init__(self, run_dir: Path | None = None, lines: IO[str] | None = None, sinks: Sequence[Sink] = ()) -> None:
-        """Take the run's folder, an open ``metrics.jsonl`` in it, and other places for the values."""
         self.train: list[dict[str, Any]] = []
         """Training records, as they were written."""
         self.validation: list[dict[str, Any]] = []

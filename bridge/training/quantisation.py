@@ -49,7 +49,6 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
 
 
 def _measure(run: Run, steps: int) -> None:
-    """Take the steps, some of them measured; without any, passes over the weights as they are."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     every = max(1, steps // MEASUREMENTS)
     for step in range(1, steps + 1):

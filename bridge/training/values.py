@@ -72,7 +72,6 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
 
 
 def _launched_ranks(model: Any) -> int | None:
-    """Return the data-parallel ranks of this launch; None for one process."""
     sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
     world = os.environ.get("WORLD_SIZE", "")
     ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
@@ -116,7 +115,6 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
 
 
 def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
-    """Yield what no run can save or load with."""
     files = config.checkpoint
     for name, unstated in (("save_interval", None), ("save_last", True)):
         value = getattr(files, name)
@@ -130,7 +128,6 @@ def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
 
 
 def _bounded(config: ConfigContainer, bounds: Mapping[str, Mapping[str, float]]) -> Iterator[_Bounded]:
-    """Yield the numbers that a table bounds and that are stated."""
     for section, fields in bounds.items():
         for name, bound in fields.items():
             value = getattr(getattr(config, section), name, None)
@@ -145,7 +142,6 @@ class _Bounded(NamedTuple):
 
 
 def _require_sections(config: ConfigContainer) -> None:
-    """Refuse a container without a section that a run needs."""
     missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
     if missing:
         raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")

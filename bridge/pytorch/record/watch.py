@@ -217,8 +217,6 @@ class GemmWatch(Observer):
 
 
 class _Dispatch(TorchDispatchMode):
-    """Hands the operators that multiply matrices to a watch."""
-
     def __init__(self, watch: GemmWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch

@@ -47,7 +47,6 @@ def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log:
 
 
 def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
-    """Return the content of an SVG element and its end."""
     figure = figure_of(6.4, 2.6)
     axes = figure.add_subplot()
     for number, points in enumerate(curves):

@@ -66,7 +66,6 @@ def _with_origins(run: RunFolder, base: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _silenced(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the silenced findings of the check and the silenced early warnings, each with its reason."""
     reasons = run.config.get("silence") or {}
     warnings = [{"id": name, "silenced": why} for name, why in reasons.items() if name in WARNINGS]
     return [*run.findings.get("silenced", ()), *warnings]
@@ -124,7 +123,6 @@ def _figures(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
-    """Return a row per group of layers and modules that compute alike."""
     rows: list[dict[str, Any]] = []
     for layers, modules in plan.folded():
         by_formats: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -148,7 +146,6 @@ def _heat(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _memory(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
-    """Return the bytes of each kind of tensor as they were and as they were predicted."""
     held: defaultdict[str, int] = defaultdict(int)
     dtypes: defaultdict[str, list[str]] = defaultdict(list)
     for row in census:

@@ -75,7 +75,6 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Return what the comparison of these runs says, each answer once."""
     answers = [run["compared"] for run in runs if run["compared"] is not None]
     return [answer for number, answer in enumerate(answers) if answer not in answers[:number]]
 
