@@ -122,9 +122,9 @@ def _support_matrix(chosen: argparse.Namespace) -> None:
     elif chosen.markdown:
         print(_markdown(rows))
     else:
-        from bridge.report.table import Column, table  # rich is heavy
+        from bridge.report.table import table  # rich is heavy
 
-        show(table([Column(heading=heading, wraps=heading == "why") for heading in rows[0]], rows[1:]))
+        show(table([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], wraps=("why",)))
 
 
 def matrix_markdown() -> str:

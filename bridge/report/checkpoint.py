@@ -7,7 +7,7 @@ from rich.text import Text
 
 from bridge.checkpoint.contents import Contents, Difference
 from bridge.numerics.round_trip import RoundTrip
-from bridge.report.table import Column, table
+from bridge.report.table import facts, table
 
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 SHOWN = 10
@@ -26,7 +26,7 @@ def contents_table(contents: Contents) -> RenderableType:
     run, settings = contents.run, contents.settings
     packages = (f"{name} {settings[f'package {name}']}" for name in PACKAGES if f"package {name}" in settings)
     layout = run.get("layout") or {}
-    facts = [
+    about = [
         ("step", str(run.get("iteration", "unknown"))),
         ("samples", str(run.get("consumed_samples", "unknown"))),
         ("precision", str(run.get("precision", "unknown"))),
@@ -35,12 +35,16 @@ def contents_table(contents: Contents) -> RenderableType:
         ("files", f"{contents.files}, {contents.bytes:,} bytes"),
         ("manifest", f"sha256 {contents.manifest_digest}" if contents.manifest_digest else "none: not by this project"),
     ]
-    rows = [(one.part, one.dtype, str(one.tensors), f"{one.elements:,}", f"{one.bytes:,}") for one in contents.parts]
-    numbers = [Column(heading=heading, number=True) for heading in ("tensors", "values", "bytes")]
+    numbers = {"tensors": "tensors", "values": "elements", "bytes": "bytes"}
+    rows = [
+        {"part": one.part, "dtype": one.dtype}
+        | {heading: f"{getattr(one, name):,}" for heading, name in numbers.items()}
+        for one in contents.parts
+    ]
     stored = any(settings.get(f"model.{name}") == "True" for name in ("fp8_param", "fp4_param"))
     return Group(
-        table(["", Column(wraps=True)], facts, title=str(contents.path)),
-        table(["part", "dtype", *numbers], rows),
+        facts(about, title=str(contents.path)),
+        table(rows, numbers=numbers),
         *([Text(STORED)] if stored else []),
     )
 
@@ -53,14 +57,17 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
     parts: list[RenderableType] = [Text(title)]
     if not (one.settings and two.settings):
         parts.append(Text("One of them has no manifest with settings, so that tensors alone are compared."))
-    wide = Column(heading="resuming A in the precision of B", wraps=True)
-    changes = [(row.path, row.before, row.now, f"{row.outcome}: {row.meaning}") for row in difference.changes]
+    meaning = "resuming A in the precision of B"
+    changes = [
+        {"precision": row.path, "A": row.before, "B": row.now, meaning: f"{row.outcome}: {row.meaning}"}
+        for row in difference.changes
+    ]
     if changes:
-        parts.append(table(["precision", "A", "B", wide], changes))
+        parts.append(table(changes, wraps=(meaning,)))
     for heading, rows in (("setting", difference.settings), ("tensor", difference.tensors)):
         if rows:
-            values = [Column(heading=name, wraps=True) for name in ("A", "B")]
-            parts.append(table([heading, *values], rows[:SHOWN]))
+            named = [{heading: row.name, "A": row.a, "B": row.b} for row in rows[:SHOWN]]
+            parts.append(table(named, wraps=("A", "B")))
         if len(rows) > SHOWN:
             parts.append(Text(f"and {len(rows) - SHOWN} more"))
     return Group(*parts)
@@ -69,21 +76,19 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
 def round_trip_table(source: str, found: Sequence[RoundTrip], left: Sequence[str]) -> RenderableType:
     """Return the changes of weights through other forms as something rich can print, a row per scheme and form."""
     rows = [
-        (
-            one.scheme,
-            STORED_AS[one.form],
-            _share(one.codes_changed, one.codes),
-            f"{one.scales_changed} of {one.scales}",
-            _share(one.values_changed, one.codes),
-            f"{one.largest_error:.2g}" if one.values_changed else "0",
-        )
+        {
+            "scheme": one.scheme,
+            "stored as": STORED_AS[one.form],
+            "codes changed": _share(one.codes_changed, one.codes),
+            "scales changed": f"{one.scales_changed} of {one.scales}",
+            "values changed": _share(one.values_changed, one.codes),
+            "largest error": f"{one.largest_error:.2g}" if one.values_changed else "0",
+        }
         for one in found
     ]
-    counted = [Column(heading=f"{name} changed", number=True) for name in ("codes", "scales", "values")]
-    columns: list[Column | str] = ["scheme", Column(heading="stored as", wraps=True), *counted]
-    columns.append(Column(heading="largest error", number=True))
+    numbers = ("codes changed", "scales changed", "values changed", "largest error")
     notes = [Text(f"Left out, too large for the memory: {', '.join(left)}.")] if left else []
-    return Group(table(columns, rows, title=source), *notes)
+    return Group(table(rows, title=source, numbers=numbers, wraps=("stored as",)), *notes)
 
 
 def _share(part: int, whole: int) -> str:

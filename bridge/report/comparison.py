@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bridge.audit.quantisation import OPERANDS
 from bridge.compare.curve import common_steps
 from bridge.report.curves import figure_of
-from bridge.report.table import Column, cell, show, table
+from bridge.report.table import cell, show, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,22 +23,6 @@ if TYPE_CHECKING:
     from bridge.compare.comparison import Comparison, RecipeRow
 
 NAME = "comparison"
-HEADINGS = (
-    "recipe",
-    "verdict",
-    "gap",
-    "90 % interval",
-    "loss",
-    "validation",
-    "seeds",
-    "skipped",
-    "s/step",
-    "tokens/s",
-    "peak MiB",
-    "SQNR dB (in, weight, grad)",
-)
-
-
 STATES = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
 """Verdict -> the state of a report's answer."""
 LINEAR_GATES = 8
@@ -47,8 +32,8 @@ LINEAR_GATES = 8
 def show_comparisons(comparisons: Sequence[Comparison]) -> None:
     """Print a table and a verdict per recipe, for each comparison of a sweep."""
     for comparison in comparisons:
-        columns = [Column(heading=name, number=name not in HEADINGS[:2]) for name in HEADINGS]
-        show(table(columns, map(_cells, comparison.rows), title=_title(comparison)))
+        rows = [_cells(row) for row in comparison.rows]
+        show(table(rows, title=_title(comparison), numbers={*rows[0]} - {"recipe", "verdict"}))
         print("\n".join(sentences(comparison)))  # noqa: T201  the end of a command
 
 
@@ -118,33 +103,35 @@ def _title(comparison: Comparison) -> str:
 
 
 def _markdown(comparison: Comparison, picture: str) -> str:
-    lines = [f"## {_title(comparison)}", "", f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
-    lines += [f"| {' | '.join(_cells(row))} |" for row in comparison.rows]
+    rows = [_cells(row) for row in comparison.rows]
+    lines = [f"## {_title(comparison)}", "", f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
+    lines += [f"| {' | '.join(row.values())} |" for row in rows]
     lines += ["", *(f"- {sentence}" for sentence in sentences(comparison)), "", f"![Losses and gaps]({picture})", ""]
     return "\n".join(lines)
 
 
-def _cells(row: RecipeRow) -> list[str]:
+def _cells(row: RecipeRow) -> dict[str, str]:
     gap = row.gap
     interval = "-"
     if gap is not None and gap.low is not None and gap.high is not None:
         interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
     memory = row.peak_memory_bytes
     errors = row.sqnr_db()
-    return [
-        row.label,
-        "baseline" if gap is None else gap.verdict,
-        cell(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
-        interval,
-        cell(row.loss, ".4f"),
-        cell(row.mean("validation_loss"), ".4f"),
-        str(len(row.arms)),
-        str(row.skipped_steps),
-        cell(row.step_seconds, ".3f"),
-        cell(row.mean("tokens_per_second"), ",.0f"),
-        "-" if memory is None else f"{memory / 2**20:,.0f}",
-        ", ".join(f"{errors[name]:.1f}" for name in ("input", "weight", "grad_output") if name in errors) or "-",
-    ]
+    sqnr = [f"{errors[name]:.1f}" for name in OPERANDS if name in errors]
+    return {
+        "recipe": row.label,
+        "verdict": "baseline" if gap is None else gap.verdict,
+        "gap": cell(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
+        "90 % interval": interval,
+        "loss": cell(row.loss),
+        "validation": cell(row.mean("validation_loss")),
+        "seeds": str(len(row.arms)),
+        "skipped": str(row.skipped_steps),
+        "s/step": cell(row.step_seconds, ".3f"),
+        "tokens/s": cell(row.mean("tokens_per_second"), ",.0f"),
+        "peak MiB": "-" if memory is None else f"{memory / 2**20:,.0f}",
+        "SQNR dB (in, weight, grad)": ", ".join(sqnr) or "-",
+    }
 
 
 def plot_comparison(path: Path, comparison: Comparison) -> None:

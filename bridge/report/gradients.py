@@ -7,20 +7,24 @@ from rich.console import RenderableType
 
 from bridge.audit.quantisation import finite
 from bridge.compare.band import Band, BandRow
-from bridge.report.table import NUMBERED, Column, table
+from bridge.report.table import NUMBERED, table
 
 
 def band_table(band: Band, *, title: str) -> RenderableType:
     """Return every row as a table for the terminal."""
-    headings = ("layer", "module", "GEMM", "error", "bound", "", "shuffled")
-    columns = [Column(heading=name, number=name in ("layer", "error", "bound", "shuffled")) for name in headings]
-    return table(columns, map(_cells, band.rows), title=title + NUMBERED)
-
-
-def _cells(row: BandRow) -> tuple[str, ...]:
-    where = row.place
-    error, bound, control = f"{row.error:.2%}", f"{row.bound:.2%}", f"{row.control:.2%}"
-    return str(where.layer), where.module, where.gemm, error, bound, "" if row.is_inside else "OUTSIDE", control
+    rows = [
+        {
+            "layer": str(row.place.layer),
+            "module": row.place.module,
+            "GEMM": row.place.gemm,
+            "error": f"{row.error:.2%}",
+            "bound": f"{row.bound:.2%}",
+            "": "" if row.is_inside else "OUTSIDE",
+            "shuffled": f"{row.control:.2%}",
+        }
+        for row in band.rows
+    ]
+    return table(rows, title=title + NUMBERED, numbers=("layer", "error", "bound", "shuffled"))
 
 
 def band_sentence(band: Band) -> str:

@@ -11,16 +11,8 @@ from bridge.plan.precision_plan import compact
 from bridge.plan.selection import ModuleSelection, Selected, Taken
 from bridge.precision.effect import HIGH
 from bridge.precision.matchers import Matcher
-from bridge.report.table import NUMBERED, Column, table
+from bridge.report.table import NUMBERED, table
 from bridge.rules.rule import RuleFinding
-
-COLUMNS = (
-    "",
-    Column(heading="select", wraps=True),
-    "precision",
-    Column(heading="takes", wraps=True),
-    Column(heading="linears", number=True),
-)
 
 
 def module_table(
@@ -29,20 +21,21 @@ def module_table(
     """Return the selection as something rich can print."""
     high = f"{mode} (the run's dtype)"
     rows = [
-        (
-            row.matcher.name,
-            row.matcher.select,
-            _precision(row.matcher, high),
-            _reach(row.taken, mode, is_low=row.matcher.precision != HIGH),
-            str(len(row.taken)),
-        )
+        {
+            "": row.matcher.name,
+            "select": row.matcher.select,
+            "precision": _precision(row.matcher, high),
+            "takes": _reach(row.taken, mode, is_low=row.matcher.precision != HIGH),
+            "linears": str(len(row.taken)),
+        }
         for row in selection.rows
     ]
-    left = _reach(selection.left, mode, is_low=run != mode)
-    rows.append(("", "the rest", f"{run} (the run)", left, str(len(selection.left))))
+    left = {"takes": _reach(selection.left, mode, is_low=run != mode), "linears": str(len(selection.left))}
+    rows.append({"": "", "select": "the rest", "precision": f"{run} (the run)", **left})
     what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
+    shown = table(rows, title=f"{what}, {layout}{NUMBERED}", numbers=("linears",), wraps=("select", "takes"))
     lines = [Text(f"{one.severity}: {one}", style=_style(one.severity)) for one in findings]
-    return Group(table(COLUMNS, rows, title=f"{what}, {layout}{NUMBERED}"), *lines)
+    return Group(shown, *lines)
 
 
 def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -106,7 +107,7 @@ def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list
     shown = [(x + 0.5, *column) for x, column in enumerate(columns) if column is not None]
     axes.set_xticks([x for x, _, _ in shown], [item for _, _, item in shown], rotation=90, fontsize=6)
     for module, own in groupby(shown, key=lambda one: one[1]):
-        middle = np.mean([x for x, _, _ in own])
+        middle = fmean(x for x, _, _ in own)
         axes.text(middle, -0.35, module, rotation=40, ha="left", va="bottom", fontsize=7)
     step = 1 if len(rows) <= 44 else 5
     ticks = [y for y, layer in enumerate(rows) if layer.number is None or layer.number % step == 0]

@@ -15,7 +15,7 @@ from bridge.plan.fit import FitOption, FitReport
 from bridge.plan.memory import KINDS, MemoryReport, RankMemory
 from bridge.plan.precision_plan import COLUMNS, LOW, PlanDifference, PlanModule, PrecisionPlan, compact
 from bridge.plan.rows import PlanRow
-from bridge.report.table import NUMBERED, Column, table
+from bridge.report.table import NUMBERED, Row, table
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]
@@ -32,17 +32,17 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
     lines = [line for _, folded in groups for _, line in folded]
     shared = {heading: _same(lines, HEADINGS.index(heading)) for heading in COMMON}
     kept = [heading for heading in HEADINGS if shared.get(heading) is None]
-    columns = [Column(heading=heading, wraps=heading in BROKEN) for heading in ("layers", "modules", *kept)]
-    sections: list[list[tuple[str | Text, ...]]] = []
+    sections: list[list[Row]] = []
     for layers, folded in groups:
         labels = [compact([layer.label for layer in layers])] + [""] * len(folded)
         sections.append(
             [
-                (label, _modules(names), *(_coloured(line[HEADINGS.index(heading)]) for heading in kept))
+                {"layers": label, "modules": _modules(names)}
+                | {heading: _coloured(line[HEADINGS.index(heading)]) for heading in kept}
                 for label, (names, line) in zip(labels, folded, strict=False)
             ]
         )
-    parts = [table(columns, *sections, title=plan.label + NUMBERED, keys=2)]
+    parts = [table(*sections, title=plan.label + NUMBERED, keys=2, wraps=BROKEN)]
     everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
     if everywhere:
         parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
@@ -62,15 +62,15 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
     items_of: dict[tuple[str, str, str, str, str], list[str]] = {}
     for (layers, item, column, old, new), modules in modules_of.items():
         items_of.setdefault((layers, _modules(modules), column, old, new), []).append(item)
-    columns = [Column(heading=heading, wraps=True) for heading in ("layers", "modules", "what", "before", "after")]
-    rows: list[tuple[str | Text, ...]] = []
+    rows: list[Row] = []
     last = ("", "")
     for (layers, named, column, old, new), items in items_of.items():
         what = ", ".join(items) + ("" if column == "format" else f": {column}")
         place = (layers, named) if (layers, named) != last else ("", "")
         last = (layers, named)
-        rows.append((*place, what, _coloured(old), _coloured(new)))
-    return table(columns, rows, title=f"{before} -> {after}{NUMBERED}")
+        cells = {"layers": place[0], "modules": place[1], "what": what}
+        rows.append({**cells, "before": _coloured(old), "after": _coloured(new)})
+    return table(rows, title=f"{before} -> {after}{NUMBERED}", wraps=[*rows[0]])
 
 
 def plan_csv(plan: PrecisionPlan) -> str:
@@ -143,33 +143,32 @@ def _coloured(value: str) -> Text:
     return Text(value, style="yellow" if value.startswith(("fp32", "fp64")) else "")
 
 
-GEMM_COLUMNS: tuple[Column | str, ...] = (
-    Column(heading="layers", wraps=True),
-    "module",
-    *(Column(heading=name, number=True) for name in ("M", "N", "K")),
-    "runs in",
-    "fits",
-)
-
-
 def align_table(report: AlignmentReport) -> RenderableType:
     """Return the report as something rich can print."""
     wrong = {(misfit.layers, misfit.module) for misfit in report.misfits}
     low = {(gemm.module, gemm.outputs, gemm.inputs) for gemm in report.gemms if gemm.low}
-    rows: list[tuple[str | Text, ...]] = []
+    rows: list[Row] = []
     for gemm in report.gemms:
         if not gemm.low and (gemm.module, gemm.outputs, gemm.inputs) in low:
             continue  # the same layer where it stays in high precision
-        tokens = f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-"
-        runs = gemm.scheme or "high precision"
         verdict = Text("yes" if gemm.low else "", style="green")
         if (gemm.layers, gemm.module) in wrong:
             verdict = Text("no", style="red")
         elif gemm.small:
             verdict = Text("yes, small", style="yellow")
-        rows.append((gemm.layers, gemm.module, tokens, str(gemm.outputs), str(gemm.inputs), runs, verdict))
+        rows.append(
+            {
+                "layers": gemm.layers,
+                "module": gemm.module,
+                "M": f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-",
+                "N": str(gemm.outputs),
+                "K": str(gemm.inputs),
+                "runs in": gemm.scheme or "high precision",
+                "fits": verdict,
+            }
+        )
     title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs{NUMBERED}"
-    parts = [table(GEMM_COLUMNS, rows, title=title, keys=2)]
+    parts = [table(rows, title=title, keys=2, numbers=("M", "N", "K"), wraps=("layers",))]
     parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
     if report.small:
         rules = "; ".join(report.small_rules)
@@ -198,13 +197,15 @@ def memory_table(
         folded.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)
     stages = list(folded.values())
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
-    columns: list[Column | str] = ["stage", *(Column(heading=name, number=True) for name in (*kinds, "total"))]
-    rows: list[tuple[str | Text, ...]] = []
-    for ranks in stages:
-        cells = [size(ranks[0].bytes_of[kind]) for kind in kinds]
-        label = compact([str(rank.stage) for rank in ranks])
-        rows.append((label, *cells, Text(size(ranks[0].total), style="bold")))
-    parts = [table(columns, rows, title=f"{report.label}, a rank of {report.layout}")]
+    rows: list[Row] = [
+        {
+            "stage": compact([str(rank.stage) for rank in ranks]),
+            **{kind: size(ranks[0].bytes_of[kind]) for kind in kinds},
+            "total": Text(size(ranks[0].total), style="bold"),
+        }
+        for ranks in stages
+    ]
+    parts = [table(rows, title=f"{report.label}, a rank of {report.layout}", numbers=(*kinds, "total"))]
     parts += [Text(f"  {line}") for line in _lines(report)]
     stage = report.largest.stage
     if activations:
@@ -233,16 +234,17 @@ def fit_table(report: FitReport) -> RenderableType:
     notes = [Text(ended, style="yellow")] if report.untried else []
     if not report.options:
         return Group(Text("  No layout that was tried fits.", style="red"), *notes)
-    columns: list[Column | str] = [
-        Column(heading="change", wraps=True),
-        *(Column(heading=name, number=True) for name in ("GPUs", "fullest rank", "largest micro-batch")),
-    ]
-    rows = [
-        (Text(_changes(option)), str(option.ranks), size(option.needed_bytes), str(option.micro_batch_size))
+    rows: list[Row] = [
+        {
+            "change": Text(_changes(option)),
+            "GPUs": str(option.ranks),
+            "fullest rank": size(option.needed_bytes),
+            "largest micro-batch": str(option.micro_batch_size),
+        }
         for option in report.options
     ]
     usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
-    parts = [table(columns, rows, title="Fits with, cheapest first")]
+    parts = [table(rows, title="Fits with, cheapest first", numbers={*rows[0]} - {"change"}, wraps=("change",))]
     if report.declared_ranks is not None:
         declared = f"{report.declared_ranks} GPU{'s' * (report.declared_ranks > 1)}"
         parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))

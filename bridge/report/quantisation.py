@@ -10,7 +10,7 @@ from bridge.audit.quantisation import OPERANDS, QuantisationRow, last_measured
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHAT_IF
 from bridge.report.curves import figure_of
-from bridge.report.table import NUMBERED, Column, table
+from bridge.report.table import NUMBERED, table
 
 WORST_DB = 12.0
 """Distance below the healthy ratio at which a heat map has its strongest colour: two bits of mantissa."""
@@ -19,25 +19,23 @@ WORST_DB = 12.0
 def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> RenderableType:
     """Return every row of the last measured step as a table for the terminal."""
     last = last_measured(rows)
-    columns: list[Column | str] = [Column(heading="layer", number=True), "module", "operand", "format"]
-    columns += [Column(heading=name, number=True) for name in ("amax", "scale", "to zero", "saturated", "SQNR dB")]
-    columns += [Column(heading=f"if {scheme}", number=True) for scheme in WHAT_IF]
     lines = [
-        (
-            str(row.layer),
-            _short(row.module),
-            row.operand,
-            row.format,
-            f"{row.amax:.3g}",
-            "tiles" if row.scale is None else f"{row.scale:.4g}",
-            _percent(row.underflow),
-            _percent(row.saturated),
-            f"{row.sqnr_db:.1f}",
-            *(f"{getattr(row, f'{scheme}_db'):.1f}" for scheme in WHAT_IF),
-        )
+        {
+            "layer": str(row.layer),
+            "module": _short(row.module),
+            "operand": row.operand,
+            "format": row.format,
+            "amax": f"{row.amax:.3g}",
+            "scale": "tiles" if row.scale is None else f"{row.scale:.4g}",
+            "to zero": _percent(row.underflow),
+            "saturated": _percent(row.saturated),
+            "SQNR dB": f"{row.sqnr_db:.1f}",
+            **{f"if {scheme}": f"{getattr(row, f'{scheme}_db'):.1f}" for scheme in WHAT_IF},
+        }
         for row in last
     ]
-    return table(columns, lines, title=f"{title}, step {last[0].step}{NUMBERED}")
+    numbers = {*lines[0]} - {"module", "operand", "format"}
+    return table(lines, title=f"{title}, step {last[0].step}{NUMBERED}", numbers=numbers)
 
 
 def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
@@ -48,29 +46,18 @@ def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
         if chosen:
             lowest = min(chosen, key=lambda row: row.sqnr_db)
             lines.append(
-                (
-                    f"{operand} ({lowest.format})",
-                    _mean(chosen, "sqnr_db"),
-                    *(_mean(chosen, f"{scheme}_db") for scheme in WHAT_IF),
-                    f"{lowest.sqnr_db:.1f}",
-                    f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
-                    _percent(max(row.underflow for row in chosen)),
-                    _percent(max(row.saturated for row in chosen)),
-                )
+                {
+                    "operand": f"{operand} ({lowest.format})",
+                    "dB, mean": _mean(chosen, "sqnr_db"),
+                    **{f"if {scheme}": _mean(chosen, f"{scheme}_db") for scheme in WHAT_IF},
+                    "lowest": f"{lowest.sqnr_db:.1f}",
+                    "where": f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
+                    "to zero": _percent(max(row.underflow for row in chosen)),
+                    "saturated": _percent(max(row.saturated for row in chosen)),
+                }
             )
-    headings = (
-        "operand",
-        "dB, mean",
-        *(f"if {scheme}" for scheme in WHAT_IF),
-        "lowest",
-        "where",
-        "to zero",
-        "saturated",
-    )
-    columns = [Column(heading=heading, number=heading not in ("operand", "where")) for heading in headings]
-    return table(
-        columns, lines, title=f"Signal to quantisation noise; the most that went to zero or saturated{NUMBERED}"
-    )
+    title = f"Signal to quantisation noise; the most that went to zero or saturated{NUMBERED}"
+    return table(lines, title=title, numbers={name for row in lines for name in row} - {"operand", "where"})
 
 
 def _mean(rows: Sequence[QuantisationRow], name: str) -> str:

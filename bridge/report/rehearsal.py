@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.report.findings import STYLES
-from bridge.report.table import Column, table
+from bridge.report.table import cell, table
 from bridge.rules.versions import TITLES
 from bridge.sync.report import plain
 
@@ -30,12 +30,13 @@ def rehearsal_text(rehearsal: Rehearsal) -> RenderableType:
         Text(f"  kept: {rehearsal.kept}", style="dim"),
         Text(f"  layers: {', '.join(small.layers)} of the run's {rehearsal.layers}", style="dim"),
     ]
-    changes = [(one.field, _value(one.before), _value(one.after), one.reason) for one in small.changes]
-    columns = ("shrunk", Column(heading="run", wraps=True), "rehearsal", Column(heading="why", wraps=True))
-    lines.append(table(columns, changes))
+    changes = [
+        {"shrunk": one.field, "run": _value(one.before), "rehearsal": _value(one.after), "why": one.reason}
+        for one in small.changes
+    ]
+    lines.append(table(changes, wraps=("run", "why")))
     launches = [_launch(launch) for launch in rehearsal.launches]
-    heads = ("launch", "processes", "plan = record", "loss of the last step", "after the resume", "seconds")
-    lines.append(table([Column(heading=head, number=head != "launch") for head in heads], launches))
+    lines.append(table(launches, numbers={*launches[0]} - {"launch"}))
     lines += [Text(f"left out {one.path} = {plain(one.value)!r}: {one.rule}.") for one in rehearsal.left_out]
     lines += [_finding(finding) for finding in rehearsal.findings]
     lines.append(Text("A rehearsal cannot know:"))
@@ -85,10 +86,15 @@ def _ran(rehearsal: Rehearsal) -> str:
     return ", ".join(f"{TITLES[name]} {version}" for name, version in rehearsal.versions.items())
 
 
-def _launch(launch: Launched) -> tuple[str, ...]:
-    rows = f"{launch.equal} of {launch.planned}" if launch.planned is not None else "-"
-    losses = ("-" if loss is None else f"{loss:.4f}" for loss in (launch.loss, launch.resumed_loss))
-    return str(launch.round), str(launch.round.processes), rows, *losses, f"{launch.seconds:.0f}"
+def _launch(launch: Launched) -> dict[str, str]:
+    return {
+        "launch": str(launch.round),
+        "processes": str(launch.round.processes),
+        "plan = record": f"{launch.equal} of {launch.planned}" if launch.planned is not None else "-",
+        "loss of the last step": cell(launch.loss),
+        "after the resume": cell(launch.resumed_loss),
+        "seconds": f"{launch.seconds:.0f}",
+    }
 
 
 def _value(value: object) -> str:

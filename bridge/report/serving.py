@@ -9,7 +9,7 @@ from bridge.interop.serving.comparison import ServingComparison
 from bridge.interop.serving.formats import title_of
 from bridge.interop.serving.manifest import Manifest
 from bridge.plan.precision_plan import compact
-from bridge.report.table import NUMBERED, Column, table
+from bridge.report.table import NUMBERED, table
 
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 
@@ -21,35 +21,39 @@ def manifest_table(manifest: Manifest) -> RenderableType:
         names = " ".join(_LAYER.sub("", name) for name in row.served) or "not known"
         title = title_of(row.scheme, manifest.mode)
         found.setdefault((row.role, title, names), []).append((row.layer, row.copies * max(1, len(row.served))))
+    served = f"served, in its layer, as ({manifest.family or 'family not known'})"
     rows = [
-        (role, title, compact([layer for layer, _ in places]), str(sum(count for _, count in places)), names)
+        {
+            "module": role,
+            "format": title,
+            "layers": compact([layer for layer, _ in places]),
+            "modules": str(sum(count for _, count in places)),
+            served: names,
+        }
         for (role, title, names), places in found.items()
     ]
-    served = Column(heading=f"served, in its layer, as ({manifest.family or 'family not known'})", wraps=True)
-    count = Column(heading="modules", number=True)
-    columns: list[Column | str] = ["module", Column(heading="format", wraps=True), "layers", count, served]
-    notes = [Text(note) for note in manifest.notes]
-    return Group(table(columns, rows, title=manifest.precision + NUMBERED), *notes)
+    shown = table(rows, title=manifest.precision + NUMBERED, numbers=("modules",), wraps=("format", served))
+    return Group(shown, *(Text(note) for note in manifest.notes))
 
 
 def comparison_table(found: ServingComparison, precision: str, path: str) -> RenderableType:
     """Return the comparison as something rich can print: every kind of module, then each difference as a sentence."""
     rows = [
-        (
-            "differs" if row.differs else "same",
-            row.role,
-            row.training or found.mode,
-            row.serving or "not quantised",
-            str(row.modules),
-            ", ".join(row.readers) or "all",
-        )
+        {
+            "": "differs" if row.differs else "same",
+            "module": row.role,
+            "training": row.training or found.mode,
+            "serving": row.serving or "not quantised",
+            "modules": str(row.modules),
+            "read by": ", ".join(row.readers) or "all",
+        }
         for row in found.rows
     ]
-    wide = [Column(heading=name, wraps=True) for name in ("training", "serving")]
-    columns: list[Column | str] = ["", "module", *wide, Column(heading="modules", number=True), "read by"]
+    title = f"training: {precision}\nserving: {path}"
+    shown = table(rows, title=title, numbers=("modules",), wraps=("training", "serving"))
     sentences = [Text(row.sentence(found.mode)) for row in found.differences]
     sentences += [Text(refused) for refused in found.refused]
     notes = [Text(f"{entry} of the config's lists takes no linear layer of the model.") for entry in found.unmatched]
     if not sentences:
         sentences = [Text("Serving quantises what training quantises, in the same scheme.")]
-    return Group(table(columns, rows, title=f"training: {precision}\nserving: {path}"), *sentences, *notes)
+    return Group(shown, *sentences, *notes)

@@ -2,29 +2,27 @@
 
 from rich.console import Group
 
-from bridge.report.table import Column, plain_text, table
+from bridge.report.table import plain_text, table
 from bridge.sync.report import SyncReport, plain
-
-COLUMNS = ("field", "was", "is", "verdict", "by", Column(heading="why", wraps=True))
 
 
 def render_sync(report: SyncReport) -> str:
     """Return the report as plain text."""
     recipe = f"recipe {report.precision.partition(',')[0]}"
     rows = [
-        (
-            f"{row.owner}.{row.attribute}",
-            _value(row.old),
-            _value(row.new),
-            row.verdict,
-            "recipe" if row.by == recipe else row.by,
-            row.why,
-        )
+        {
+            "field": f"{row.owner}.{row.attribute}",
+            "was": _value(row.old),
+            "is": _value(row.new),
+            "verdict": row.verdict,
+            "by": "recipe" if row.by == recipe else row.by,
+            "why": row.why,
+        }
         for row in report.rows
     ]
     title = f"{report.precision} on megatron-core {report.megatron_version}"
     findings = (f"{finding.severity}: {finding}" for finding in report.findings)
-    return plain_text(Group(*([table(COLUMNS, rows, title=title)] if rows else []), *findings), width=160)
+    return plain_text(Group(*([table(rows, title=title, wraps=("why",))] if rows else []), *findings), width=160)
 
 
 def _value(value: object) -> str:

@@ -1,11 +1,11 @@
-"""Tables and plain text: a report gives columns and rows, this module lays them out for a terminal or a file.
+"""Tables and plain text: a report gives rows, each cell by its heading, and this module lays them out.
 
 No heading and no cell is cut. On a terminal that is too narrow for a table, its columns are spread over several tables,
 each with the first columns; a file gets one table, as wide as it needs.
 """
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -22,57 +22,56 @@ FILE_WIDTH = 116
 """Columns that a report in a file or a pipe may use for its sentences."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
-    """One column of a table."""
-
-    heading: str = ""
-    number: bool = False
-    """Aligned at the right."""
-    wraps: bool = False
-    """May be broken between words where the console is narrow; other columns stay on one line."""
+Cell = str | Text
+Row = Mapping[str, Cell]
+"""Heading -> cell. Every row of a table has the headings of the first one, in its order."""
+VALUE = " "
+"""The heading of the values of `facts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sections:
-    """Rows in sections under columns, laid out for the width they are printed in."""
+    """Rows in sections, laid out for the width they are printed in."""
 
-    columns: Sequence[Column]
-    sections: Sequence[Sequence[Sequence[str | Text]]]
+    sections: Sequence[Sequence[Row]]
     keys: int
-    """First columns, which each part of a table that is spread over several has."""
+    numbers: Collection[str]
+    wraps: Collection[str]
 
-    def laid_out(self, chosen: Sequence[int], *, narrow: bool = False) -> Table:
+    @property
+    def headings(self) -> list[str]:
+        return list(next((row for section in self.sections for row in section), {}))
+
+    def laid_out(self, chosen: Sequence[str], *, narrow: bool = False) -> Table:
         """Return a table of the chosen columns; in a narrow one every cell may be broken."""
-        made = Table(box=SIMPLE_HEAD, show_header=any(column.heading for column in self.columns))
-        for index in chosen:
-            column = self.columns[index]
-            cells = [column.heading, *(str(row[index]) for section in self.sections for row in section)]
-            wraps = column.wraps or narrow
+        made = Table(box=SIMPLE_HEAD, show_header=any(heading.strip() for heading in self.headings))
+        for heading in chosen:
+            cells = [heading, *(str(row[heading]) for section in self.sections for row in section)]
+            wraps = heading in self.wraps or narrow
             kept_whole = [word for text in cells for word in text.split()] if wraps else cells
             made.add_column(
-                column.heading,
-                justify="right" if column.number else "left",
+                heading,
+                justify="right" if heading in self.numbers else "left",
                 no_wrap=not wraps,
                 overflow="fold",
                 min_width=None if narrow else max(map(cell_len, kept_whole), default=0),
             )
         for section in self.sections:
             for row in section:
-                made.add_row(*(row[index] for index in chosen), end_section=row is section[-1])
+                made.add_row(*(row[heading] for heading in chosen), end_section=row is section[-1])
         return made
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self.laid_out(range(len(self.columns))))
+        return Measurement.get(console, options, self.laid_out(self.headings))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         """Yield one table, or several with as many columns as fit."""
 
-        def fits(chosen: Sequence[int]) -> bool:
+        def fits(chosen: Sequence[str]) -> bool:
             free = options.update_width(UNLIMITED)
             return Measurement.get(console, free, self.laid_out(chosen)).minimum <= options.max_width
 
-        keys, rest = list(range(self.keys)), list(range(self.keys, len(self.columns)))
+        keys, rest = self.headings[: self.keys], self.headings[self.keys :]
         while True:
             count = next((count for count in range(len(rest), 1, -1) if fits([*keys, *rest[:count]])), 1)
             chosen, rest = [*keys, *rest[:count]], rest[count:]
@@ -82,19 +81,29 @@ class _Sections:
 
 
 def table(
-    columns: Sequence[Column | str], *sections: Iterable[Sequence[str | Text]], title: str = "", keys: int = 1
+    *sections: Iterable[Row],
+    title: str = "",
+    keys: int = 1,
+    numbers: Collection[str] = (),
+    wraps: Collection[str] = (),
 ) -> RenderableType:
     """Return a table that rich can print, its title in the line above.
 
     Args:
-        columns: One for each cell of a row, a heading alone for a plain one; without any heading the table has no head.
         *sections: Rows; an empty line stands between two sections.
         title: One line; empty: none.
         keys: First columns that say what a row is about.
+        numbers: Headings of columns that are aligned at the right.
+        wraps: Headings of columns that may be broken between words where the console is narrow.
     """
-    known = [Column(heading=column) if isinstance(column, str) else column for column in columns]
-    made = _Sections(columns=known, sections=[list(section) for section in sections], keys=keys)
+    made = _Sections(sections=[list(section) for section in sections], keys=keys, numbers=numbers, wraps=wraps)
     return Group(Text(title), made) if title else made
+
+
+def facts(rows: Iterable[tuple[str, Cell]], *, title: str = "", numbers: bool = False) -> RenderableType:
+    """Return names with their values as a table without a head."""
+    named = [{"": name, VALUE: value} for name, value in rows]
+    return table(named, title=title, numbers=(VALUE,) if numbers else (), wraps=() if numbers else (VALUE,))
 
 
 def cell(value: float | None, form: str = ".4f") -> str:

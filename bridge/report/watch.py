@@ -9,7 +9,7 @@ from rich.text import Text
 from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.quantisation import OPERANDS, last_measured
 from bridge.audit.run_folder import RunFolder
-from bridge.report.table import Column, cell, table
+from bridge.report.table import cell, facts
 
 Record = dict[str, Any]
 
@@ -43,7 +43,7 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
         for name, sentence in early_warnings(Signs.of(run, silenced=silenced))
     ]
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
-    return Group(table(("", Column(wraps=True)), rows, title=title), *warnings)
+    return Group(facts(rows, title=title), *warnings)
 
 
 def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from bridge.audit.quantisation import QuantisationRow
 from bridge.audit.record import CensusRow, GemmRow
 from bridge.audit.sentence import format_gemms
 from bridge.report.quantisation import worst_table
-from bridge.report.table import Column, cell, mib, show, table
+from bridge.report.table import cell, facts, mib, show, table
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.run import PhaseRecord
 
@@ -142,8 +142,12 @@ def show_summary(
     """Print the closing tables."""
     console = console or Console()
     show(_result_table(summary), console)
-    if summary.census:
-        show(_census_table(summary.census), console)
+    census = [
+        {"tensors": row.kind, "dtype": row.dtype, "MiB": mib(row.bytes), "read from": row.read_from}
+        for row in summary.census
+    ]
+    if census:
+        show(table(census, title="Tensors of the run (first rank)", numbers=("MiB",)), console)
     for phase in summary.phases:
         sentence = f"Matmuls from step {phase.first}, {phase.precision}: {format_gemms(phase.gemms)}."
         console.print(sentence, highlight=False, soft_wrap=True)
@@ -169,10 +173,4 @@ def _result_table(summary: RunSummary) -> RenderableType:
     ]
     if summary.stop_signal is not None:
         rows.append(("ended", "early, on request"))
-    return table(("", Column(number=True)), rows, title=f"{summary.precision}: step {summary.iteration}")
-
-
-def _census_table(rows: tuple[CensusRow, ...]) -> RenderableType:
-    columns = ("tensors", "dtype", Column(heading="MiB", number=True), "read from")
-    lines = [(row.kind, row.dtype, mib(row.bytes), row.read_from) for row in rows]
-    return table(columns, lines, title="Tensors of the run (first rank)")
+    return facts(rows, title=f"{summary.precision}: step {summary.iteration}", numbers=True)

@@ -17,7 +17,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.report.plan_picture import COLOURS, draw_plan
 from bridge.report.plan_table import align_table, difference_table, memory_table, plan_table
 from bridge.report.quantisation import quantisation_table, worst_table
-from bridge.report.table import Column, mib, plain_text, show, table
+from bridge.report.table import facts, mib, plain_text, show, table
 from tests.plan.test_shape import DENSE
 
 MODEL = {**DENSE, "num_layers": 6, "seq_length": 1024}
@@ -67,7 +67,7 @@ def test_no_heading_is_cut_at_80_columns(name, terminal):
 
 
 def test_a_table_too_wide_for_a_terminal_is_several_with_its_first_columns():
-    content = table(("name", *(f"column {number}" for number in range(6))), [("a row", *"uvwxyz")], keys=1)
+    content = table([{"name": "a row"} | {f"column {number}": value for number, value in enumerate("uvwxyz")}])
     out = io.StringIO()
     show(content, Console(width=40, file=out, force_terminal=True, color_system=None))
     heads = [line.split() for line in out.getvalue().splitlines() if "column" in line]
@@ -80,17 +80,16 @@ def test_a_table_too_wide_for_a_terminal_is_several_with_its_first_columns():
 
 def test_plain_text_has_the_columns_that_a_table_needs():
     wide = "x" * 60
-    content = table(
-        ("name", Column(heading="count", number=True), Column(heading="why", wraps=True)), [(wide, "7", "a b")]
-    )
+    content = table([{"name": wide, "count": "7", "why": "a b"}], numbers=("count",), wraps=("why",))
     lines = plain_text(content, width=20).splitlines()
     assert any(wide in line and "7" in line for line in lines)
     assert all(line == line.rstrip() for line in lines)
 
 
 def test_sections_are_apart_and_a_table_without_headings_has_no_head():
-    text = plain_text(table(("", Column(number=True)), [("a", "1")], [("b", "2")], title="two"))
+    text = plain_text(table([{"": "a", " ": "1"}], [{"": "b", " ": "2"}], title="two"))
     assert [line.strip() for line in text.splitlines()] == ["two", "", "a   1", "", "b   2", ""]
+    assert plain_text(facts([("a", "1")], title="one")).splitlines() == ["one", "", "  a   1", ""]
 
 
 def test_picture_has_the_colours_of_the_formats(tmp_path):
@@ -106,7 +105,7 @@ def test_picture_has_the_colours_of_the_formats(tmp_path):
 
 def test_a_name_is_kept_whole_where_a_column_is_broken():
     names = "experts.linear_fc1, experts.linear_fc2, shared_experts.linear_fc1, shared_experts.linear_fc2"
-    content = table(("layers", Column(heading="modules", wraps=True), "forward"), [("1-6", names, "e4m3")], keys=2)
+    content = table([{"layers": "1-6", "modules": names, "forward": "e4m3"}], keys=2, wraps=("modules",))
     out = io.StringIO()
     show(content, Console(width=50, file=out, force_terminal=True, color_system=None))
     assert [line.split()[-2] for line in out.getvalue().splitlines() if "e4m3" in line] == ["experts.linear_fc1,"]
