@@ -58,6 +58,10 @@ class BridgeError(Exception):
     def __init__(self, message: str = "") -> None:
         super().__init__(bounded(message))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the error in another process: its text and its parts, whatever its constructor takes."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 class _FindingsError(BridgeError):
     """An error made of findings, one per line."""
@@ -65,9 +69,6 @@ class _FindingsError(BridgeError):
     def __init__(self, headline: str, findings: Iterable[Finding]) -> None:
         self.headline, self.findings = headline, tuple(findings)
         super().__init__("\n".join([headline, *(f"  {finding}" for finding in self.findings)]))
-
-    def __reduce__(self) -> tuple[type[_FindingsError], tuple[str, tuple[Finding, ...]]]:
-        return type(self), (self.headline, self.findings)
 
 
 class PrecisionConfigError(_FindingsError, ValueError):
@@ -159,9 +160,6 @@ class DuplicateRecipeError(BridgeError, ValueError):
             "or give one another name with @register(name=...)."
         )
 
-    def __reduce__(self) -> tuple[type[DuplicateRecipeError], tuple[str, tuple[str, str]]]:
-        return type(self), (self.name, self.places)
-
 
 class RecipeSourceError(BridgeError):
     """A module, file or plugin of recipes that cannot be loaded or used."""
@@ -210,9 +208,6 @@ class DamagedCheckpointError(CheckpointError):
         self.checkpoint, self.reason = checkpoint, reason
         super().__init__(f"{checkpoint}: must be a whole checkpoint, and {reason}. Take the one before.")
 
-    def __reduce__(self) -> tuple[type[DamagedCheckpointError], tuple[object, str]]:
-        return type(self), (self.checkpoint, self.reason)
-
 
 class TrainingError(BridgeError):
     """The run itself failed."""
@@ -232,9 +227,6 @@ class AuditError(TrainingError):
         if len(self.mismatches) > self.shown:
             lines.append(f"  and {len(self.mismatches) - self.shown} more")
         super().__init__("\n".join([f"audit: {rule}.", *lines]))
-
-    def __reduce__(self) -> tuple[type[AuditError], tuple[str, tuple[object, ...]]]:
-        return type(self), (self.rule, self.mismatches)
 
 
 def bounded(message: str) -> str:

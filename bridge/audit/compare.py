@@ -222,30 +222,24 @@ def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
 
 def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
     """Return every GEMM and kind of tensor in which two records differ; `planned` of a mismatch is the first one's."""
-    first, second = _of_gemms(before), _of_gemms(after)
-    found = [
-        Mismatch(column="differs", planned=first.get(key, "nothing"), ran=second.get(key, "nothing"), **key.at)
-        for key in dict.fromkeys([*first, *second])
-        if first.get(key) != second.get(key)
-    ]
-    ours, theirs = _of_tensors(before), _of_tensors(after)
-    for kind in dict.fromkeys([*ours, *theirs]):
-        pair = ours.get(kind, "nothing"), theirs.get(kind, "nothing")
-        if pair[0] != pair[1]:
-            found.append(Mismatch(column="differs", planned=pair[0], ran=pair[1], tensors=kind))
-    return folded(found)
+    first, second = _texts(before), _texts(after)
+    return folded(
+        [
+            replace(place, planned=first.get(place, "nothing"), ran=second.get(place, "nothing"))
+            for place in dict.fromkeys([*first, *second])
+            if first.get(place) != second.get(place)
+        ]
+    )
 
 
-def _of_gemms(record: Record) -> dict[Gemm, str]:
-    found: defaultdict[Gemm, dict[str, None]] = defaultdict(dict)
+def _texts(record: Record) -> dict[Mismatch, str]:
+    """Return the formats, tiles and stored format of each GEMM, and the dtypes of each kind of tensor, as texts."""
+    found: defaultdict[Mismatch, dict[str, None]] = defaultdict(dict)
+    differs = Mismatch(column="differs", planned="", ran="")
     for row in record.gemms:
         parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
-        found[Gemm(row.layer, row.module, row.gemm)][", ".join(filter(None, parts))] = None
-    return {key: " and ".join(texts) for key, texts in found.items()}
-
-
-def _of_tensors(record: Record) -> dict[str, str]:
-    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for row in record.census:
-        found[row.kind][row.dtype] = None
-    return {kind: " and ".join(dtypes) for kind, dtypes in found.items()}
+        place = replace(differs, **Gemm(row.layer, row.module, row.gemm).at)
+        found[place][", ".join(filter(None, parts))] = None
+    for one in record.census:
+        found[replace(differs, tensors=one.kind)][one.dtype] = None
+    return {place: " and ".join(texts) for place, texts in found.items()}

@@ -10,5 +10,5 @@
     linear_weights        the tensors of linear layers, whose values alone need torch (weights.py)
 
 `megatron.checkpoint` writes and loads the tensors and asks this room whether it may. `cli.checkpoint` shows contents,
-differences and damage. `training.resume` asks for the changes of precision.
+differences and damage. `training.run` asks for the changes of precision.
 """

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.audit.effect import effect_in
 from bridge.audit.run_folder import RunFolder
-from bridge.audit.setting import Setting
+from bridge.audit.setting import Setting, effect_in
 from bridge.cli.arguments import add_command, print_json, read_run
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean

@@ -1,7 +1,7 @@
 """Comparison of finished runs: which are twins, and what the gap between their losses says. Imports no torch.
 
     Arm            one finished run, read from its folder: flat fields of precision, the rest, seed, curve, figures
-    Curve          its training loss over the steps
+    Curve          its training loss over the steps (gap.py)
     Comparison     twins: runs equal in every field but those of precision and the seeds
       RecipeRow      all seeds of one recipe
         Gap            its loss against the baseline's: verdict within, outside or cannot tell, with the interval

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.audit.quantisation import QuantisationRow, last_measured
 from bridge.audit.run_folder import RunFolder
-from bridge.compare.curve import Curve
+from bridge.compare.gap import Curve
 from bridge.errors import RunConfigError
 from bridge.sync.routes import ROUTES
 

@@ -7,8 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from bridge.compare.arm import Arm
-from bridge.compare.curve import Curve
-from bridge.compare.gap import GATE, Gap, judge
+from bridge.compare.gap import GATE, Curve, Gap, judge
 
 
 @dataclass(frozen=True, kw_only=True)

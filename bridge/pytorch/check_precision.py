@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.compare import Mismatch, folded
-from bridge.audit.sentence import format_gemms
 from bridge.errors import PrecisionTypeError
 from bridge.plan.module_paths import ModulePaths
 from bridge.precision.foreign_names import megatron_names
+from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.pytorch.linear_schemes import schemes_of
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.audit.record import GemmRow
+    from bridge.precision.effect import Chosen
     from bridge.registry.config import MixedPrecisionConfig
 
 
@@ -89,7 +90,7 @@ class PrecisionReport:
         wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or config.mode), "float32")
         found = []
         if config.reading("modules"):
-            found = self._of_modules(config)
+            found = self._of_linears(config)
         elif self.matmuls:
             found = self._of_matmuls(wanted, config)
         held = {**self.parameters, **self.optimizer_state}
@@ -105,10 +106,9 @@ class PrecisionReport:
         found = []
         if config.fp8 or config.fp4:
             scheme, low = ("FP8", "float8") if config.fp8 else ("FP4", "float4")
-            if self.converted or any(name.startswith(low) for name in self.matmuls):
-                return self._of_scheme(config)
-            if any(row.scheme != "none" for row in self.gemms):
-                return self._of_scheme(config)
+            ran = any(name.startswith(low) for name in self.matmuls) or any(row.scheme != "none" for row in self.gemms)
+            if self.converted or ran:
+                return self._of_linears(config)
             found.append(f"No matmul ran in {scheme}: {counted}. Were the linear layers converted?")
         wide = {name: count for name, count in self.matmuls.items() if name in ("float32", "float64")}
         other = [name for name in self.matmuls if name not in (wanted, *wide)]
@@ -122,23 +122,14 @@ class PrecisionReport:
             )
         return found
 
-    def _of_modules(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return where linear layers ran in another precision than the rows of `modules` give them."""
-        places = megatron_names(row.module for row in self.gemms)
-        for row in self.gemms:
-            if row.layer.isdecimal():  # of a Megatron model
-                number = int(row.layer) - 1
-                path = ModulePaths().path(row.layer, number, row.module)
-                places[_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
-        if not places:
-            return []
-        schemes = schemes_of([*places.values()], config)
+    def _of_linears(self, config: MixedPrecisionConfig) -> list[str]:
+        """Return where linear layers ran in another scheme or in other formats than a recipe gives them."""
+        chosen = _chosen(self.gemms, config)
         found = []
         for row in self.gemms:
-            if row.layer and _key(row) not in places:
-                continue  # a prediction layer, or the output
-            one = schemes.chosen(*places[_key(row)]) if _key(row) in places else None
-            planned = str(config.mode)
+            if _key(row) not in chosen:
+                continue
+            one, planned = chosen[_key(row)], str(config.mode)
             if one is not None:
                 forward, backward = OPERAND_FORMATS.get(one.format, ("custom", "custom"))
                 planned = f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
@@ -148,23 +139,22 @@ class PrecisionReport:
                 found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **at))
         return list(map(str, folded(found)))
 
-    def _of_scheme(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return where low-precision GEMMs ran in another scheme or in other formats than a recipe's."""
-        low = [row for row in self.gemms if row.scheme != "none"]
-        ours = [row for row in low if row.scheme == config.scheme]
-        others = [row for row in low if row not in ours and not (row.scheme == "scaled" and config.fp8)]
-        found = []
-        if others:
-            ran = format_gemms(others)
-            found.append(f"Matmuls ran in another scheme than {config.scheme}: {ran}. Which recipe were they made of?")
-        forward, backward = OPERAND_FORMATS.get(str(config.fp8 or config.fp4), ("custom", "custom"))
-        wrong = [
-            row for row in ours if (row.left, row.right) != (forward if row.gemm == "fprop" else backward, forward)
-        ]
-        if wrong:
-            asked = config.fp8 or config.fp4
-            found.append(f"Matmuls ran in other formats than {asked}: {format_gemms(wrong)}. Which recipe has them?")
-        return found
+
+def _chosen(rows: Iterable[GemmRow], config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
+    """Return the scheme of each linear layer that a recipe decides: by its rows, or of all that ran in a low one."""
+    if not config.reading("modules"):
+        return {_key(row): ModuleSchemes.of_run(config) for row in rows if row.scheme != "none"}
+    places = megatron_names(row.module for row in rows)
+    others = {_key(row) for row in rows if not row.layer}
+    for row in rows:
+        if row.layer.isdecimal():  # of a Megatron model; prediction layers and the output are not asked
+            number = int(row.layer) - 1
+            path = ModulePaths().path(row.layer, number, row.module)
+            places[_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
+    if not places:
+        return {}
+    schemes = schemes_of([*places.values()], config)
+    return dict.fromkeys(others) | {key: schemes.chosen(*place) for key, place in places.items()}
 
 
 def check_precision(

@@ -14,7 +14,7 @@ from bridge.pytorch.loop import checked, require_config
 from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     import torch
 
@@ -86,19 +86,15 @@ def convert_linears(
     from torchao.quantization import quantize_
 
     for one, made in objects.items():
-        takes = _takes({name for name, its in chosen.items() if its == one})
+
+        def takes(_module: torch.nn.Module, name: str, one: Chosen = one) -> bool:
+            return chosen.get(name) == one
+
         if one.scheme == "mxfp8":
             quantize_(model, made, filter_fn=takes)
         else:
             convert_to_float8_training(model, config=made, module_filter_fn=takes)
     return chosen
-
-
-def _takes(names: Collection[str]) -> Callable[[torch.nn.Module, str], bool]:
-    def takes(module: torch.nn.Module, name: str) -> bool:  # noqa: ARG001  torchao gives both
-        return name in names
-
-    return takes
 
 
 def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecisionConfig:

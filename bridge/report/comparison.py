@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bridge.audit.quantisation import OPERANDS
-from bridge.compare.curve import common_steps
+from bridge.compare.gap import common_steps
 from bridge.report.curves import figure_of
 from bridge.report.table import cell, show, table
 

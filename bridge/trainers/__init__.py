@@ -1,8 +1,8 @@
 """From a recipe's name to the object that another trainer takes.
 
-    exported.py          `exported(system, recipe)`: the `ExportReport` of interop's exporter, with everything refused
-                         that would compute in another format; a warning for each other stated field that is lost
-    arguments.py         its payload as arguments of Lightning, Accelerate, transformers and NeMo 2
+    arguments.py         `exported(system, recipe)`: the `ExportReport` of interop's exporter, with everything refused
+                         that would compute in another format; its payload as arguments of Lightning, Accelerate,
+                         transformers and NeMo 2
     megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
     megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a `SyncReport` of what it set
 

@@ -24,7 +24,7 @@ from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
 from bridge.sync.report import SyncReport, SyncRow
 from bridge.sync.synchroniser import megatron_version
-from bridge.trainers.exported import exported
+from bridge.trainers.arguments import exported
 
 OPTION = "--mixed-precision-recipe"
 DROP_ONE = "Drop that argument, or take a recipe of its mode."

@@ -11,6 +11,6 @@
     fingerprint       every setting as text: equal on all ranks, and kept in the manifest of a checkpoint
 
 `runtime_config_update` writes the precision into the sections, then `pretrain` builds and runs: loop.py takes the
-steps, console.py shows them, resume.py continues from a checkpoint. `check_gradients` and `measure_quantisation` build
-the same `Run` for a few passes. mixed_precision.py is the face of Megatron Bridge, and loads nothing of the others.
+steps, console.py shows them. `check_gradients` and `measure_quantisation` build the same `Run` for a few passes.
+mixed_precision.py is the face of Megatron Bridge, and loads nothing of the others.
 """

@@ -34,7 +34,9 @@ def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, mode
     """Return setting -> value as text: the resolved config, packages, environment, torch's flags and the GPU."""
     if model is not None:
         config = dataclasses.replace(config, model=model)
-    found = {path: text for path, text in _of_config(config) if not path.startswith(OF_ONE_MACHINE)}
+    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    leaves = (leaf for name, section in sections.items() for leaf in _leaves(section, name))
+    found = {path: text for path, text in leaves if not path.startswith(OF_ONE_MACHINE)}
     found |= {f"package {name}": _version(name) for name in PACKAGES}
     found["package python"] = platform.python_version()
     for name, value in environment.items():
@@ -43,14 +45,6 @@ def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, mode
     found |= {f"torch {name}": str(value) for name, value in _torch_flags().items()}
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return found
-
-
-def _of_config(config: ConfigContainer) -> Iterator[tuple[str, str]]:
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, PrecisionSchedule):
-            value = value.rows
-        yield from _leaves(value, field.name)
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -64,6 +58,8 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(value[key], f"{path}.{key}")
     elif isinstance(value, list | tuple):
         yield path, str([item for number, one in enumerate(value) for item in _items(one, f"{path}.{number}")])
+    elif isinstance(value, PrecisionSchedule):
+        yield from _leaves(value.rows, path)
     elif isinstance(value, enum.Enum):
         yield path, value.name
     elif value is None or isinstance(value, bool | int | float | str | torch.dtype):

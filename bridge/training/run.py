@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from bridge.audit.record import GemmRow
-from bridge.errors import RunConfigError
+from bridge.checkpoint.folder import folder_of
+from bridge.checkpoint.precision_change import Change, precision_changes
+from bridge.errors import CheckpointError, RunConfigError
 from bridge.megatron.backend import Backend, choose_backend_of_phases
-from bridge.megatron.checkpoint.loading import newest_sound, require_free
+from bridge.megatron.checkpoint.loading import facts_of, load_checkpoint, newest_sound, require_free
 from bridge.megatron.checkpoint.state import Position
 from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.data.corpus import Corpus, open_corpus
@@ -23,13 +25,13 @@ from bridge.megatron.process import Process
 from bridge.megatron.record.census import Activations
 from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.step import StepResult, Trainer
+from bridge.precision.subjects import ASKED, IMPOSSIBLE
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.own_run.refusals import require_honoured
 from bridge.sync.schedule import Phase, PrecisionSchedule
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.resume import resume
 from bridge.training.values import batch_fault
 
 
@@ -267,8 +269,32 @@ def _resume(
         label = schedule.phase_at(max(1, saved)).precision.label
         if backend.name == "emulated":
             switch_precision(trainer.model, trainer.config)
-    settings = fingerprint(config, os.environ, model=trainer.config)
-    return resume(config, trainer, saved, precision=label, settings=settings)
+    folder = Path(str(files.load))
+    checkpoint = folder_of(folder, saved)
+    now = fingerprint(config, os.environ, model=trainer.config)
+    changes = precision_changes(facts_of(checkpoint).get("settings") or {}, now)
+    _require_allowed(changes, checkpoint, is_allowed=config.resume.allow_precision_change)
+    start = load_checkpoint(trainer, folder, saved, is_rounded_anew=bool(changes))
+    before = start.extra.get("precision", "an unknown precision")
+    other = f", which was saved in {before} and goes on in {label}" if before != label else ""
+    notes = [f"Resumed from step {start.iteration} of {folder}{other}.", *(f"{change}." for change in changes)]
+    if start.iteration >= config.train.train_iters:
+        notes.append(f"There is nothing left to do: train.train_iters is {config.train.train_iters}.")
+    return start, notes
+
+
+def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: bool) -> None:
+    """Refuse changes of precision that lose something, unless they were asked for, and those that cannot be."""
+    graver = [
+        change for change in changes if change.outcome == IMPOSSIBLE or (change.outcome == ASKED and not is_allowed)
+    ]
+    if not graver:
+        return
+    remedy = "Set resume.allow_precision_change=true, or use the precision that wrote it"
+    if graver[0].outcome == IMPOSSIBLE:
+        remedy = "Use the precision that wrote it"
+    lines = [f"checkpoint.load: {source} was saved in another precision. {remedy}:", *(f"  {one}" for one in graver)]
+    raise CheckpointError("\n".join(lines))
 
 
 def _build_trainer(

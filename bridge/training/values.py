@@ -54,7 +54,11 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
     faults = value_faults(config, origin_of)
     found: list[Finding | None] = []
     if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
-        found.append(batch_fault(config.train, ranks=_launched_ranks(config.model), origin_of=origin_of))
+        model: Any = config.model
+        sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
+        world = os.environ.get("WORLD_SIZE", "")
+        ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
+        found.append(batch_fault(config.train, ranks=ranks if ranks > 1 else None, origin_of=origin_of))
     if config.data.path is not None:
         found.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
@@ -69,13 +73,6 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
     if backend == "auto":
         backend = "emulated" if missing_for_te(scheme) else "te"
     return run_faults(config.model, config.optimizer, config.ddp, backend=backend)
-
-
-def _launched_ranks(model: Any) -> int | None:
-    sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
-    world = os.environ.get("WORLD_SIZE", "")
-    ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
-    return ranks if ranks > 1 else None
 
 
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:
@@ -141,7 +138,8 @@ class _Bounded(NamedTuple):
     bound: float
 
 
-def _require_sections(config: ConfigContainer) -> None:
+def require_sane_values(config: ConfigContainer) -> None:
+    """Refuse a container without a section that a run needs, and all numbers at once that no run can begin with."""
     missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
     if missing:
         raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
@@ -150,11 +148,6 @@ def _require_sections(config: ConfigContainer) -> None:
             f"model: must be a bridge.megatron.gpt.GPTConfig, got {type(config.model).__name__}. A TransformerConfig "
             "alone does not say how long sequences are."
         )
-
-
-def require_sane_values(config: ConfigContainer) -> None:
-    """Refuse a container without a section that a run needs, and all numbers at once that no run can begin with."""
-    _require_sections(config)
     faults = value_faults(config)
     if faults:
         raise RunConfigError("\n".join(map(str, faults)))

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bridge.compare.curve import Curve
-from bridge.compare.gap import judge, seeds_needed
+from bridge.compare.gap import Curve, judge, seeds_needed
 
 STEPS = tuple(range(5, 101, 5))
 WARM_UP = 20

@@ -142,8 +142,11 @@ def test_emulated_layers_are_converted_ones() -> None:
     assert report.matmuls == {"e4m3 x e4m3 (mxfp8)": 5}  # the input of the model has no gradient
     assert {(row.module, row.scheme) for row in report.gemms} == {("0", "mxfp8"), ("1", "mxfp8")}
     assert report.disagreements(name) == []
-    (found,) = report.disagreements("fp8_current")
-    assert found.startswith("Matmuls ran in another scheme than tensorwise: mxfp8, fprop e4m3 x e4m3, ")
+    assert report.disagreements("fp8_current") == [
+        "planned e4m3 x e4m3 (tensorwise), ran e4m3 x e4m3 (mxfp8): 0, 1, fprop.",
+        "planned e5m2 x e4m3 (tensorwise), ran e4m3 x e4m3 (mxfp8): 0, wgrad.",
+        "planned e5m2 x e4m3 (tensorwise), ran e4m3 x e4m3 (mxfp8): 1, dgrad, wgrad.",
+    ]
     (found,) = report.disagreements("bf16_mixed")
     assert found.startswith("No matmul ran in bfloat16: e4m3 x e4m3 (mxfp8): 5 calls.")
 
@@ -153,7 +156,7 @@ def test_nvfp4_is_no_fp8() -> None:
     emulate_linears(model, REGISTRY.get("nvfp4"))
     x = torch.randn(32, 32, dtype=torch.bfloat16)
     report = check_precision(model.to(torch.bfloat16), None, lambda: model(x).float().sum().backward())
-    assert any("another scheme than tensorwise: nvfp4" in found for found in report.disagreements("fp8_current"))
+    assert any("(tensorwise), ran e2m1 x e2m1 (nvfp4): " in found for found in report.disagreements("fp8_current"))
 
 
 def test_another_format_of_the_gradients_is_a_disagreement() -> None:
@@ -162,8 +165,10 @@ def test_another_format_of_the_gradients_is_a_disagreement() -> None:
     emulate_linears(model, e4m3)
     report = check_precision(model, None, lambda: model(torch.randn(32, 32)).sum().backward())
     assert report.disagreements(e4m3) == []
-    (found,) = report.disagreements("fp8_current")
-    assert found.startswith("Matmuls ran in other formats than hybrid: tensorwise, wgrad e4m3 x e4m3 (0) and ")
+    assert report.disagreements("fp8_current") == [
+        "planned e5m2 x e4m3 (tensorwise), ran e4m3 x e4m3 (tensorwise): 0, wgrad.",
+        "planned e5m2 x e4m3 (tensorwise), ran e4m3 x e4m3 (tensorwise): 1, dgrad, wgrad.",
+    ]
 
 
 def test_a_recipe_is_asked_for_and_nothing_else() -> None:

@@ -118,16 +118,12 @@ def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tupl
     if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
         with torch.no_grad():
             is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
+    scales = [getattr(one, "_scale_inv", None) for one in (call.left, call.right)]  # none where tiles have their own
     x_MK, weight = (
         _in_range(values, format_[0], None if scale_inv is None else 1 / float(scale_inv))
-        for values, scale_inv in ((x_MK, _scale_inv(call.left)), (weight, _scale_inv(call.right)))
+        for values, scale_inv in ((x_MK, scales[0]), (weight, scales[1]))
     )
     return _row(place, format_, relative_error(out, x_MK, weight, call.bias), is_fresh=is_fresh)
-
-
-def _scale_inv(operand: Any) -> Any:
-    """Return the scale of a whole operand of Transformer Engine; None where tiles have their own."""
-    return getattr(operand, "_scale_inv", None)
 
 
 def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:

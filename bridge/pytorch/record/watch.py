@@ -62,19 +62,18 @@ class GemmWatch(Observer):
     @contextmanager
     def watching(self) -> Iterator[GemmWatch]:
         """Record for a ``with`` block."""
-        self._parameters = {parameter.data_ptr() for parameter in self._plain_parameters()}
+        self._parameters = {
+            parameter.data_ptr()
+            for module in self.places
+            for parameter in module.parameters(recurse=False)
+            if not is_quantised(parameter) and not hasattr(parameter, "stored")
+        }
         with ExitStack() as stack:
             stack.enter_context(self.running.following(self.places))
             stack.enter_context(observing(self))
             stack.enter_context(te.watching(self._te_gemm, self._quiet))
             stack.enter_context(_Dispatch(self))
             yield self
-
-    def _plain_parameters(self) -> Iterator[torch.nn.Parameter]:
-        for module in self.places:
-            for parameter in module.parameters(recurse=False):
-                if not is_quantised(parameter) and not hasattr(parameter, "stored"):
-                    yield parameter
 
     def _entered(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         if is_te(module):

@@ -20,6 +20,11 @@ from bridge.report.plan_table import line_of
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""
 
+FIGURES = (
+    *("train_loss", "validation_loss", "unigram_entropy", "tokens_per_second", "parameters", "steps"),
+    *("skipped_steps", "seconds"),
+)
+"""Of the summary."""
 KINDS = {"weights": "parameters"}
 """Kind of tensor in the memory plan -> its name in a record, where they differ."""
 
@@ -34,12 +39,18 @@ def run_content(
 ) -> dict[str, Any]:
     """Return everything that a report says about a run; `compared` is what a comparison with its twins says."""
     record, summary = run.record, run.summary or {}
+    reasons = run.config.get("silence") or {}
+    silenced = [{"id": name, "silenced": why} for name, why in reasons.items() if name in WARNINGS]
+    if base is not None:
+        by = {row["field"]: row["by"] for row in reversed(run.sync.get("rows", ()))}
+        base = {**base, "fields": [{**row, "by": by.get(row["field"], "")} for row in base["fields"]]}
     content: dict[str, Any] = {
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
-        "figures": _figures(run, summary),
+        "figures": {name: summary.get(name) for name in FIGURES}
+        | {"train_iters": run.config.get("train", {}).get("train_iters")},
         "compared": compared,
-        "base": _with_origins(run, base),
+        "base": base,
         "plan": [] if plan is None else _plan_rows(plan),
         "ran": format_gemms(record.gemms) if record is not None else "",
         "recorded_gemms": len(record.gemms) if record is not None else 0,
@@ -47,7 +58,7 @@ def run_content(
         "mismatches": list(record.audit) if record is not None else [],
         "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
         "findings": _findings(run),
-        "silenced": _silenced(run),
+        "silenced": [*run.findings.get("silenced", ()), *silenced],
         "warnings": dict(early_warnings(Signs.of(run))),
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
@@ -57,18 +68,6 @@ def run_content(
         "commands": [*_train_command(run), shlex.join(["precision-bridge", "report", str(run.path)])],
     }
     return {**content, "verdict": _verdict(content, summary, run)}
-
-
-def _with_origins(run: RunFolder, base: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the differences from the base, each with who stated the field in the run."""
-    by = {row["field"]: row["by"] for row in reversed(run.sync.get("rows", ()))}
-    return base and {**base, "fields": [{**row, "by": by.get(row["field"], "")} for row in base["fields"]]}
-
-
-def _silenced(run: RunFolder) -> list[dict[str, Any]]:
-    reasons = run.config.get("silence") or {}
-    warnings = [{"id": name, "silenced": why} for name, why in reasons.items() if name in WARNINGS]
-    return [*run.findings.get("silenced", ()), *warnings]
 
 
 def _findings(run: RunFolder) -> list[dict[str, Any]]:
@@ -114,12 +113,6 @@ def _moved(losses: list[float]) -> tuple[str, str]:
     if fall < FLAT:
         return "bad", f"The training loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}."
     return "good", f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
-
-
-def _figures(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
-    names = ("train_loss", "validation_loss", "unigram_entropy", "tokens_per_second", "parameters", "steps")
-    figures = {name: summary.get(name) for name in (*names, "skipped_steps", "seconds")}
-    return {**figures, "train_iters": run.config.get("train", {}).get("train_iters")}
 
 
 def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:

@@ -25,10 +25,17 @@ STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 def render_page(runs: Sequence[Run]) -> str:
     """Return the page of some runs, each the result of `run_content`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=_number, mib=_mib, layers=compact, heat=_heat_table, charts=_charts)
+    environment.filters.update(
+        number=_number,
+        mib=_mib,
+        layers=compact,
+        heat=_heat_table,
+        charts=_charts,
+    )
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _told_apart(runs)
-    overlay = Markup(_overlay(runs) if len(runs) > 1 else "")  # noqa: S704  numbers and escaped names
+    curves = {run["name"]: _curve(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
+    overlay = Markup(line_chart(curves, title="Training loss of all runs", y="nats per token"))  # noqa: S704  as below
     values = {"runs": runs, "overlay": overlay, "compared": _comparison(runs), "states": STATES}
     return environment.from_string(text).render(values)
 
@@ -77,11 +84,6 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
 def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
     answers = [run["compared"] for run in runs if run["compared"] is not None]
     return [answer for number, answer in enumerate(answers) if answer not in answers[:number]]
-
-
-def _overlay(runs: Sequence[Run]) -> str:
-    curves = {run["name"]: _curve(run["train"], "loss") for run in runs}
-    return line_chart(curves, title="Training loss of all runs", y="nats per token")
 
 
 def _charts(run: Run) -> Markup:
