@@ -1,14 +1,15 @@
 """Every field of Megatron's configs: honoured, refused by name, or listed as without effect."""
 
 import dataclasses
-import math
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+import yaml
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
@@ -150,163 +151,110 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
     assert len(list(unhonoured("ddp", {name: ("*.norm",)}, {name: []}, backend="te"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentences"),
-    [
-        ({"rotary_percent": 2.0}, ["PB702 model.rotary_percent: must be from 0 to 1, got 2.0. Correct it."]),
-        ({"rotary_percent": math.nan}, ["PB702 model.rotary_percent: must be from 0 to 1, got nan. Correct it."]),
-        ({"moe_z_loss_coeff": -0.1}, ["PB702 model.moe_z_loss_coeff: must be at least 0, got -0.1. Correct it."]),
-        (
-            {"num_moe_experts": 4, "moe_router_topk": 5},
-            ["PB702 model.moe_router_topk: must be from 1 to the 4 experts, got 5. Correct it."],
-        ),
-        (
-            {"num_moe_experts": 4, "add_bias_linear": True},
-            [
-                "PB702 model.add_bias_linear: experts have no biases without Transformer Engine's layers, got True. "
-                "Set model.add_bias_linear=false."
-            ],
-        ),
-        (
-            {"num_moe_experts": 4, "moe_shared_expert_intermediate_size": 8, "add_bias_linear": True},
-            ["PB702 model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false."],
-        ),
-        (
-            {**CONTEXT, "seq_length": 66},
-            [
-                "PB703 model.seq_length: must be a multiple of 2 x context_parallel_size = 4, got 66. "
-                "Change one of them."
-            ],
-        ),
-        (
-            {"virtual_pipeline_model_parallel_size": 2},
-            [
-                "PB703 model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, and there is "
-                "1 (pipeline_model_parallel_size), got 2. Leave it at None."
-            ],
-        ),
-        (
-            {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "overlap_p2p_comm": False},
-            [
-                "PB407 model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between "
-                "the same two ranks in one batch, where they are taken for each other: the run goes on, and does not "
-                "learn, got False. Set overlap_p2p_comm=True and batch_p2p_comm=False; or use more than two stages; or "
-                "do not interleave."
-            ],
-        ),
-        (
-            {"num_layers": 3, "pipeline_model_parallel_size": 2},
-            [
-                "model.num_layers: must be a multiple of the 2 pipeline stages, got 3. Change the number of layers or "
-                "of stages, or say how many the first and the last stage have."
-            ],
-        ),
-        (
-            {"multi_latent_attention": True, "tensor_model_parallel_size": 2},
-            [
-                "PB703 model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. "
-                "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
-                "model. Set model.sequence_parallel=true."
-            ],
-        ),
-        (
-            {"enable_autocast": True, "tensor_model_parallel_size": 2, "sequence_parallel": True},
-            [
-                "PB703 model.sequence_parallel: must be off under autocast without Transformer Engine's layers: the "
-                "backward pass of Megatron Core's own would reduce gradients in half precision into an FP32 tensor, "
-                "which is an error, got True. Set model.sequence_parallel=false."
-            ],
-        ),
-        (
-            {
-                "enable_autocast": True,
-                "autocast_dtype": torch.bfloat16,
-                "add_bias_linear": False,
-                "pipeline_model_parallel_size": 2,
-                "pipeline_dtype": torch.float32,
-            },
-            [
-                "PB109 model.pipeline_dtype: a pipeline stage receives its input in this dtype, and the stage before "
-                "it sends bf16, got 'fp32'. State pipeline_dtype='bf16'."
-            ],
-        ),
-        (
-            {"num_moe_experts": 4, "tensor_model_parallel_size": 2},
-            [
-                "PB703 model.sequence_parallel: must be on for experts under tensor parallelism, without which "
-                "Megatron Core does not train them, got False. Set model.sequence_parallel=true."
-            ],
-        ),
-        (
-            {
-                "num_moe_experts": 4,
-                "tensor_model_parallel_size": 2,
-                "sequence_parallel": True,
-                "expert_model_parallel_size": 2,
-                "expert_tensor_parallel_size": 2,
-                "moe_token_dispatcher_type": "alltoall",
-            },
-            [
-                "PB703 model.expert_tensor_parallel_size: must be 1 where experts are on several ranks without a GPU: "
-                "gloo gathers equal numbers of tokens alone, got 2. Set it to 1, or "
-                "model.moe_token_dispatcher_type=allgather."
-            ],
-        ),
-        (
-            {
-                "experimental_attention_variant": "dsa",
-                "tensor_model_parallel_size": 2,
-                "sequence_parallel": True,
-                "mtp_num_layers": 1,
-                "recompute_granularity": "selective",
-                "recompute_modules": ["core_attn"],
-            },
-            [
-                "PB702 model.dsa_indexer_loss_coeff: must be stated for sparse attention: Megatron Core multiplies the "
-                "indexer's loss by it, got None. Set it to 0.01, for example.",
-                "PB702 model.recompute_modules: must not name core_attn for sparse attention, which Megatron Core "
-                "recomputes without its hidden states, got ['core_attn']. Recompute whole layers, or other modules.",
-                "PB702 model.mtp_num_layers: must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' "
-                "losses of the other layers alone, got 1. Leave it at None.",
-                "PB703 model.tensor_model_parallel_size: must be 1 for sparse attention without Transformer Engine's "
-                "layers: its indexer is whole on every rank, got 2. Set it to 1.",
-            ],
-        ),
-        (
-            {
-                "hybrid_layer_pattern": "M*",
-                "num_layers": 2,
-                "recompute_granularity": "full",
-                "account_for_loss_in_pipeline_split": True,
-                "qk_layernorm": True,
-            },
-            [
-                "PB701 model.account_for_loss_in_pipeline_split: this run does not honour it: the pipeline stages of a "
-                "hybrid model have equal numbers of layers, got True. Leave it at its default.",
-                "PB701 model.recompute_granularity: this run does not honour it: Megatron Core before 0.18 recomputes "
-                "no whole layer of a hybrid model, got 'full'. Leave it at its default.",
-                "PB701 model.qk_layernorm: this run does not honour it: the attention layers of megatron-core 0.16.1's "
-                "hybrid models are plain, got True. Leave it at its default.",
-            ],
-        ),
-        (
-            {"hybrid_layer_pattern": "M+", "num_layers": 2},
-            [
-                "PB702 model.hybrid_layer_pattern: a run builds layers of M, *, - and E; Megatron Core has |, / and "
-                "other layers from 0.17 on, got 'M+'. Write those alone."
-            ],
-        ),
-        (
-            {"position_embedding_type": "yarn", "qk_clip": True},
-            [
-                "PB701 model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and "
-                "logs no logits, got True. Leave it at False.",
-                "PB702 model.position_embedding_type: must be one of rope, learned_absolute, none, got 'yarn'. "
-                "Choose one of them.",
-            ],
-        ),
-    ],
-)
+WRONG = """
+{rotary_percent: 2.0}
+PB702 model.rotary_percent: must be from 0 to 1, got 2.0. Correct it.
+
+{rotary_percent: .nan}
+PB702 model.rotary_percent: must be from 0 to 1, got nan. Correct it.
+
+{moe_z_loss_coeff: -0.1}
+PB702 model.moe_z_loss_coeff: must be at least 0, got -0.1. Correct it.
+
+{num_moe_experts: 4, moe_router_topk: 5}
+PB702 model.moe_router_topk: must be from 1 to the 4 experts, got 5. Correct it.
+
+{num_moe_experts: 4, add_bias_linear: true}
+PB702 model.add_bias_linear: experts have no biases without Transformer Engine's layers, got True. Set
+  model.add_bias_linear=false.
+
+{num_moe_experts: 4, moe_shared_expert_intermediate_size: 8, add_bias_linear: true}
+PB702 model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false.
+
+{context_parallel_size: 2, attention_dropout: 0.0, cp_comm_type: all_gather, seq_length: 66}
+PB703 model.seq_length: must be a multiple of 2 x context_parallel_size = 4, got 66. Change one of them.
+
+{virtual_pipeline_model_parallel_size: 2}
+PB703 model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, and there is 1
+  (pipeline_model_parallel_size), got 2. Leave it at None.
+
+{virtual_pipeline_model_parallel_size: 2, pipeline_model_parallel_size: 2, overlap_p2p_comm: false}
+PB407 model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between the same two
+  ranks in one batch, where they are taken for each other: the run goes on, and does not learn, got False. Set
+  overlap_p2p_comm=True and batch_p2p_comm=False; or use more than two stages; or do not interleave.
+
+{num_layers: 3, pipeline_model_parallel_size: 2}
+model.num_layers: must be a multiple of the 2 pipeline stages, got 3. Change the number of layers or of stages, or say
+  how many the first and the last stage have.
+
+{multi_latent_attention: true, tensor_model_parallel_size: 2}
+PB703 model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without it
+  Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. Set
+  model.sequence_parallel=true.
+
+{enable_autocast: true, tensor_model_parallel_size: 2, sequence_parallel: true}
+PB703 model.sequence_parallel: must be off under autocast without Transformer Engine's layers: the backward pass of
+  Megatron Core's own would reduce gradients in half precision into an FP32 tensor, which is an error, got True. Set
+  model.sequence_parallel=false.
+
+{enable_autocast: true, autocast_dtype: torch.bfloat16, add_bias_linear: false, pipeline_model_parallel_size: 2,
+  pipeline_dtype: torch.float32}
+PB109 model.pipeline_dtype: a pipeline stage receives its input in this dtype, and the stage before it sends bf16, got
+  'fp32'. State pipeline_dtype='bf16'.
+
+{num_moe_experts: 4, tensor_model_parallel_size: 2}
+PB703 model.sequence_parallel: must be on for experts under tensor parallelism, without which Megatron Core does not
+  train them, got False. Set model.sequence_parallel=true.
+
+{num_moe_experts: 4, tensor_model_parallel_size: 2, sequence_parallel: true, expert_model_parallel_size: 2,
+  expert_tensor_parallel_size: 2, moe_token_dispatcher_type: alltoall}
+PB703 model.expert_tensor_parallel_size: must be 1 where experts are on several ranks without a GPU: gloo gathers
+  equal numbers of tokens alone, got 2. Set it to 1, or model.moe_token_dispatcher_type=allgather.
+
+{experimental_attention_variant: dsa, tensor_model_parallel_size: 2, sequence_parallel: true, mtp_num_layers: 1,
+  recompute_granularity: selective, recompute_modules: [core_attn]}
+PB702 model.dsa_indexer_loss_coeff: must be stated for sparse attention: Megatron Core multiplies the indexer's loss
+  by it, got None. Set it to 0.01, for example.
+PB702 model.recompute_modules: must not name core_attn for sparse attention, which Megatron Core recomputes without
+  its hidden states, got ['core_attn']. Recompute whole layers, or other modules.
+PB702 model.mtp_num_layers: must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the
+  other layers alone, got 1. Leave it at None.
+PB703 model.tensor_model_parallel_size: must be 1 for sparse attention without Transformer Engine's layers: its
+  indexer is whole on every rank, got 2. Set it to 1.
+
+{hybrid_layer_pattern: 'M*', num_layers: 2, recompute_granularity: full, account_for_loss_in_pipeline_split: true,
+  qk_layernorm: true}
+PB701 model.account_for_loss_in_pipeline_split: this run does not honour it: the pipeline stages of a hybrid model
+  have equal numbers of layers, got True. Leave it at its default.
+PB701 model.recompute_granularity: this run does not honour it: Megatron Core before 0.18 recomputes no whole layer of
+  a hybrid model, got 'full'. Leave it at its default.
+PB701 model.qk_layernorm: this run does not honour it: the attention layers of megatron-core 0.16.1's hybrid models
+  are plain, got True. Leave it at its default.
+
+{hybrid_layer_pattern: 'M+', num_layers: 2}
+PB702 model.hybrid_layer_pattern: a run builds layers of M, *, - and E; Megatron Core has |, / and other layers from
+  0.17 on, got 'M+'. Write those alone.
+
+{position_embedding_type: yarn, qk_clip: true}
+PB701 model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and logs no logits,
+  got True. Leave it at False.
+PB702 model.position_embedding_type: must be one of rope, learned_absolute, none, got 'yarn'. Choose one of them.
+"""
+"""Fields of a model, and below them each sentence of the refusal; an indented line continues the one before."""
+
+
+def wrong_values() -> Iterator[tuple[dict[str, Any], list[str]]]:
+    for block in WRONG.replace("\n  ", " ").strip().split("\n\n"):
+        head, *sentences = block.splitlines()
+        yield {name: given(value) for name, value in yaml.safe_load(head).items()}, sentences
+
+
+def given(value: Any) -> Any:
+    """Return a value of a table, where a name of torch's is the dtype."""
+    return getattr(torch, value[6:]) if str(value).startswith("torch.") else value
+
+
+@pytest.mark.parametrize(("fields", "sentences"), wrong_values())
 def test_wrong_values_are_one_sentence_each(fields, sentences):
     model = made("model")
     for name, value in fields.items():
@@ -347,52 +295,21 @@ def test_a_check_of_a_run_says_what_the_run_says(words):
 
 # -- honoured, and without effect ------------------------------------------------------------------------------------
 
-HYBRID = {
-    "hybrid_layer_pattern": "M*-M",
-    "num_layers": 4,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 16,
-    "mamba_num_groups": 2,
-    "mamba_state_dim": 16,
-    "position_embedding_type": "none",
-}
-LATENT = {
-    "multi_latent_attention": True,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_head_dim": 16,
-    "qk_pos_emb_head_dim": 16,
-    "v_head_dim": 16,
-}
-BASES: dict[str, dict[str, Any]] = {
-    "dense": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "num_layers": 3},
-    "gated": {"gated_linear_unit": True},
-    "experts": {
-        "num_moe_experts": 4,
-        "moe_shared_expert_intermediate_size": 64,
-        "moe_aux_loss_coeff": 0.01,
-        "gated_linear_unit": True,
-    },
-    "prediction": {"mtp_num_layers": 1},
-    "hybrid": HYBRID,
-    "latent": LATENT,
-    "delta": {
-        "experimental_attention_variant": "gated_delta_net",
-        "linear_attention_freq": 2,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_num_value_heads": 4,
-        "linear_value_head_dim": 8,
-    },
-    "sparse": {
-        **LATENT,
-        "experimental_attention_variant": "dsa",
-        "dsa_indexer_n_heads": 4,
-        "dsa_indexer_head_dim": 32,
-        "dsa_indexer_topk": 8,
-        "dsa_indexer_loss_coeff": 0.1,
-    },
-}
+BASES: dict[str, dict[str, Any]] = yaml.safe_load("""
+dense: {hidden_dropout: 0.1, attention_dropout: 0.1, num_layers: 3}
+gated: {gated_linear_unit: true}
+experts: {num_moe_experts: 4, moe_shared_expert_intermediate_size: 64, moe_aux_loss_coeff: 0.01,
+          gated_linear_unit: true}
+prediction: {mtp_num_layers: 1}
+hybrid: {hybrid_layer_pattern: M*-M, num_layers: 4, mamba_num_heads: 8, mamba_head_dim: 16, mamba_num_groups: 2,
+         mamba_state_dim: 16, position_embedding_type: none}
+latent: &latent {multi_latent_attention: true, q_lora_rank: 32, kv_lora_rank: 32, qk_head_dim: 16,
+                 qk_pos_emb_head_dim: 16, v_head_dim: 16}
+delta: {experimental_attention_variant: gated_delta_net, linear_attention_freq: 2, linear_num_key_heads: 2,
+        linear_key_head_dim: 8, linear_num_value_heads: 4, linear_value_head_dim: 8}
+sparse: {<<: *latent, experimental_attention_variant: dsa, dsa_indexer_n_heads: 4, dsa_indexer_head_dim: 32,
+         dsa_indexer_topk: 8, dsa_indexer_loss_coeff: 0.1}
+""")
 SIGMOID = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
 PADDED = {"low": "tensorwise", "moe_token_dispatcher_type": "alltoall"}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -402,118 +319,71 @@ def constant(weight: torch.Tensor) -> torch.Tensor:
     return torch.nn.init.constant_(weight, 0.01)
 
 
+ALONE = """
+dense:
+  {num_layers: 2, hidden_size: 128, ffn_hidden_size: 64, num_attention_heads: 2, num_query_groups: 2, kv_channels: 8,
+   vocab_size: 512, seq_length: 32, make_vocab_size_divisible_by: 96, position_embedding_type: learned_absolute,
+   rotary_base: 100, rotary_percent: 0.5, rotary_interleaved: true, no_rope_freq: 3,
+   share_embeddings_and_output_weights: true, hidden_dropout: 0.3, attention_dropout: 0.3, layernorm_epsilon: 0.1,
+   normalization: LayerNorm, qk_layernorm: true, qk_l2_norm: true, add_bias_linear: true, add_qkv_bias: true,
+   gated_linear_unit: true, attention_output_gate: true, softmax_scale: 0.5, softmax_type: learnable,
+   apply_query_key_layer_scaling: true, attention_softmax_in_fp32: false, init_method_std: 0.1,
+   embedding_init_method_std: 0.1, perform_initialization: false, multi_latent_attention: true,
+   deterministic_mode: true}
+gated:
+  {glu_linear_offset: 1.0, activation_func_clamp_value: 0.001}
+latent:
+  {q_lora_rank: 16, kv_lora_rank: 16, qk_head_dim: 32, qk_pos_emb_head_dim: 32, v_head_dim: 32, rope_type: rope,
+   rotary_scaling_factor: 10, original_max_position_embeddings: 64, beta_fast: 4, mscale: 2.0, mscale_all_dim: 0.5}
+experts:
+  {num_moe_experts: 8, moe_layer_freq: 2, moe_ffn_hidden_size: 64, moe_shared_expert_intermediate_size: 32,
+   moe_shared_expert_gate: true, moe_router_load_balancing_type: seq_aux_loss, moe_router_topk: 3,
+   moe_router_pre_softmax: true, moe_router_score_function: sigmoid, moe_router_dtype: fp32,
+   moe_router_force_load_balancing: true, moe_aux_loss_coeff: 0.5, moe_z_loss_coeff: 0.1, moe_input_jitter_eps: 0.1,
+   moe_token_dispatcher_type: alltoall, moe_expert_capacity_factor: 0.5, moe_layer_recompute: true}
+prediction:
+  {mtp_num_layers: 2, mtp_loss_scaling_factor: 0.5}
+hybrid:
+  {hybrid_layer_pattern: 'MM*-', mamba_num_heads: 16, mamba_head_dim: 8, mamba_num_groups: 4, mamba_state_dim: 32,
+   use_mamba_mem_eff_path: false}
+delta:
+  {experimental_attention_variant: null, linear_attention_freq: 1, linear_conv_kernel_dim: 2,
+   linear_key_head_dim: 16, linear_value_head_dim: 16, linear_num_key_heads: 4, linear_num_value_heads: 8}
+sparse:
+  {dsa_indexer_n_heads: 8, dsa_indexer_head_dim: 64, dsa_indexer_topk: 4, dsa_indexer_loss_coeff: 0.2,
+   dsa_indexer_use_sparse_loss: true}
+"""
+"""Kind of model -> fields with another value than they have there."""
 MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
-    "num_layers": ("dense", {}, 2),
-    "hidden_size": ("dense", {}, 128),
-    "ffn_hidden_size": ("dense", {}, 64),
-    "num_attention_heads": ("dense", {}, 2),
-    "num_query_groups": ("dense", {}, 2),
-    "kv_channels": ("dense", {}, 8),
-    "vocab_size": ("dense", {}, 512),
-    "seq_length": ("dense", {}, 32),
-    "make_vocab_size_divisible_by": ("dense", {}, 96),
-    "position_embedding_type": ("dense", {}, "learned_absolute"),
-    "rotary_base": ("dense", {}, 100),
-    "rotary_percent": ("dense", {}, 0.5),
-    "rotary_interleaved": ("dense", {}, True),
-    "no_rope_freq": ("dense", {}, 3),
-    "share_embeddings_and_output_weights": ("dense", {}, True),
-    "hidden_dropout": ("dense", {}, 0.3),
-    "attention_dropout": ("dense", {}, 0.3),
-    "layernorm_epsilon": ("dense", {}, 0.1),
-    "normalization": ("dense", {}, "LayerNorm"),
-    "qk_layernorm": ("dense", {}, True),
-    "qk_l2_norm": ("dense", {}, True),
-    "add_bias_linear": ("dense", {}, True),
-    "add_qkv_bias": ("dense", {}, True),
-    "gated_linear_unit": ("dense", {}, True),
+    name: (kind, {}, value) for kind, fields in yaml.safe_load(ALONE).items() for name, value in fields.items()
+} | {
     "activation_func": ("dense", {}, F.relu),
-    "glu_linear_offset": ("gated", {}, 1.0),
-    "activation_func_clamp_value": ("gated", {}, 0.001),
-    "attention_output_gate": ("dense", {}, True),
-    "softmax_scale": ("dense", {}, 0.5),
-    "softmax_type": ("dense", {}, "learnable"),
     "window_size": ("dense", {}, (8, 0)),
     "window_attn_skip_freq": ("dense", {"window_size": (8, 0)}, 2),
-    "apply_query_key_layer_scaling": ("dense", {}, True),
-    "attention_softmax_in_fp32": ("dense", {}, False),
     "init_method": ("dense", {}, constant),
     "output_layer_init_method": ("dense", {}, constant),
-    "init_method_std": ("dense", {}, 0.1),
     "embedding_init_method": ("dense", {}, constant),
-    "embedding_init_method_std": ("dense", {}, 0.1),
-    "perform_initialization": ("dense", {}, False),
-    "multi_latent_attention": ("dense", {}, True),
-    "q_lora_rank": ("latent", {}, 16),
-    "kv_lora_rank": ("latent", {}, 16),
-    "qk_head_dim": ("latent", {}, 32),
-    "qk_pos_emb_head_dim": ("latent", {}, 32),
-    "v_head_dim": ("latent", {}, 32),
-    "rope_type": ("latent", {}, "rope"),
-    "rotary_scaling_factor": ("latent", {}, 10),
-    "original_max_position_embeddings": ("latent", {}, 64),
-    "beta_fast": ("latent", {}, 4),
     "beta_slow": ("latent", {"original_max_position_embeddings": 64}, 8),
-    "mscale": ("latent", {}, 2.0),
-    "mscale_all_dim": ("latent", {}, 0.5),
-    "num_moe_experts": ("experts", {}, 8),
-    "moe_layer_freq": ("experts", {}, 2),
-    "moe_ffn_hidden_size": ("experts", {}, 64),
-    "moe_shared_expert_intermediate_size": ("experts", {}, 32),
-    "moe_shared_expert_gate": ("experts", {}, True),
-    "moe_router_load_balancing_type": ("experts", {}, "seq_aux_loss"),
-    "moe_router_topk": ("experts", {}, 3),
     "moe_router_num_groups": (
         "experts",
         {"num_moe_experts": 8, "moe_router_group_topk": 1, "moe_router_num_groups": 4},
         2,
     ),
     "moe_router_group_topk": ("experts", {"moe_router_group_topk": 1, "moe_router_num_groups": 2}, 2),
-    "moe_router_pre_softmax": ("experts", {}, True),
     "moe_router_topk_scaling_factor": ("experts", {"moe_router_pre_softmax": True}, 2.0),
-    "moe_router_score_function": ("experts", {}, "sigmoid"),
-    "moe_router_dtype": ("experts", {}, "fp32"),
     "moe_router_enable_expert_bias": ("experts", {"moe_router_score_function": "sigmoid"}, True),
     "moe_router_bias_update_rate": ("experts", SIGMOID, 0.5),
-    "moe_router_force_load_balancing": ("experts", {}, True),
     "moe_router_padding_for_quantization": ("experts", PADDED, True),
     "moe_router_padding_for_fp8": ("experts", PADDED, True),
-    "moe_aux_loss_coeff": ("experts", {}, 0.5),
-    "moe_z_loss_coeff": ("experts", {}, 0.1),
-    "moe_input_jitter_eps": ("experts", {}, 0.1),
-    "moe_token_dispatcher_type": ("experts", {}, "alltoall"),
-    "moe_expert_capacity_factor": ("experts", {}, 0.5),
     "moe_pad_expert_input_to_capacity": ("experts", {"moe_expert_capacity_factor": 0.5}, True),
     "moe_token_drop_policy": ("experts", {"moe_expert_capacity_factor": 0.5}, "position"),
     "moe_apply_probs_on_input": ("experts", {"moe_router_topk": 1, "moe_router_pre_softmax": True}, True),
-    "mtp_num_layers": ("prediction", {}, 2),
-    "mtp_loss_scaling_factor": ("prediction", {}, 0.5),
-    "is_hybrid_model": ("dense", {}, HYBRID),
-    "hybrid_layer_pattern": ("hybrid", {}, "MM*-"),
+    "is_hybrid_model": ("dense", {}, BASES["hybrid"]),
     "hybrid_override_pattern": ("hybrid", {"hybrid_layer_pattern": None, "hybrid_override_pattern": "M*-M"}, "MM*-"),
-    "mamba_num_heads": ("hybrid", {}, 16),
-    "mamba_head_dim": ("hybrid", {}, 8),
-    "mamba_num_groups": ("hybrid", {}, 4),
-    "mamba_state_dim": ("hybrid", {}, 32),
-    "use_mamba_mem_eff_path": ("hybrid", {}, False),
-    "deterministic_mode": ("dense", {}, True),
     "recompute_granularity": ("dense", {}, RECOMPUTED),
-    "experimental_attention_variant": ("delta", {}, None),
-    "linear_attention_freq": ("delta", {}, 1),
-    "linear_conv_kernel_dim": ("delta", {}, 2),
-    "linear_key_head_dim": ("delta", {}, 16),
-    "linear_value_head_dim": ("delta", {}, 16),
-    "linear_num_key_heads": ("delta", {}, 4),
-    "linear_num_value_heads": ("delta", {}, 8),
-    "dsa_indexer_n_heads": ("sparse", {}, 8),
-    "dsa_indexer_head_dim": ("sparse", {}, 64),
-    "dsa_indexer_topk": ("sparse", {}, 4),
-    "dsa_indexer_loss_coeff": ("sparse", {}, 0.2),
-    "dsa_indexer_use_sparse_loss": ("sparse", {}, True),
     "recompute_method": ("dense", RECOMPUTED, {"recompute_method": "block"}),
     "recompute_num_layers": ("dense", RECOMPUTED | {"recompute_method": "block"}, 2),
     "recompute_modules": ("dense", {"recompute_granularity": "selective"}, ["mlp"]),
-    "moe_layer_recompute": ("experts", {}, True),
 }
 """Field -> the kind of model, further fields of it, and another value than the one it has there."""
 BETWEEN_PROCESSES = """

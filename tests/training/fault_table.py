@@ -24,18 +24,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from bridge.checkpoint.folder import LATEST, candidates, folder_of
-from bridge.checkpoint.lock import folder_lock
+from bridge.checkpoint.lock import LOCK, folder_lock
 from bridge.checkpoint.manifest import MANIFEST, Manifest, checksums, damage, outline
 from bridge.checkpoint.pickles import pickle_fault
 from bridge.front.train import main_train
 from bridge.megatron.checkpoint import saving
+from bridge.megatron.optimizer import inner_optimizers
 from bridge.megatron.step import Trainer
 from bridge.training import loop
 from tests import warm
@@ -58,6 +59,7 @@ WORDS = (
     "hydra.run.dir=run",
     "data.cache_dir=cache",
 )
+NAN, INF = float("nan"), float("inf")
 SHOWN = 3
 """Lines of a run that a cell shows."""
 BEGIN, END = "<!-- the table of tests/training/fault_table.py -->", "<!-- end of the table -->"
@@ -67,18 +69,19 @@ UNTOLD = re.compile(r"^step +\d+/\d+ |^Checkpoint: |\s{3}")
 LOGGED = re.compile(r"^\[[^\]]*\]\[(?P<name>[^\]]*)\]\[?(?P<level>\w*)\]? ?-? ?")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """A fault and the moment at which it comes."""
 
     name: str
     moment: str
+    _: KW_ONLY
     inject: Callable[[], None] = lambda: None
     """Called in a process of the run before it begins."""
     ranks: tuple[int, ...] = (0,)
     """The ranks that have it."""
     processes: int = 1
-    prepare: Callable[[Path], None] | None = None
+    prepare: Callable[[Path], object] | None = None
     """Damages the folder of an undisturbed run, from whose checkpoints the run then resumes."""
     words: tuple[str, ...] = ()
     held: str | None = None
@@ -87,14 +90,14 @@ class Fault:
     """Takes the fault away before the next run, where none can go on with it."""
 
 
-def wrapped(owner: Any, name: str, number: int, act: Callable[[Any], None]) -> None:
-    """Call `act` before the call of this number, counted from 1, of a function of a class or module."""
+def wrapped(owner: Any, name: str, number: int, act: Callable[..., Any]) -> None:
+    """Call `act` before the call of this number, counted from 1, of a function; it may return other arguments."""
     function, calls = getattr(owner, name), iter(range(1, 10**9))
 
     @functools.wraps(function)  # Megatron looks at the parameters of its writer
     def with_fault(*arguments: Any, **named: Any) -> Any:
         if next(calls) == number:
-            act(*arguments)
+            arguments = act(*arguments) or arguments
         return function(*arguments, **named)
 
     setattr(owner, name, with_fault)
@@ -168,52 +171,31 @@ def make_room() -> None:
 
 def weight(value: float) -> Callable[[Any], None]:
     def write(trainer: Any) -> None:
-        for inner in saving_optimizers(trainer):
+        for inner in inner_optimizers(trainer.optimizer):
             inner.param_groups[0]["params"][0].data.view(-1)[0] = value
         next(iter(trainer.model[0].parameters())).data.view(-1)[0] = value
 
     return write
 
 
-def saving_optimizers(trainer: Any) -> list[Any]:
-    from bridge.megatron.optimizer import inner_optimizers
-
-    return list(inner_optimizers(trainer.optimizer))
-
-
 def bad_data() -> None:
     """Put NaN into the loss mask of a batch of step 3, the one tensor of a batch that holds no integers."""
-    run = Trainer.forward_backward
-    calls = iter(range(1, 10**9))
 
     def spoiled(batches: Any) -> Any:
         for batch in batches:
-            batch["loss_mask"][0, 0] = float("nan")
+            batch["loss_mask"][0, 0] = NAN
             yield batch
 
-    def forward_backward(self: Any, batches: Any) -> Any:
-        return run(self, spoiled(batches) if next(calls) == 3 else batches)
-
-    Trainer.forward_backward = forward_backward  # type: ignore[method-assign]
+    wrapped(Trainer, "forward_backward", 3, lambda trainer, batches: (trainer, spoiled(batches)))
 
 
 def gradient(value: float) -> Callable[[], None]:
-    def inject() -> None:
-        compute, calls = Trainer.forward_backward, iter(range(1, 10**9))
+    def fill(trainer: Any) -> None:
+        coming = iter((True,))  # the gradient of step 3 alone
+        parameter = next(iter(trainer.model[0].parameters()))
+        parameter.register_hook(lambda one: one.fill_(value) if next(coming, False) else one)
 
-        def forward_backward(self: Any, batches: Any) -> Any:
-            if next(calls) != 3:
-                return compute(self, batches)
-            parameter = next(iter(self.model[0].parameters()))
-            handle = parameter.register_hook(lambda one: one.fill_(value))
-            try:
-                return compute(self, batches)
-            finally:
-                handle.remove()
-
-        Trainer.forward_backward = forward_backward  # type: ignore[method-assign]
-
-    return inject
+    return in_step(fill)
 
 
 def clock(seconds: float) -> Callable[[Any], None]:
@@ -309,116 +291,92 @@ def tear_text(suffix: str) -> Callable[[Path], None]:
     return lambda folder: torn(next((folder / "cache").glob(f"bytes-*{suffix}")))
 
 
-NAN, INF = float("nan"), float("inf")
+def write(name: str, text: str) -> Callable[[Path], object]:
+    """Return a damage: a file in the folder of the checkpoints that holds this text."""
+    return lambda folder: (folder / "saved" / name).write_text(text)
+
+
 KILL, TERM = signal.SIGKILL, signal.SIGTERM
 PLACES = ("at its begin", "while a file is written", "before the manifest")
+OF_STEP_3: dict[str, Callable[[], None]] = {
+    "NaN in a gradient": gradient(NAN),
+    "Inf in a gradient": gradient(INF),
+    "NaN in a weight": in_step(weight(NAN)),
+    "Inf in a weight": in_step(weight(INF)),
+    "NaN in the data": bad_data,
+    "SIGTERM and torchrun's copy of it": in_step(twice(TERM)),
+    "Ctrl-C": in_step(send(signal.SIGINT)),
+    "the clock jumps by a day": in_step(clock(86400)),
+    "the clock jumps back by a day": in_step(clock(-86400)),
+}
+OF_ONE_RANK: dict[str, Callable[[], None]] = {
+    "NaN in a gradient of one of two ranks": gradient(NAN),
+    "NaN in a weight of one of two ranks": in_step(weight(NAN)),
+    "NaN in the data of one of two ranks": bad_data,
+    "SIGTERM at one of two ranks": in_step(send(TERM)),
+    "a rank of two is killed": lambda: disturb("die", 3),
+    "a rank of two has an error": lambda: disturb("crash", 3),
+    "a rank of two stalls": lambda: disturb("stall", 3),
+}
+OF_PLACES: dict[str, Callable[..., None]] = {"kill -9": send(KILL), "SIGTERM": send(TERM), "disk full": full_disk}
+AT_START: dict[str, dict[str, Any]] = {
+    "checkpoint.save cannot be written to": {"words": ("checkpoint.save=file/saved",)},
+    "the run folder cannot be written to": {"words": ("logging.run_dir=file/run",)},
+    "the cache of the data cannot be written to": {"words": ("data.cache_dir=file/cache",)},
+    "another run saves to the same folder": {"held": "saved"},
+    "another run has the same run folder": {"held": "run"},
+}
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a flipped bit in a checkpoint": flip,
+    "a truncated file of a checkpoint": lambda folder: torn(tensors(folder)),
+    "a missing file of a checkpoint": lambda folder: tensors(folder).unlink(),
+    "an emptied .metadata": lambda folder: os.truncate(newest(folder) / ".metadata", 0),
+    "a torn manifest.json": lambda folder: torn(newest(folder) / MANIFEST),
+    "code in a checkpoint, and a manifest that agrees": forge,
+    "a manifest without checksums": lambda folder: rewrite(newest(folder), checksum=False),
+    "a manifest with a list of settings": lambda folder: rewrite(newest(folder), run={"settings": ["a"]}),
+    "a manifest that is a pipe": lambda folder: pipe(newest(folder) / MANIFEST),
+    "the checkpoint of step 2 in the place of that of step 4": swap,
+    f"{LATEST} with an older step": write(LATEST, "2\n"),
+    f"{LATEST} that is a folder": pointer_folder,
+    f"a torn {LATEST}": write(LATEST, ""),
+    "a torn lock": write(LOCK, '{"host": "x'),
+    "a lock of 4,096 brackets": write(LOCK, "[" * 4096),
+    "a torn last line of metrics.jsonl": tear_line,
+    "every file of the run folder torn": tear_run_folder,
+    "the tokenised text torn": tear_text(".bin"),
+    "the index of the tokenised text torn": tear_text(".idx"),
+    "the sample indices torn": tear_indices,
+    "the sample indices are pickles with code": forge_indices,
+    "all files are from the future": from_the_future,
+}
+REPAIRS: dict[str, Callable[[Path], None]] = {
+    f"{LATEST} that is a folder": lambda folder: (folder / "saved" / LATEST).rmdir()
+}
+SLOW: dict[str, tuple[str, ...]] = {"a rank of two stalls": ("train.distributed_timeout_minutes=0.25",)}
 TWO = ("train.micro_batch_size=2",)
 FAULTS = (
-    Fault(name="NaN in a gradient", moment="step 3", inject=gradient(NAN)),
-    Fault(name="Inf in a gradient", moment="step 3", inject=gradient(INF)),
-    Fault(name="NaN in a gradient of one of two ranks", moment="step 3", inject=gradient(NAN), ranks=(1,), processes=2),
-    Fault(name="NaN in a gradient of both ranks", moment="step 3", inject=gradient(NAN), ranks=(0, 1), processes=2),
-    Fault(name="NaN in a weight", moment="step 3", inject=in_step(weight(NAN))),
-    Fault(name="Inf in a weight", moment="step 3", inject=in_step(weight(INF))),
-    Fault(
-        name="NaN in a weight of one of two ranks",
-        moment="step 3",
-        inject=in_step(weight(NAN)),
-        ranks=(1,),
-        processes=2,
+    *(Fault(name, "step 3", inject=inject) for name, inject in OF_STEP_3.items()),
+    *(
+        Fault(name, "step 3", inject=inject, ranks=(1,), processes=2, words=SLOW.get(name, ()))
+        for name, inject in OF_ONE_RANK.items()
     ),
-    Fault(name="NaN in the data", moment="step 3", inject=bad_data),
-    Fault(name="NaN in the data of one of two ranks", moment="step 3", inject=bad_data, ranks=(1,), processes=2),
-    Fault(name="kill -9", moment="start-up", inject=at_start(send(KILL))),
-    Fault(name="kill -9", moment="step 3", inject=in_step(send(KILL))),
-    *(Fault(name="kill -9", moment=f"save of step 4, {one}", inject=in_save(send(KILL), one)) for one in PLACES),
-    Fault(name="SIGTERM", moment="start-up", inject=at_start(send(TERM))),
-    Fault(name="SIGTERM", moment="step 3", inject=in_step(send(TERM))),
-    *(Fault(name="SIGTERM", moment=f"save of step 4, {one}", inject=in_save(send(TERM), one)) for one in PLACES),
-    Fault(name="SIGTERM and torchrun's copy of it", moment="step 3", inject=in_step(twice(TERM))),
-    Fault(name="Ctrl-C", moment="step 3", inject=in_step(send(signal.SIGINT))),
-    Fault(name="SIGTERM at one of two ranks", moment="step 3", inject=in_step(send(TERM)), ranks=(1,), processes=2),
-    Fault(name="a rank of two is killed", moment="step 3", inject=lambda: disturb("die", 3), ranks=(1,), processes=2),
-    Fault(
-        name="a rank of two has an error", moment="step 3", inject=lambda: disturb("crash", 3), ranks=(1,), processes=2
+    Fault("NaN in a gradient of both ranks", "step 3", inject=gradient(NAN), ranks=(0, 1), processes=2),
+    *(
+        fault
+        for name, act in OF_PLACES.items()
+        for fault in (
+            Fault(name, "start-up", inject=at_start(act)),
+            Fault(name, "step 3", inject=in_step(act)),
+            *(Fault(name, f"save of step 4, {place}", inject=in_save(act, place)) for place in PLACES),
+        )
     ),
-    Fault(
-        name="a rank of two stalls",
-        moment="step 3",
-        inject=lambda: disturb("stall", 3),
-        ranks=(1,),
-        processes=2,
-        words=("train.distributed_timeout_minutes=0.25",),
-    ),
-    Fault(name="disk full", moment="start-up", inject=at_start(full_disk)),
-    Fault(name="disk full", moment="step 3", inject=in_step(full_disk)),
-    *(Fault(name="disk full", moment=f"save of step 4, {one}", inject=in_save(full_disk, one)) for one in PLACES),
-    Fault(name="checkpoint.save cannot be written to", moment="start-up", words=("checkpoint.save=file/saved",)),
-    Fault(name="the run folder cannot be written to", moment="start-up", words=("logging.run_dir=file/run",)),
-    Fault(name="the cache of the data cannot be written to", moment="start-up", words=("data.cache_dir=file/cache",)),
-    Fault(name="another run saves to the same folder", moment="start-up", held="saved"),
-    Fault(name="another run has the same run folder", moment="start-up", held="run"),
-    Fault(name="a flipped bit in a checkpoint", moment="resume", prepare=flip),
-    Fault(name="a truncated file of a checkpoint", moment="resume", prepare=lambda folder: torn(tensors(folder))),
-    Fault(name="a missing file of a checkpoint", moment="resume", prepare=lambda folder: tensors(folder).unlink()),
-    Fault(
-        name="an emptied .metadata",
-        moment="resume",
-        prepare=lambda folder: os.truncate(newest(folder) / ".metadata", 0),
-    ),
-    Fault(name="a torn manifest.json", moment="resume", prepare=lambda folder: torn(newest(folder) / "manifest.json")),
-    Fault(name="code in a checkpoint, and a manifest that agrees", moment="resume", prepare=forge),
-    Fault(
-        name="a manifest without checksums",
-        moment="resume",
-        prepare=lambda folder: rewrite(newest(folder), checksum=False),
-    ),
-    Fault(
-        name="a manifest with a list of settings",
-        moment="resume",
-        prepare=lambda folder: rewrite(newest(folder), run={"settings": ["a"]}),
-    ),
-    Fault(name="a manifest that is a pipe", moment="resume", prepare=lambda folder: pipe(newest(folder) / MANIFEST)),
-    Fault(name="the checkpoint of step 2 in the place of that of step 4", moment="resume", prepare=swap),
-    Fault(
-        name=f"{LATEST} with an older step",
-        moment="resume",
-        prepare=lambda folder: (folder / "saved" / LATEST).write_text("2\n"),
-    ),
-    Fault(
-        name=f"{LATEST} that is a folder",
-        moment="resume",
-        prepare=pointer_folder,
-        repair=lambda folder: (folder / "saved" / LATEST).rmdir(),
-    ),
-    Fault(
-        name="a torn latest_checkpointed_iteration.txt",
-        moment="resume",
-        prepare=lambda folder: os.truncate(folder / "saved" / "latest_checkpointed_iteration.txt", 0),
-    ),
-    Fault(
-        name="a torn lock",
-        moment="resume",
-        prepare=lambda folder: (folder / "saved" / ".precision-bridge.lock").write_text('{"host": "x'),
-    ),
-    Fault(
-        name="a lock of 4,096 brackets",
-        moment="resume",
-        prepare=lambda folder: (folder / "saved" / ".precision-bridge.lock").write_text("[" * 4096),
-    ),
-    Fault(name="a torn last line of metrics.jsonl", moment="resume", prepare=tear_line),
-    Fault(name="every file of the run folder torn", moment="resume", prepare=tear_run_folder),
-    Fault(name="the tokenised text torn", moment="resume", prepare=tear_text(".bin")),
-    Fault(name="the index of the tokenised text torn", moment="resume", prepare=tear_text(".idx")),
-    Fault(name="the sample indices torn", moment="resume", prepare=tear_indices),
-    Fault(name="the sample indices are pickles with code", moment="resume", prepare=forge_indices),
-    Fault(name="the clock jumps by a day", moment="step 3", inject=in_step(clock(86400))),
-    Fault(name="the clock jumps back by a day", moment="step 3", inject=in_step(clock(-86400))),
-    Fault(name="all files are from the future", moment="resume", prepare=from_the_future),
+    *(Fault(name, "start-up", **given) for name, given in AT_START.items()),
+    *(Fault(name, "resume", prepare=damage, repair=REPAIRS.get(name)) for name, damage in DAMAGES.items()),
 )
 
 
-BASE = Fault(name="base", moment="step 5", inject=lambda: wrapped(Trainer, "forward_backward", HALF + 1, send(KILL)))
+BASE = Fault("base", "step 5", inject=lambda: wrapped(Trainer, "forward_backward", HALF + 1, send(KILL)))
 KNOWN = (BASE, *FAULTS)
 
 
