@@ -15,9 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gpu_report import Record, skipped_record
-
-from bridge.megatron.te.machine import missing_for_te
+from gpu_report import Record, runnable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -186,17 +184,13 @@ def compare_passes(
     return records
 
 
-def block_records(schemes: Iterable[str] = SCHEMES, *, shape: dict[str, int] | None = None) -> list[Record]:
+def records_of(schemes: Iterable[str] = SCHEMES, *, shape: dict[str, int] | None = None) -> list[Record]:
     """Compare Transformer Engine's block with the emulated one under each scheme this machine runs."""
     from bridge.megatron.process import training_process
 
     records: list[Record] = []
     plain = None
-    for scheme in dict.fromkeys(("bf16", *schemes)):
-        missing = [] if scheme == "bf16" else missing_for_te(scheme)
-        if missing:
-            records.append(skipped_record("block", scheme, missing))
-            continue
+    for scheme in runnable("block", dict.fromkeys(("bf16", *schemes)), records):
         config = block_config(scheme, shape or SMALL)
         with training_process(config, seed=11) as process:
             theirs = build_block(config, "te", process.device)

@@ -41,7 +41,7 @@ SHAPES = ((256, 384), (512, 128))
 NAN_CODES = {"e4m3": (0x7F, 0xFF), "e5m2": (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF)}
 
 
-def code_records(schemes: list[str] | None = None) -> list[Record]:
+def records_of(schemes: list[str] | None = None) -> list[Record]:
     """Compare all operands of all schemes that this machine runs.
 
     Args:

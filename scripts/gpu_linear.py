@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_block import relative_distance
 from gpu_codes import recipe_of
-from gpu_report import Record, skipped_record
+from gpu_report import Record, runnable
 
-from bridge.megatron.te.machine import missing_for_te
 from bridge.numerics import DelayedScaling, GemmPrecision, scaled_linear
 
 if TYPE_CHECKING:
@@ -30,16 +29,12 @@ STEPS = 3
 Results = dict[str, torch.Tensor]
 
 
-def linear_records(
-    schemes: Iterable[str] | None = None, *, tokens: int = 1024, inputs: int = 2048, outputs: int = 1536
+def records_of(
+    schemes: Iterable[str] = FORMATS, *, tokens: int = 1024, inputs: int = 2048, outputs: int = 1536
 ) -> list[Record]:
     """Compare a linear layer under each scheme this machine runs."""
     records: list[Record] = []
-    for scheme in FORMATS if schemes is None else [name for name in schemes if name in FORMATS]:
-        missing = missing_for_te(scheme)
-        if missing:
-            records.append(skipped_record("linear", scheme, missing))
-            continue
+    for scheme in runnable("linear", [name for name in schemes if name in FORMATS], records):
         generator = torch.Generator().manual_seed(3)
         x, w, dy = (
             torch.randn(shape, generator=generator).mul(size).bfloat16().cuda()

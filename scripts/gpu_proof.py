@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import importlib.util
 import json
 import platform
@@ -88,25 +89,10 @@ def about() -> dict[str, str]:
 def measure(part: str, options: argparse.Namespace) -> list[Record]:
     """Return the records of one part."""
     chosen: dict[str, Any] = {} if options.scheme is None else {"schemes": options.scheme}
-    if part == "codes":
-        from gpu_codes import code_records
-
-        return code_records(**chosen)
-    if part == "linear":
-        from gpu_linear import linear_records
-
-        return linear_records(**chosen)
-    if part == "block":
-        from gpu_block import block_records
-
-        return block_records(**chosen)
-    if part == "train":
-        from gpu_train import train_records
-
-        return train_records(**chosen)
-    from gpu_steps import step_records
-
-    return step_records(**chosen, rounds=options.rounds, micro_batch_size=options.micro_batch_size)
+    if part == "steps":
+        chosen |= {"rounds": options.rounds, "micro_batch_size": options.micro_batch_size}
+    records: list[Record] = importlib.import_module(f"gpu_{part}").records_of(**chosen)
+    return records
 
 
 def write(folder: Path, facts: dict[str, str], records: list[Record]) -> None:

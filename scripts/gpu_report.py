@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 Record = dict[str, Any]
@@ -51,6 +53,18 @@ def skipped_record(part: str, scheme: str, missing: list[str]) -> Record:
     return {"part": part, "scheme": scheme, "skipped": missing, "ok": True}
 
 
+def runnable(part: str, schemes: Iterable[str], records: list[Record]) -> Iterator[str]:
+    """Yield the schemes that this machine runs; add the record of each other one."""
+    from bridge.megatron.te.machine import missing_for_te
+
+    for scheme in schemes:
+        missing = [] if scheme == "bf16" else missing_for_te(scheme)
+        if missing:
+            records.append(skipped_record(part, scheme, missing))
+        else:
+            yield scheme
+
+
 def markdown(about: dict[str, str], records: list[Record]) -> str:
     """Return a page: where and when it was measured, one table per part, and the verdict."""
     lines = ["# Proof on a GPU", "", *(f"- {name}: {value}" for name, value in about.items())]
@@ -78,63 +92,59 @@ def _table(part: str, records: list[Record]) -> list[str]:
         return []
     if part == "codes":
         return _code_table(records)
-    header, cells = _COLUMNS.get(part, (_BLOCK_HEADER, _block_cells))
-    table = [*_head(header), *(f"| {' | '.join(cells(record))} |" for record in records)]
+    columns = COLUMNS[part]
+    rows = (" | ".join(form(record) for form in columns.values()) for record in records)
+    table = [*_head(columns), *(f"| {row} |" for row in rows)]
     ran = [f"- {record['scheme']}: {record['gemms']}" for record in records if record.get("gemms")]
     broken = [f"- {record['scheme']} failed: `{record['error']}`" for record in records if "error" in record]
     return [*table, *([""] if ran or broken else []), *ran, *broken]
 
 
-_BLOCK_HEADER = ("scheme", "quantity", "distance", "tolerance", "BF16's distance", "as claimed")
-_STEP_HEADER = (
-    "scheme",
-    "step ms",
-    "Megatron's own",
-    "overhead",
-    "hand-written",
-    "speed-up over BF16",
-    "peak GiB",
-    "hand-written peak GiB",
-    "as claimed",
-)
-
-_TRAIN_HEADER = ("scheme", "steps", "first loss", "first 8 apart", "mean of the last 20", "apart", "as claimed")
+Form = Callable[[Record], str]
 
 
-def _block_cells(record: Record) -> tuple[str, ...]:
-    plain = record.get("bf16_distance")
-    return (
-        record["scheme"],
-        record["quantity"],
-        f"{record['distance']:.2e}",
-        f"{record['tolerance']:.2e}",
-        "" if plain is None else f"{plain:.2e}",
-        _yes(record["ok"]),
-    )
+def _number(name: str, form: str, factor: float = 1, end: str = "") -> Form:
+    """Return what writes a number of a record, nothing where it was not measured."""
+    return lambda record: "" if record.get(name) is None else f"{record[name] * factor:{form}}{end}"
 
 
-def _step_cells(record: Record) -> tuple[str, ...]:
-    speed_up = record["speed_up"]
-    return (
-        record["scheme"],
-        f"{record['milliseconds']:.2f}",
-        f"{record['megatron_milliseconds']:.2f}",
-        f"{100 * record['overhead']:+.1f} %",
-        f"{record['hand_written_milliseconds']:.2f}",
-        "" if speed_up is None else f"{speed_up:.2f}x",
-        f"{record['peak_bytes'] / 2**30:.2f}",
-        f"{record['hand_written_peak_bytes'] / 2**30:.2f}",
-        _yes(record["ok"]),
-    )
+def _yes(record: Record) -> str:
+    return "yes" if record["ok"] else "**no**"
 
 
-def _train_cells(record: Record) -> tuple[str, ...]:
-    values = (("first_loss", ".4f"), ("first_distance", ".2e"), ("last_loss", ".4f"), ("last_distance", ".2e"))
-    found = ("" if record.get(name) is None else format(record[name], form) for name, form in values)
-    return (record["scheme"], str(record["steps"]), *found, _yes(record["ok"]))
-
-
-_COLUMNS = {"steps": (_STEP_HEADER, _step_cells), "train": (_TRAIN_HEADER, _train_cells)}
+DISTANCES: dict[str, Form] = {
+    "scheme": itemgetter("scheme"),
+    "quantity": itemgetter("quantity"),
+    "distance": _number("distance", ".2e"),
+    "tolerance": _number("tolerance", ".2e"),
+    "BF16's distance": _number("bf16_distance", ".2e"),
+    "as claimed": _yes,
+}
+COLUMNS: dict[str, dict[str, Form]] = {
+    "linear": DISTANCES,
+    "block": DISTANCES,
+    "steps": {
+        "scheme": itemgetter("scheme"),
+        "step ms": _number("milliseconds", ".2f"),
+        "Megatron's own": _number("megatron_milliseconds", ".2f"),
+        "overhead": _number("overhead", "+.1f", 100, " %"),
+        "hand-written": _number("hand_written_milliseconds", ".2f"),
+        "speed-up over BF16": _number("speed_up", ".2f", end="x"),
+        "peak GiB": _number("peak_bytes", ".2f", 2**-30),
+        "hand-written peak GiB": _number("hand_written_peak_bytes", ".2f", 2**-30),
+        "as claimed": _yes,
+    },
+    "train": {
+        "scheme": itemgetter("scheme"),
+        "steps": _number("steps", "d"),
+        "first loss": _number("first_loss", ".4f"),
+        "first 8 apart": _number("first_distance", ".2e"),
+        "mean of the last 20": _number("last_loss", ".4f"),
+        "apart": _number("last_distance", ".2e"),
+        "as claimed": _yes,
+    },
+}
+"""Part -> heading of a column -> what a record has in it."""
 
 
 def _code_table(records: list[Record]) -> list[str]:
@@ -153,9 +163,5 @@ def _code_table(records: list[Record]) -> list[str]:
     return [*rows, "", *(f"- {place}: {count}" for place, count in zip(where, counts, strict=True))]
 
 
-def _head(names: tuple[str, ...]) -> list[str]:
+def _head(names: Collection[str]) -> list[str]:
     return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
-
-
-def _yes(ok: bool) -> str:
-    return "yes" if ok else "**no**"

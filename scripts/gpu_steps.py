@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_block import block_config, build_block, rotary_of
 from gpu_linear import autocast
-from gpu_report import Record, skipped_record, step_record
+from gpu_report import Record, runnable, step_record
 
 from bridge.megatron.backend import te_recipe
-from bridge.megatron.te.machine import missing_for_te
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -138,7 +137,7 @@ def built_with_peak(build: Callable[[], TrainingStep]) -> tuple[TrainingStep, fl
     return step, torch.cuda.max_memory_allocated() - before
 
 
-def step_records(
+def records_of(
     schemes: Iterable[str] = SCHEMES,
     *,
     shape: dict[str, int] | None = None,
@@ -151,11 +150,7 @@ def step_records(
     shape = shape or LLAMA_3_8B
     records: list[Record] = []
     bf16_milliseconds = None
-    for scheme in dict.fromkeys(("bf16", *schemes)):
-        missing = [] if scheme == "bf16" else missing_for_te(scheme)
-        if missing:
-            records.append(skipped_record("steps", scheme, missing))
-            continue
+    for scheme in runnable("steps", dict.fromkeys(("bf16", *schemes)), records):
         config = block_config(scheme, shape)
         with training_process(config, seed=5) as process:
             measured = _measured(config, process.device, micro_batch_size, rounds)

@@ -91,7 +91,7 @@ def training(folder: Path, words: Iterable[str], code: str | None = None) -> dic
     }
 
 
-def train_records(schemes: Iterable[str] = RECIPES) -> list[Record]:
+def records_of(schemes: Iterable[str] = RECIPES) -> list[Record]:
     """Train under each scheme that this machine runs, with both backends, and each kind of model."""
     from bridge.megatron.te.machine import missing_for_te
 

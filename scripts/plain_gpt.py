@@ -9,7 +9,6 @@ gradients clipped by their norm, no weight decay for norms. A benchmark times it
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -154,13 +153,3 @@ class PlainStep:
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.masters)
         return loss.item()
-
-
-def time_steps(step: PlainStep, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-    """Return the seconds of one step per batch."""
-    seconds = []
-    for tokens_BS, labels_BS in batches:
-        began = time.perf_counter()
-        step.step(tokens_BS, labels_BS)
-        seconds.append(time.perf_counter() - began)
-    return seconds
