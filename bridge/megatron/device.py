@@ -122,7 +122,7 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
     """A collective that moves nothing where the one rank's result is its own tensor, as NCCL's does; gloo copies it."""
 
     @functools.wraps(reduce_or_gather)
-    def moved(result: torch.Tensor, own: torch.Tensor, *, group: Any, async_op: bool, **named: Any) -> Any:
+    def moved(result: torch.Tensor, own: torch.Tensor, *, group: Any, async_op: bool = False, **named: Any) -> Any:
         if group.size() == 1 and not async_op and result.data_ptr() == own.data_ptr():
             return None
         return reduce_or_gather(result, own, group=group, async_op=async_op, **named)
