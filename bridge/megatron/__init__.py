@@ -14,7 +14,7 @@ declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is impo
     Trainer          model, optimizer and schedule -> `StepResult` of one step
     Position         how far a run has come; checkpoint/ saves and loads the state
     record/          what ran, read from live objects: census, copies, telemetry, first gradient that is not finite
-    Replacement      an attribute of torch, Megatron or Transformer Engine that is replaced, with its reason
+    replaced         attributes of torch, Megatron or Transformer Engine have other values for a while, or for good
 
 `training` makes all of them for a run; rooms below know only what they leave in the files of one.
 """

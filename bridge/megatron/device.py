@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bridge.megatron.replacement import always, is_cuda, replaced, replacements, rng_state, set_rng_state
+from bridge.megatron.replacement import Rows, always, changes, is_cuda, replaced, rng_state, set_rng_state
 
 _CPU = torch.device("cpu")
 _installed: list[bool] = []
@@ -130,7 +130,7 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
-REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
+REPLACEMENTS: Rows = {
     **{f"torch.{name}": _on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
     "torch.Tensor.type": _cuda_type_name,
     "torch.Tensor.cuda": lambda _original: lambda self, *_args, **_kwargs: self,
@@ -163,7 +163,7 @@ def cpu_as_cuda() -> Iterator[None]:
     if has_cuda() or is_installed():
         yield
         return
-    with replaced(row.change for row in replacements(__file__, REPLACEMENTS)):
+    with replaced(changes(REPLACEMENTS)):
         _installed.append(True)
         try:
             yield

@@ -7,59 +7,21 @@ who needs a row and what happens without it. Imports neither Megatron nor Transf
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import torch
-import yaml
+
+Rows = Mapping[str, Callable[[Any], Any]]
+"""Dotted path of a callable -> original -> replacement."""
 
 
-class Change(NamedTuple):
-    """An attribute and its new value."""
-
-    owner: Any
-    name: str
-    value: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replacement:
-    """One callable and what takes its place."""
-
-    path: str
-    """``torch.Tensor.to`` say."""
-    replace: Callable[[Any], Any]
-    """Original -> replacement."""
-    needed_by: str
-    """A place in the package that would not work; the version is in the YAML file."""
-    without: str
-    """The failure without this row."""
-    releases: tuple[str, ...] = ()
-    """Releases of Transformer Engine that need it; empty: all."""
-
-    @property
-    def owner(self) -> Any:
-        """The module or class that holds the callable."""
-        return pkgutil.resolve_name(self.path.rpartition(".")[0])
-
-    @property
-    def name(self) -> str:
-        """Name of the callable in its owner."""
-        return self.path.rpartition(".")[2]
-
-    @property
-    def change(self) -> Change:
-        """The replacement of the callable that is there now."""
-        owner = self.owner
-        return Change(owner, self.name, self.replace(getattr(owner, self.name)))
-
-
-def replacements(code: str, rows: Mapping[str, Callable[[Any], Any]]) -> tuple[Replacement, ...]:
-    """Return the rows of a file of code, in order, with the reasons in the YAML file next to it."""
-    reasons = yaml.safe_load(Path(code).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(Replacement(path=path, replace=replace, **reasons[path]) for path, replace in rows.items())
+def changes(rows: Rows) -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, name and new value of each callable, made of the one that is there when its turn comes."""
+    for path, replace in rows.items():
+        place, _, name = path.rpartition(".")
+        owner = pkgutil.resolve_name(place)
+        yield owner, name, replace(getattr(owner, name))
 
 
 @contextmanager

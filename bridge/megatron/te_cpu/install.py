@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from bridge.errors import BackendUnavailableError
+from bridge.megatron.replacement import changes
 from bridge.megatron.te_cpu.extension import NAME, extension, module_of_missing
 from bridge.megatron.te_cpu.find import find_te, release_of
 from bridge.megatron.te_cpu.patches import patches
@@ -87,8 +88,8 @@ def install(capability: tuple[int, int]) -> Installed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_te()
-        for row in patches(capability, release_of(version)):
-            setattr(*row.change)
+        for change in changes(patches(capability, release_of(version))):
+            setattr(*change)
     found = Installed(version=version, capability=capability)
     _installed.append(found)
     return found

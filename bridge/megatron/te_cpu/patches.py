@@ -8,12 +8,14 @@ that asks runs: answered for good, they would lead torch and Megatron to CUDA to
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import yaml
 
-from bridge.megatron.replacement import Replacement, always, is_cuda, replacements, rng_state, set_rng_state
+from bridge.megatron.replacement import Rows, always, is_cuda, rng_state, set_rng_state
 from bridge.megatron.te_cpu.storage import dequantize
 
 
@@ -100,15 +102,15 @@ def _dequantized(_original: Any) -> Any:
     return staticmethod(forward)
 
 
-def patches(capability: tuple[int, int], release: str) -> list[Replacement]:
-    """Return every replacement, in order; patches.yaml says who needs each, and the failure without."""
+def patches(capability: tuple[int, int], release: str) -> Rows:
+    """Return every replacement, in order; patches.yaml says who needs each, the failure without, and which releases."""
     properties = SimpleNamespace(
         major=capability[0], minor=capability[1], multi_processor_count=132, name="CPU", total_memory=80 << 30
     )
     is_supported = capability >= (9, 0)
     supported = (is_supported, "" if is_supported else "FP8 block scaling needs compute capability 9.0")
     te = "transformer_engine.pytorch"
-    rows: dict[str, Callable[[Any], Any]] = {
+    rows: Rows = {
         "torch.cuda.get_device_capability": always(capability),
         "torch.cuda.get_device_properties": always(properties),
         "torch.cuda.Event": lambda _original: _Event,
@@ -129,7 +131,8 @@ def patches(capability: tuple[int, int], release: str) -> list[Replacement]:
         f"{te}.module.base.TransformerEngineBaseModule.prepare_forward": _entered_on_cuda,
         f"{te}.attention.DotProductAttention.forward": _ON_CUDA,
     }
-    return [row for row in replacements(__file__, rows) if not row.releases or release in row.releases]
+    reasons = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {path: rows[path] for path in rows if release in reasons[path].get("releases", [release])}
 
 
 def save_without_state() -> None:
