@@ -76,17 +76,23 @@ class WeightCache:
         self.row = self.column = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearCall:
     """Everything about one call but its differentiable tensors."""
 
     precision: GemmPrecision
     state: DelayedScaling | None = None
+    """Scales and histories, for delayed scaling and only for it. The caller updates it."""
     cache: WeightCache | None = None
-    first_microbatch: bool | None = None
+    """Place of the weight's operands between microbatches."""
+    first_microbatch: bool = True
+    """True quantises the weight and fills the cache, False takes it from there."""
     stored_weight: Quantised | None = None
+    """The weight as codes and scales (FP8-stored parameters), quantised by `precision.spec("weight")`."""
     observer: Observer | None = None
+    """Gets every operand and GEMM."""
     after_backward: Callable[[], None] | None = None
+    """Called once the backward pass of this call is done."""
 
     def require_fitting(self, x: torch.Tensor, weight: torch.Tensor) -> None:
         """Refuse shapes, a state or stored codes that do not fit together."""
@@ -122,7 +128,7 @@ class LinearCall:
 
         The backward pass, which takes the column-wise copy, repeats the forward pass's `scale`.
         """
-        cache = self.cache if self.first_microbatch is not None else None
+        cache = self.cache
         if cache is not None:
             if self.first_microbatch and not columnwise:
                 cache.clear()
@@ -221,32 +227,14 @@ class ScaledLinearFunction(torch.autograd.Function):
         return dx, dw_NK, db_N, None
 
 
-def scaled_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    precision: GemmPrecision,
-    state: DelayedScaling | None = None,
-    cache: WeightCache | None = None,
-    first_microbatch: bool | None = None,
-    stored_weight: Quantised | None = None,
-    observer: Observer | None = None,
-    after_backward: Callable[[], None] | None = None,
-) -> torch.Tensor:
+def scaled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **call: Any) -> torch.Tensor:
     """Return x w^T + bias, with all three GEMMs in low precision.
 
     Args:
         x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
         weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not read.
         bias: (N,), added to the FP32 product.
-        precision: the recipe.
-        state: scales and histories, for delayed scaling and only for it. The caller updates it.
-        cache: where to keep the weight's operands between microbatches.
-        first_microbatch: True quantises the weight and fills the cache, False takes it from there, None has no cache.
-        stored_weight: the weight as codes and scales (FP8-stored parameters), quantised by `precision.spec("weight")`.
-        observer: gets every operand and GEMM.
-        after_backward: called once the backward pass of this call is done.
+        **call: fields of `LinearCall`: `precision`, and what the layer keeps.
 
     Returns:
         (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the result in
@@ -255,9 +243,9 @@ def scaled_linear(
     Raises:
         PrecisionTypeError: shapes that do not fit, a dtype that cannot be quantised, or a state where none belongs.
     """
-    call = LinearCall(precision, state, cache, first_microbatch, stored_weight, observer, after_backward)
-    call.require_fitting(x, weight)
+    about = LinearCall(**call)
+    about.require_fitting(x, weight)
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, about)  # type: ignore[no-untyped-call]
     return result
