@@ -5,7 +5,6 @@ Transformer Engine imports it or asks for it.
 """
 
 import types
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
@@ -51,18 +50,16 @@ def module_of_missing(name: str) -> types.ModuleType:
     return made
 
 
-def _public_functions(part: types.ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield the functions that a file defines for the extension, by name."""
-    for name, value in vars(part).items():
-        if isinstance(value, types.FunctionType) and value.__module__ == part.__name__ and not name.startswith("_"):
-            yield name, value
-
-
 def extension(release: str = VERSIONS[-1]) -> types.ModuleType:
     """Return the stand-in for the compiled module of a release of Transformer Engine."""
     made = module_of_missing(NAME)
     parts = (storage, gemm, norms, attention, shards, support)
-    functions = {name: function for part in parts for name, function in _public_functions(part)}
+    functions = {
+        name: function
+        for part in parts
+        for name, function in vars(part).items()
+        if isinstance(function, types.FunctionType) and function.__module__ == part.__name__ and name[0] != "_"
+    }
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
     enums = ENUMS if release == VERSIONS[-1] else OLDER_ENUMS
     answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}

@@ -12,7 +12,6 @@ written out:
 Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.cpp.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,47 +29,26 @@ def _gamma(weight: torch.Tensor, zero_centered: bool) -> torch.Tensor:
     return weight.detach() + 1 if zero_centered else weight.detach()
 
 
-def _rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the normalised tensor in FP32, and the reciprocal root of each row's mean square."""
-    wide = x.float()
-    deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return wide * deviation * gamma, deviation
+def _delivered(y: torch.Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
+    """Return the result in the dtype that is stated, or quantised; `out` takes it where it is given."""
+    dtype = torch_dtype(stated)
+    if quantizer is None:
+        return y.to(dtype) if out is None else out.copy_(y)
+    if kind_of(quantizer) not in FUSED:
+        return quantize(y.to(dtype), quantizer, out)
+    if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
+        out = create_empty_quantized_tensor(quantizer, y.shape, dtype)
+    return quantize(y, quantizer, out)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The arguments that both forward passes end with."""
-
-    out: Any
-    """The tensor that takes the result; None makes one."""
-    quantizer: Any
-    dtype: Any
-    sm_margin: int
-    zero_centered_gamma: bool
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the result is quantised before it is rounded."""
-        return self.quantizer is not None and kind_of(self.quantizer) in FUSED
-
-    def delivered(self, y: torch.Tensor) -> Any:
-        """Return the result in the dtype, or quantised."""
-        dtype = torch_dtype(self.dtype)
-        if self.quantizer is None:
-            return y.to(dtype) if self.out is None else self.out.copy_(y)
-        if not self.is_fused:
-            return quantize(y.to(dtype), self.quantizer, self.out)
-        out = self.out
-        if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
-            out = create_empty_quantized_tensor(self.quantizer, y.shape, dtype)
-        return quantize(y, self.quantizer, out)
-
-
-def rmsnorm_fwd(x: torch.Tensor, weight: torch.Tensor, eps: float, *request: Any) -> list[Any]:
+def rmsnorm_fwd(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: Any, quantizer: Any, dtype: Any, _margin: int, zero: bool
+) -> list[Any]:
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
-    asked = _Request(*request)
-    y, deviation = _rms_norm(x.detach(), _gamma(weight, asked.zero_centered_gamma), eps)
-    return [asked.delivered(y), None, deviation.reshape(-1)]
+    wide = x.detach().float()
+    deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    y = wide * deviation * _gamma(weight, zero)
+    return [_delivered(y, out, quantizer, dtype), None, deviation.reshape(-1)]
 
 
 def rmsnorm_bwd(
@@ -78,11 +56,10 @@ def rmsnorm_bwd(
     x: torch.Tensor,
     deviation: torch.Tensor,
     weight: torch.Tensor,
-    sm_margin: int,
+    _margin: int,
     zero_centered_gamma: bool,
 ) -> list[torch.Tensor]:
     """Return the gradients of input and weight."""
-    del sm_margin
     width = x.shape[-1]
     dy = dy.reshape(-1, width).float()
     wide = x.detach().reshape(-1, width).float()
@@ -95,14 +72,23 @@ def rmsnorm_bwd(
     return [dx.reshape(x.shape).to(x.dtype), dgamma.to(weight.dtype)]
 
 
-def layernorm_fwd(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *request: Any) -> list[Any]:
+def layernorm_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    out: Any,
+    quantizer: Any,
+    dtype: Any,
+    _margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
     """Return the normalised tensor, the mean and the reciprocal deviation of each row."""
-    asked = _Request(*request)
-    x, gamma, bias = x.detach(), _gamma(weight, asked.zero_centered_gamma), bias.detach()
-    if asked.is_fused:
+    x, gamma, bias = x.detach(), _gamma(weight, zero_centered_gamma), bias.detach()
+    if quantizer is not None and kind_of(quantizer) in FUSED:
         x, gamma, bias = x.float(), gamma.float(), bias.float()
     y, mean, deviation = _layer_norm(x, [x.shape[-1]], gamma, bias, eps)
-    return [asked.delivered(y), mean.reshape(-1), deviation.reshape(-1)]
+    return [_delivered(y, out, quantizer, dtype), mean.reshape(-1), deviation.reshape(-1)]
 
 
 def layernorm_bwd(
@@ -111,11 +97,10 @@ def layernorm_bwd(
     mean: torch.Tensor,
     deviation: torch.Tensor,
     weight: torch.Tensor,
-    sm_margin: int,
+    _margin: int,
     zero_centered_gamma: bool,
 ) -> list[torch.Tensor]:
     """Return the gradients of input, weight and bias."""
-    del sm_margin
     gamma = _gamma(weight, zero_centered_gamma)
     rows = (*x.shape[:-1], 1)
     wide = mean.dtype  # of the forward pass: FP32 where that was fused with the quantisation

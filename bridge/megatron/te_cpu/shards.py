@@ -23,37 +23,30 @@ from bridge.precision.formats import FORMATS
 Tensors = list[torch.Tensor]
 
 
-def _placed(part: torch.Tensor, rows: int, columns: int, start: int) -> torch.Tensor:
-    """Return magnitudes of a flat part at its place in a matrix of zeros."""
+def _amaxes(part: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, start: int) -> torch.Tensor:
+    """Return the amax of each tile of a matrix, of the elements in a flat part; ragged edges make smaller tiles."""
     whole = torch.zeros(rows * columns, dtype=torch.float32)
     whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
-    return whole.view(rows, columns)
-
-
-def _tile_amax(matrix: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return the largest value of each tile; ragged edges make smaller tiles."""
-    rows, columns = matrix.shape
-    padded = F.pad(matrix, (0, -columns % width, 0, -rows % height))
+    height, width = tile
+    padded = F.pad(whole.view(rows, columns), (0, -columns % width, 0, -rows % height))
     return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
 
 
-def _part_of(scales: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, part: slice) -> torch.Tensor:
-    """Return the scale of each element of a flat part, from one per tile."""
-    spread = scales.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
-    return spread[:rows, :columns].reshape(-1)[part]
-
-
-def _cast(values: torch.Tensor, out: torch.Tensor, format_name: str) -> None:
-    """Write the codes of scaled values, saturated."""
-    element = FORMATS[format_name]
-    out.view(-1).copy_(encode(round_to_grid(values, element), element).reshape(-1))
+def _codes(
+    part: torch.Tensor, name: str, factors: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, start: int
+) -> torch.Tensor:
+    """Return the codes of a flat part of a matrix in a format, saturated, from a factor per tile."""
+    element = FORMATS[name]
+    spread = factors.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)[:rows, :columns]
+    scaled = part.detach().float().reshape(-1) * spread.reshape(-1)[start : start + part.numel()]
+    return encode(round_to_grid(scaled, element), element)
 
 
 def fp8_block_scaling_compute_partial_amax(
     part: torch.Tensor, amax: torch.Tensor, rows: int, columns: int, start_offset: int, block_len: int
 ) -> None:
     """Write the amax of each square tile, of the elements in a flat part of a matrix."""
-    found = _tile_amax(_placed(part, rows, columns, start_offset), block_len, block_len)
+    found = _amaxes(part, (block_len, block_len), rows, columns, start_offset)
     amax.zero_()
     amax[: found.shape[0], : found.shape[1]].copy_(found)
 
@@ -69,23 +62,16 @@ def fp8_block_scaling_partial_cast(
     out_dtype: Any,
 ) -> None:
     """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
-    place = slice(start_offset, start_offset + part.numel())
-    factors = _part_of(scale, (block_len, block_len), rows, columns, place)
-    _cast(part.detach().float().reshape(-1) * factors, out, FORMAT_NAMES[DType(int(out_dtype))])
+    name = FORMAT_NAMES[DType(int(out_dtype))]
+    out.view(-1).copy_(_codes(part, name, scale, (block_len, block_len), rows, columns, start_offset))
 
 
 def mxfp8_scaling_compute_partial_amax(
-    part: torch.Tensor,
-    amax_rowwise: torch.Tensor,
-    amax_colwise: torch.Tensor,
-    rows: int,
-    columns: int,
-    start_offset: int,
+    part: torch.Tensor, amax_rowwise: torch.Tensor, amax_colwise: torch.Tensor, rows: int, columns: int, start: int
 ) -> None:
     """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part of a matrix."""
-    placed = _placed(part, rows, columns, start_offset)
     for amax, tile in ((amax_rowwise, (1, 32)), (amax_colwise, (32, 1))):
-        found = _tile_amax(placed, *tile)
+        found = _amaxes(part, tile, rows, columns, start)
         amax.zero_()
         amax[: found.shape[0], : found.shape[1]].copy_(found)
 
@@ -98,15 +84,13 @@ def mxfp8_scaling_partial_cast(
     scale_inv_colwise: torch.Tensor,
     rows: int,
     columns: int,
-    start_offset: int,
+    start: int,
 ) -> None:
     """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
-    place = slice(start_offset, start_offset + part.numel())
-    source = part.detach().float().reshape(-1)
     copies = ((out_rowwise, scale_inv_rowwise, (1, 32)), (out_colwise, scale_inv_colwise, (32, 1)))
     for out, exponents, tile in copies:
         factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
-        _cast(source * _part_of(factors, tile, rows, columns, place), out, "e4m3")
+        out.view(-1).copy_(_codes(part, "e4m3", factors, tile, rows, columns, start))
 
 
 def nvfp4_multi_tensor_compute_partial_amax(
@@ -120,9 +104,8 @@ def nvfp4_multi_tensor_compute_partial_amax(
 ) -> None:
     """Write the amax of each square tile, and of all elements, of flat parts of matrices."""
     for part, amax, whole, *place in zip(parts, amaxes, whole_amaxes, rows, columns, starts, strict=True):
-        found = _tile_amax(_placed(part, *place), block_len, block_len)
-        amax.copy_(found)
-        whole.copy_(found.max())
+        amax.copy_(_amaxes(part, (block_len, block_len), *place))
+        whole.copy_(amax.max())
 
 
 def nvfp4_compute_global_scale(amaxes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -164,13 +147,11 @@ def nvfp4_multi_tensor_2d_partial_cast(
 ) -> None:
     """Write the codes of flat parts of matrices, two a byte, with the factors of their tiles."""
     del whole_scales  # is in the factors
-    element = FORMATS["e2m1"]
-    for part, out, factor, height, width, start in zip(parts, outs, factors, rows, columns, starts, strict=True):
-        if start % 2 or part.numel() % 2:
-            raise RuntimeError(f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {start} on")
-        place = slice(start, start + part.numel())
-        scaled = part.detach().float().reshape(-1) * _part_of(factor, (block_len, block_len), height, width, place)
-        out.copy_(pack_nibbles(encode(round_to_grid(scaled, element), element).reshape(1, -1)).reshape(out.shape))
+    for part, out, factor, *place in zip(parts, outs, factors, rows, columns, starts, strict=True):
+        if place[-1] % 2 or part.numel() % 2:
+            raise RuntimeError(f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {place[-1]} on")
+        codes = _codes(part, "e2m1", factor, (block_len, block_len), *place)
+        out.copy_(pack_nibbles(codes.reshape(1, -1)).reshape(out.shape))
 
 
 def nvfp4_2d_multi_tensor_transpose(
