@@ -1,10 +1,11 @@
-"""Attention in one operator: torch's `scaled_dot_product_attention` inside Megatron's core-attention module.
+"""Attention without Transformer Engine: in one operator, and over a latent whose rotary key has its whole gradient.
 
-Megatron's local attention writes the scores to memory and passes over them for the scale, the mask, the cast to FP32,
-the softmax and the cast back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache.
-Its arithmetic is the same where it takes over: causal self-attention with the softmax in FP32, products of 16-bit
-operands accumulated in FP32. One thing differs: where this CPU has no 16-bit GEMM (`bridge.megatron.wide_gemm`), the
-probabilities enter the second product in FP32 instead of being rounded to 16 bits.
+`FusedDotProductAttention` is torch's `scaled_dot_product_attention` inside Megatron's core-attention module. Megatron's
+own writes the scores to memory and passes over them for the scale, the mask, the cast to FP32, the softmax and the cast
+back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache. Its arithmetic is the
+same where it takes over: causal self-attention with the softmax in FP32, products of 16-bit operands accumulated in
+FP32. One thing differs: where this CPU has no 16-bit GEMM (`bridge.megatron.wide_gemm`), the probabilities enter the
+second product in FP32 instead of being rounded to 16 bits.
 
 Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to Megatron's implementation,
 which has no context parallelism. Here keys and values are gathered over its ranks.
@@ -17,9 +18,14 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 
 from bridge.errors import RunConfigError
 from bridge.megatron.causal_attention import attended, chunks_of, in_order, multiplied_dtype
@@ -90,3 +96,27 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         )
         out_BNSD = attended(q_BNSD, k_BGSD, v_BGSD, scale=self.softmax_scale, is_causal=True)
         return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)
+
+
+class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
+    """`MLASelfAttention` whose rotary key has its whole gradient under tensor parallelism.
+
+    Megatron gives each rank's heads the gathered rotary key, and takes the gradient of that rank's heads alone for it
+    (multi_latent_attention.py:605-614 in 0.16.1), so a run under tensor parallelism trains otherwise than one process.
+    Here the down projection returns its part of the sequence with the whole latent, as Transformer Engine's does;
+    Megatron then gathers the rotary key itself, with the gradients of all ranks.
+
+    *Differs*: Megatron's local down projections are column-parallel, Transformer Engine's are whole on each rank. So
+    under tensor parallelism a scale of a whole tensor covers a rank's part of the down projection's weight here.
+    """
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        if config.sequence_parallel:
+            self.linear_kv_down_proj.register_forward_hook(_whole_latent)
+
+
+def _whole_latent(_layer: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    """Return the latent and the rotary key of this rank's part of the sequence, from this rank's part of both."""
+    part, bias = output
+    return scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(part)), bias

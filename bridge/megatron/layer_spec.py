@@ -23,8 +23,7 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.emulation.latent_attention import LatentAttention
+from bridge.megatron.attention import FusedDotProductAttention, LatentAttention
 from bridge.megatron.hybrid.variants import with_variant
 
 

@@ -12,9 +12,8 @@ from bridge.errors import RunConfigError
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.emulation.model import requantise_stored_weights
-from bridge.megatron.one_batch import Captured, capture, relative_error, relative_errors, sample
+from bridge.megatron.one_batch import Captured, Routes, capture, relative_error, relative_errors, sample
 from bridge.megatron.process import training_process
-from bridge.megatron.routes import Routes
 from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.training.config import ConfigContainer, runtime_config_update

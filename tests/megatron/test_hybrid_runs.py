@@ -1,10 +1,12 @@
 """Hybrid models: the state-space layer in plain torch, and runs in every scheme."""
 
+# ruff: noqa: N803, N806, PLR0917 tensors carry their shape in capitals
+
 import pytest
 import torch
 
 from bridge.errors import RunConfigError
-from bridge.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan, recurrence
+from bridge.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan
 from bridge.training.loop import pretrain
 from tests.megatron.test_model_kinds import SCHEMES, mismatches, parameters, run_of
 from tests.training.loop_tiny import tiny, trace
@@ -30,6 +32,21 @@ def mixer_inputs(tokens: int) -> dict[str, torch.Tensor]:
 
     vectors = {"B": normal(2, tokens, 2, 6), "C": normal(2, tokens, 2, 6)}
     return {"x": normal(2, tokens, 4, 8), "dt": normal(2, tokens, 4), "A": -normal(4).exp(), **vectors, "D": normal(4)}
+
+
+def recurrence(x, dt, A, B, C, D):
+    """Return y (B, L, H, P) in FP64, one token after the other; `dt` are the steps."""
+    x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H = (part.double() for part in (x, dt, A, B, C, D))
+    heads = x.shape[2] // B.shape[2]
+    state_BHPN = x_BLHP.new_zeros(*x.shape[::2], x.shape[3], B.shape[3])
+    outputs = []
+    for token in range(x.shape[1]):
+        B_BHN, C_BHN = (part[:, token].repeat_interleave(heads, 1) for part in (B_BLGN, C_BLGN))
+        step_BH, x_BHP = dt_BLH[:, token], x_BLHP[:, token]
+        added_BHPN = torch.einsum("bh,bhp,bhn->bhpn", step_BH, x_BHP, B_BHN)
+        state_BHPN = state_BHPN * (step_BH * A_H).exp()[..., None, None] + added_BHPN
+        outputs.append(torch.einsum("bhpn,bhn->bhp", state_BHPN, C_BHN) + D_H[:, None] * x_BHP)
+    return torch.stack(outputs, 1)
 
 
 @pytest.mark.parametrize("tokens", [5, 16, 37])

@@ -5,7 +5,7 @@ A head keeps a state h of P x N numbers. Token by token, with its step d, its in
     h = exp(d A) h + d x B^T,    y = h C + D x
 
 `chunk_scan` computes that in chunks of K tokens: inside a chunk as a masked product, between chunks by the states at
-their ends. `recurrence` is the line above, one token after the other, in FP64.
+their ends.
 
 Axes: B batch, L tokens, H heads, P channels of a head, G groups of heads, N state, C chunks, K tokens of a chunk, W
 taps of the convolution.
@@ -49,15 +49,12 @@ def chunk_scan(
         z: Gate (B, L, H, P).
         dt_bias: Added to the steps, (H).
         dt_softplus: Whether steps are the softplus of what is given.
-        **others: Settings of inference and of packed sequences, which have to be unset.
-
-    Raises:
-        NotImplementedError: Such a setting.
+        **others: Settings of inference and of packed sequences; one that is set raises NotImplementedError.
     """
     _require_plain(others)
-    tokens, size = x.shape[1], min(chunk_size, x.shape[1])
-    dt_BLH = _steps(dt, dt_bias, is_softplus=dt_softplus)
-    heads = x.shape[2] // B.shape[2]
+    tokens, size, heads = x.shape[1], min(chunk_size, x.shape[1]), x.shape[2] // B.shape[2]
+    given_BLH = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
+    dt_BLH = F.softplus(given_BLH) if dt_softplus else given_BLH
     parts = (x.float() * dt_BLH[..., None], B.float(), C.float(), (dt_BLH * A.float())[..., None])
     x_BCKHP, B_BCKGN, C_BCKGN, decay_BCKH1 = (_in_chunks(part, size) for part in parts)
     B_BCKHN, C_BCKHN = (part.repeat_interleave(heads, 3) for part in (B_BCKGN, C_BCKGN))
@@ -92,12 +89,6 @@ def _require_plain(others: dict[str, Any]) -> None:
         raise NotImplementedError(f"the state-space layer in plain torch has no {', '.join(sorted(asked))}")
 
 
-def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, is_softplus: bool) -> torch.Tensor:
-    """Return the steps in FP32."""
-    steps = dt.float() if bias is None else dt.float() + bias.float()
-    return F.softplus(steps) if is_softplus else steps
-
-
 def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """Return (B, L, ., .) as (B, C, K, ., .), padded at the end with zeros, which change no state."""
     padded = F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size))
@@ -111,23 +102,6 @@ def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.T
         before.append(state_BHPN)
         state_BHPN = state_BHPN * kept_BHC[:, :, chunk, None, None] + added_BCHPN[:, chunk]
     return torch.stack(before, 1)
-
-
-def recurrence(
-    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, D: torch.Tensor
-) -> torch.Tensor:
-    """Return y (B, L, H, P) in FP64, one token after the other: the reference of `chunk_scan`; `dt` are the steps."""
-    x_BLHP, dt_BLH, A_H, B_BLGN, C_BLGN, D_H = (part.double() for part in (x, dt, A, B, C, D))
-    heads = x.shape[2] // B.shape[2]
-    state_BHPN = x_BLHP.new_zeros(*x.shape[::2], x.shape[3], B.shape[3])
-    outputs = []
-    for token in range(x.shape[1]):
-        B_BHN, C_BHN = (part[:, token].repeat_interleave(heads, 1) for part in (B_BLGN, C_BLGN))
-        step_BH, x_BHP = dt_BLH[:, token], x_BLHP[:, token]
-        added_BHPN = torch.einsum("bh,bhp,bhn->bhpn", step_BH, x_BHP, B_BHN)
-        state_BHPN = state_BHPN * (step_BH * A_H).exp()[..., None, None] + added_BHPN
-        outputs.append(torch.einsum("bhpn,bhn->bhp", state_BHPN, C_BHN) + D_H[:, None] * x_BHP)
-    return torch.stack(outputs, 1)
 
 
 def convolved_scan(
@@ -147,19 +121,9 @@ def convolved_scan(
 ) -> torch.Tensor:
     """Return the gated output (B, L, H P) of a whole mixer, as `mamba_split_conv1d_scan_combined` of mamba_ssm does.
 
-    Args:
-        zxbcdt: Gate, inputs, B, C and steps (B, L, 2 H P + 2 G N + H): the result of the input projection.
-        conv1d_weight: Of the causal convolution of inputs, B and C, (H P + 2 G N, W).
-        conv1d_bias: Of the same, (H P + 2 G N).
-        dt_bias: As for `chunk_scan`.
-        A: As for `chunk_scan`.
-        D: As for `chunk_scan`.
-        chunk_size: As for `chunk_scan`.
-        headdim: P, where D is (H).
-        ngroups: G.
-        activation: Of the convolution's result: silu.
-        norm_before_gate: Of a norm in the kernel, which Megatron does not ask for.
-        **others: As for `chunk_scan`.
+    `zxbcdt` (B, L, 2 H P + 2 G N + H) is the result of the input projection: gate, inputs, B, C and steps. The causal
+    convolution of inputs, B and C has weights (H P + 2 G N, W). `headdim` is P, where D is (H), and `ngroups` is G. The
+    others are those of `chunk_scan`, and one of a norm in the kernel, which Megatron does not ask for.
     """
     del norm_before_gate
     _require_plain({**others, "another activation": activation not in ("silu", "swish")})
