@@ -3,8 +3,7 @@
 import copy
 import importlib.util
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from bridge.megatron.hybrid.model import build_hybrid
 from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end
+from bridge.megatron.replacement import replaced
 from bridge.megatron.without_te import config_checks
 
 ACTIVATIONS = {
@@ -219,7 +219,10 @@ def _build_chunk(
         "rotary_base": config.rotary_base,
     }
     model: torch.nn.Module
-    with marked_weights(config) as marks, _recipe_of_chunk(config, vp_stage):
+    recipe: Any = getattr(config, "quant_recipe", None)
+    has_chunks = vp_stage is not None and hasattr(recipe, "of_chunk")
+    own = [(config, "quant_recipe", recipe.of_chunk(vp_stage))] if has_chunks else []  # while it is built and matched
+    with marked_weights(config) as marks, replaced(own):
         if config.is_hybrid_model:
             model = build_hybrid(backend=backend, **arguments)
         else:
@@ -238,19 +241,6 @@ def _build_chunk(
     if backend == "emulated":
         prepare_emulation(model, config, ddp)
     return model
-
-
-@contextmanager
-def _recipe_of_chunk(config: Any, vp_stage: int | None) -> Iterator[None]:
-    """Let the model config hold the per-module recipe of one chunk while that chunk is built, and matched."""
-    held: Any = getattr(config, "quant_recipe", None)
-    if vp_stage is not None and hasattr(held, "of_chunk"):
-        config.quant_recipe = held.of_chunk(vp_stage)
-    try:
-        yield
-    finally:
-        if held is not None:
-            config.quant_recipe = held
 
 
 def parameter_count(model: list[Any]) -> int:

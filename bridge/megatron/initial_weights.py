@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+from bridge.megatron.replacement import replaced
 
 Marks = dict[float, "Callable[[torch.Tensor], Any]"]
 
@@ -30,22 +32,12 @@ _MARKS = {"init_method": 2.0**-10, "output_layer_init_method": 2.0**-11, "embedd
 """Config field -> its mark: smaller than any weight's amax, which delayed scaling keeps the larger one of."""
 
 
-def _write(weight: torch.Tensor, *, mark: float) -> torch.Tensor:
-    return torch.nn.init.constant_(weight, mark)
-
-
 @contextmanager
 def marked_weights(config: Any) -> Iterator[Marks]:
     """Let a config's initialisation functions write their marks; yield mark -> function."""
-    held = {name: getattr(config, name, None) for name in _MARKS}
-    methods = {name: method for name, method in held.items() if method is not None}
-    for name in methods:
-        setattr(config, name, partial(_write, mark=_MARKS[name]))
-    try:
+    methods = {name: getattr(config, name) for name in _MARKS if getattr(config, name, None) is not None}
+    with replaced((config, name, partial(torch.nn.init.constant_, val=_MARKS[name])) for name in methods):
         yield {_MARKS[name]: method for name, method in methods.items()}
-    finally:
-        for name, method in methods.items():
-            setattr(config, name, method)
 
 
 @torch.no_grad()
@@ -110,16 +102,10 @@ def _drawn(place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor],
         return _filled(plain, method, f"{seed} {place}")
     if isinstance(place, ShardedTensorFactory):  # a weight that is kept as several, the gate of an MLP say
         parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
-        drawn: torch.Tensor = place.merge_fn(_each(parts, lambda part: _shard(part, plain.device, method, seed)))
+        shards = dict_list_map_outplace(lambda part: _shard(part, plain.device, method, seed), parts)
+        drawn: torch.Tensor = place.merge_fn(shards)
         return drawn
     return _shard(place, plain.device, method, seed)
-
-
-def _each(parts: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a nested list or dict of parts with each of them changed."""
-    if isinstance(parts, dict):
-        return {key: _each(part, change) for key, part in parts.items()}
-    return [_each(part, change) for part in parts] if isinstance(parts, list) else change(parts)
 
 
 def _shard(part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:

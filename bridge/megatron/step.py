@@ -238,11 +238,7 @@ class Trainer:
 
     def _everywhere(self, holds: bool) -> bool:
         """Return whether something holds on every rank; a collective call."""
-        if self.process.world_size == 1:
-            return holds
-        flag = torch.tensor(float(holds), device=self.process.device)
-        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
-        return bool(flag)
+        return not self.largest(int(not holds))
 
     def _learning_rate(self) -> float:
         groups = self.optimizer.param_groups

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +29,7 @@ from bridge.megatron.checkpoint.state import (
 from bridge.megatron.emulation.model import requantise_stored_weights, round_masters_anew, unrecorded
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
+from bridge.megatron.replacement import replaced
 from bridge.megatron.step import Trainer
 
 logger = logging.getLogger(__name__)
@@ -83,13 +84,12 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
                 f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
             )
         skipped.append(folder_of(folder, number))
-    from_first_rank(lambda: _set_aside(skipped))
 
-
-def _set_aside(skipped: Sequence[Path]) -> None:
-    for checkpoint in skipped:
-        if is_finished(checkpoint):  # a save makes room where one is not
+    def put_aside() -> None:
+        for checkpoint in filter(is_finished, skipped):  # a save makes room where one is not
             set_aside(checkpoint, "skipped")
+
+    from_first_rank(put_aside)
 
 
 def _judged(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
@@ -199,7 +199,10 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew
     for state in (loaded, *loaded.values()):  # a constant loss scale has no state; a dynamic one refuses an empty one
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]
-    with _halves_of_masters(trainer.optimizer):
+    halved: list[Any] = [
+        one for one in inner_optimizers(trainer.optimizer) if getattr(one, "store_param_remainders", False)
+    ]
+    with replaced((one, "set_scaled_state", partial(_set_as_half, one.set_scaled_state)) for one in halved):
         trainer.optimizer.load_state_dict(loaded)
     unshare_steps(trainer.optimizer)
     with one_gather(trainer.model):
@@ -208,27 +211,14 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew
             round_masters_anew(trainer.optimizer)
 
 
-@contextmanager
-def _halves_of_masters(optimizer: Any) -> Iterator[None]:
-    """Let the low halves of masters be loaded, which a checkpoint holds as FP32 numbers, for a ``with`` block.
+def _set_as_half(set_state: Callable[..., None], parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
+    """Take the low half of a master, which a checkpoint holds as FP32 numbers.
 
     megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer Engine's Adam takes the
     halves as the int16 that they are (fused_adam.py:378).
     """
-    with ExitStack() as stack:
-        for inner in inner_optimizers(optimizer):
-            set_state = getattr(inner, "set_scaled_state", None)
-            if set_state is not None and getattr(inner, "store_param_remainders", False):
-                stack.enter_context(patch.object(inner, "set_scaled_state", _with_halves(set_state)))
-        yield
-
-
-def _with_halves(set_state: Callable[..., None]) -> Callable[..., None]:
-    def taken(parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
-        is_half = name == "master_param" and parameter.dtype == torch.bfloat16
-        set_state(parameter, name, value.to(torch.int16) if is_half else value)
-
-    return taken
+    is_half = name == "master_param" and parameter.dtype == torch.bfloat16
+    set_state(parameter, name, value.to(torch.int16) if is_half else value)
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:

@@ -6,11 +6,10 @@ resharded.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from bridge.megatron.emulation.model import delayed_updates
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.megatron.optimizer import parts
+from bridge.megatron.replacement import replaced
 from bridge.megatron.step import Trainer
 
 SHARDING: dict[str, Any] = {
@@ -105,34 +105,20 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
-@contextmanager
-def _padding_kept(optimizer: Any) -> Iterator[None]:
-    """Let the distributed optimizer gather its state with the padding between buckets, for a ``with`` block.
+def _gathered_with_padding(gather: Callable[..., Any], buffers: Sequence[Any], *arguments: Any, **named: Any) -> Any:
+    """Gather the state of a distributed optimizer with the padding between its buckets.
 
     megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter where it is with it
     (:1475): whatever follows a padded bucket is saved some elements off, without an error.
     """
-    with ExitStack() as stack:
-        for part in parts(optimizer):
-            if hasattr(part, "gbuf_ranges"):
-                stack.enter_context(patch.object(part, "get_parameter_state_dp_zero", _gathered_with_padding(part)))
-        yield
-
-
-def _gathered_with_padding(part: Any) -> Callable[..., Any]:
-    gather = part.get_parameter_state_dp_zero
-
-    def gathered(*arguments: Any, **named: Any) -> Any:
-        state = gather(*arguments, **named)
-        for number, buffer in enumerate(part.buffers if state is not None else ()):
-            sizes = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in buffer.buckets]
-            for tensors in state[number].values():
-                for name, held in tensors.items():
-                    if isinstance(held, torch.Tensor) and any(own < padded for own, padded in sizes[:-1]):
-                        tensors[name] = _padded(held, sizes)
-        return state
-
-    return gathered
+    state = gather(*arguments, **named)
+    for number, buffer in enumerate(buffers if state is not None else ()):
+        sizes = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in buffer.buckets]
+        for tensors in state[number].values():
+            for name, held in tensors.items():
+                if isinstance(held, torch.Tensor) and any(own < padded for own, padded in sizes[:-1]):
+                    tensors[name] = _padded(held, sizes)
+    return state
 
 
 def _padded(held: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -150,7 +136,9 @@ def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: boo
         name: unwrapped(chunk).sharded_state_dict(metadata=metadata) for name, chunk in named_chunks(trainer).items()
     }
     model = models if len(models) > 1 else models["model"]
-    with _padding_kept(trainer.optimizer):
+    gather = "get_parameter_state_dp_zero"
+    sharded = [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")]
+    with replaced((one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers)) for one in sharded):
         optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     state = {
         **models,

@@ -4,10 +4,10 @@ import itertools
 import logging
 import math
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,21 +24,6 @@ log = logging.getLogger(__name__)
 
 COUNT_TOKENS = 2**26
 """Tokens per split that the unigram statistics read at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """Vocabulary in place of the tokenizer that `GPTDataset` asks for: the text is ids already."""
-
-    vocab_size: int
-    eod: int = END_OF_DOCUMENT
-    pad: int = -1
-    """An id that does not occur, so that no token's loss is masked."""
-
-    @property
-    def unique_identifiers(self) -> OrderedDict[str, object]:
-        """Part of the name under which Megatron caches the sample index."""
-        return OrderedDict(kind="ids", vocab_size=self.vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +44,19 @@ def build_splits(
     one sample.
     """
     _require_parts(split)
+    vocabulary = SimpleNamespace(  # in place of a tokenizer: the text is ids already
+        vocab_size=corpus.vocab_size,
+        eod=END_OF_DOCUMENT,
+        pad=-1,  # an id that does not occur, so that no token's loss is masked
+        unique_identifiers={"kind": "ids", "vocab_size": corpus.vocab_size},  # in the name of the cached sample index
+    )
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,
         blend=([corpus.prefix], None),
         split=split,
         path_to_cache=str(corpus.index_dir),
-        tokenizer=Vocabulary(vocab_size=corpus.vocab_size),
+        tokenizer=vocabulary,
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
