@@ -18,11 +18,12 @@ from bridge.megatron.emulation.per_module import chooses_low, module_schemes
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.optimizer import separate_gathers
 from bridge.megatron.replacement import replaced
-from bridge.megatron.te.machine import Machine, missing_for_te
+from bridge.megatron.te.machine import missing_for_te
 from bridge.megatron.te_cpu.install import installed_te
 from bridge.precision.matchers import quant_recipes
+from bridge.rules.target import Target, gpu_of_capability
 from bridge.rules.variables import environment_findings, set_lines, variables_in
-from bridge.rules.versions import dotted
+from bridge.rules.versions import dotted, parse_version
 
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
 
@@ -113,7 +114,7 @@ def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: 
             "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. "
             "Start the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
         )
-    machine = Machine(device="the declared GPU", compute_capability=found.capability, transformer_engine=found.version)
+    machine = Target(gpu=gpu_of_capability(found.capability), te=parse_version(found.version))
     missing = _missing(schemes, machine)
     if missing:
         raise BackendUnavailableError(
@@ -127,7 +128,7 @@ def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: 
     return Backend(name="te_cpu", notes=(note, *_te_notes(config, environ)))
 
 
-def _missing(schemes: Sequence[str | None], machine: Machine | None = None) -> list[str]:
+def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
     """Return the requirements of the schemes of a run, and of its single modules, that a machine lacks."""
     return list(dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine)))
 

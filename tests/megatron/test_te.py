@@ -19,9 +19,11 @@ from megatron.core.transformer import TransformerConfig
 from bridge.errors import PrecisionConfigError
 from bridge.megatron.backend import te_recipe
 from bridge.megatron.emulation.linear import scheme_of
+from bridge.megatron.te import machine as machine_module
 from bridge.megatron.te.layers import layer_factory, name_te_modules, te_quantizers
-from bridge.megatron.te.machine import Machine, missing_for_te
+from bridge.megatron.te.machine import missing_for_te
 from bridge.precision.schemes import scheme_row
+from bridge.rules.target import CPU, Target, parse_target
 from bridge.rules.variables import environment_findings, nvte_variables, set_lines
 
 TE = Path(sys.prefix) / "te"
@@ -234,8 +236,8 @@ class TestEnvironment:
         assert environment_findings(None, {"NVTE_BACKWARD_OVERRIDE": "nonsense"}) == []
 
 
-H100 = Machine(device="NVIDIA H100", compute_capability=(9, 0), cuda="12.10", transformer_engine="2.20.2")
-NOTHING = Machine()
+H100 = parse_target("h100,cuda12.10,te2.20.2")
+NOTHING = Target(gpu=CPU)
 
 
 class TestMachine:
@@ -247,32 +249,25 @@ class TestMachine:
             ("blockwise", H100, []),
             ("custom", H100, []),
             (None, NOTHING, ["a CUDA device (torch is built for the CPU alone)", "transformer_engine (not installed)"]),
-            ("nvfp4", Machine(cuda="12.4"), [
-                "a CUDA device",
-                "transformer_engine (not installed)",
-                "CUDA 12.8 for nvfp4 (torch is built with 12.4)",
+            ("mxfp8", H100, ["compute capability 10.0 for mxfp8 (the GPU has 9.0)"]),
+            ("mxfp8", parse_target("sm120,cuda12.9,te2.20"), [
+                "a compute capability below 12.0 for mxfp8 (the GPU has 12.0)"
             ]),
-            ("mxfp8", H100, ["compute capability 10.0 for mxfp8 (NVIDIA H100 has 9.0)"]),
-            (
-                "mxfp8",
-                Machine(device="RTX 5090", compute_capability=(12, 0), cuda="12.9", transformer_engine="2.20"),
-                ["a compute capability below 12.0 for mxfp8 (RTX 5090 has 12.0)"],
-            ),
-            (
-                "nvfp4",
-                Machine(device="B200", compute_capability=(10, 0), cuda="13.0", transformer_engine="2.3.0+cu13"),
-                ["transformer_engine 2.8 for nvfp4 (2.3.0+cu13 is installed)"],
-            ),
-            (
-                None,
-                Machine(device="H100", cuda="12.9", transformer_engine="2.8", load_error="no libcudnn"),
-                ["a transformer_engine that can be loaded (2.8: no libcudnn)"],
-            ),
+            ("nvfp4", parse_target("b200,cuda12.4,te2.3"), [
+                "CUDA 12.8 for nvfp4 (torch is built with 12.4)",
+                "transformer_engine 2.8 for nvfp4 (2.3 is installed)",
+            ]),
             ("tensorwize", H100, []),
         ],
     )  # fmt: skip
-    def test_what_is_missing_is_named(self, scheme, machine, expected):
+    def test_what_is_missing_is_named(self, scheme, machine, expected, monkeypatch):
+        monkeypatch.setattr(torch.version, "cuda", None)
         assert missing_for_te(scheme, machine) == expected
+
+    def test_a_package_that_cannot_be_loaded_is_named(self, monkeypatch):
+        monkeypatch.setattr(machine_module, "detect_target", lambda: H100)
+        monkeypatch.setattr(machine_module, "load_error", lambda: "no libcudnn")
+        assert missing_for_te() == ["a transformer_engine that can be loaded (2.20.2: no libcudnn)"]
 
     def test_this_machine_is_read(self):
         missing = missing_for_te()
@@ -289,7 +284,7 @@ class TestMachine:
             "import importlib.util, sys\n"
             f"spec = importlib.util.spec_from_file_location('m', {str(path)!r})\n"
             "m = importlib.util.module_from_spec(spec); sys.modules['m'] = m; spec.loader.exec_module(m)\n"
-            "print(m.installed('te'), m._load_error(), sep=': ')"
+            "print(m.detect_target().te, m.load_error(), sep=': ')"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
