@@ -41,13 +41,12 @@ class Setup(RuleContext):
     Args:
         precision: A recipe's name, a config, a mapping of stated fields, or None: the owners keep their own settings.
             Or the prediction of the run, which then says all that it holds.
-        checkpoint: The precision fingerprint of the checkpoint that the run resumes from.
         target: Where it is going to run; None: nothing is known but what is installed.
         environment: Environment variables of the run; None: not known.
         backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
             GPU.
         is_own: The run is one of scripts/train.py, whose build does not honour every field.
-        is_resumed: The run reads a checkpoint, whether its fingerprint is known or not.
+        is_resumed: The run reads a checkpoint.
         is_bridge: Megatron Bridge wrote the run's file.
         origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
@@ -58,7 +57,6 @@ class Setup(RuleContext):
         self,
         precision: str | MixedPrecisionConfig | Mapping[str, Any] | Prediction | None = None,
         *,
-        checkpoint: Mapping[str, Any] | None = None,
         target: Target | None = None,
         environment: Mapping[str, str] | None = None,
         backend: str | None = None,
@@ -82,11 +80,9 @@ class Setup(RuleContext):
             origins=origins,
         )
         self.is_whole = True
-        self.checkpoint = checkpoint
         self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
-        self.backend, self.is_own, self.is_bridge = backend, is_own, is_bridge
-        self.is_resumed = is_resumed or checkpoint is not None
+        self.backend, self.is_own, self.is_bridge, self.is_resumed = backend, is_own, is_bridge, is_resumed
         self.choice = choice
         self.read_owners()
         self._read_kind()

@@ -85,8 +85,6 @@ class RuleContext:
     malformed: Sequence[Any]
     unknown: Mapping[str, Any]
     """Keys of the precision that are no field -> their values."""
-    checkpoint: Mapping[str, Any] | None
-    """The precision fingerprint of the checkpoint that the run resumes from."""
     has_ncclep: bool
     has_peft: bool
     is_resumed: bool

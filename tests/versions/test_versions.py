@@ -45,7 +45,7 @@ def answer(*words: str, folder: Path) -> str:
 
 
 def test_no_rule_and_no_public_name_is_gone() -> None:
-    assert set(BEFORE["rules"]) <= {rule.id for rule in RULES}
+    assert set(BEFORE["rules"]) - {rule.id for rule in RULES} == {"PB541"}  # nothing could make it speak
     assert set(BEFORE["names"]) <= set(bridge.__all__)
     assert set(BEFORE["compatible"]) <= set(compatible.__all__)
 

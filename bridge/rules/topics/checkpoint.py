@@ -1,31 +1,8 @@
-"""Resuming in another precision, and adapters on low-precision weights."""
+"""What is read of a checkpoint, and adapters on low-precision weights."""
 
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.rule import PARSER, error, mcore, te, warning
+from bridge.rules.rule import PARSER, mcore, te, warning
 from bridge.rules.violation import Violation, all_of, violations
-
-FINGERPRINT = (
-    *("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_param", "fp4", "fp4_recipe", "fp4_param", "bf16", "fp16"),
-    "params_dtype",
-)
-"""Fields of the model that a checkpoint's fingerprint may hold; it holds the optimizer's dtypes and `te` too."""
-_STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-
-
-def _changed(run: RuleContext) -> list[Violation]:
-    """Return what the checkpoint was written with and this run would read otherwise."""
-    before = run.checkpoint or {}
-    found = []
-    for owner, names in ((run.model, FINGERPRINT), (run.optimizer, _STATES)):
-        role = "model" if owner is run.model else "optimizer"
-        for name in names:
-            inert = name.partition("_")[0] in FAMILIES and "_" in name and not getattr(run, name[:3])
-            if name in before and before[name] != getattr(owner, name) and not inert:
-                found.append(Violation(f"{role}.{name}", before=before[name]))
-    major = str(before.get("te") or "").partition(".")[0]
-    if major and run.te is not None and run.is_low and major != str(run.te.major):
-        found.append(Violation("target.te", value=str(run.te), before=before["te"]))
-    return found
 
 
 def _odd_rank(run: RuleContext) -> list[Violation]:
@@ -39,22 +16,6 @@ def _stored_under_adapters(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    error(
-        id="PB541",
-        title="resuming in another precision",
-        setting="model.fp8",
-        when=_changed,
-        message="the checkpoint was written with {before!r}",
-        remedies=(
-            "resume with the precision it was written in",
-            "silence this with the reason, if the change is meant",
-        ),
-        source="NVIDIA/TransformerEngine issue 982 (2024-07-02: the loss explodes); NVIDIA-NeMo/Automodel issue 3814, "
-        "2026-09-05",
-        evidence="reported",
-        explanation="Delayed scaling keeps its scales and histories in the checkpoint: another scheme drops them, and "
-        "coming from one it starts with scale 1. Stored FP8 weights are read as what they were written in.",
-    ),
     warning(
         id="PB542",
         title="delayed scaling's state is pickled",

@@ -3,16 +3,12 @@
 from tests.rules.cases.runs import B200, BF16, CURRENT, DELAYED, H100, MXFP8, full
 
 CASES = {
-    "PB541": (
-        full(CURRENT, H100, checkpoint={"fp8": "hybrid", "fp8_recipe": "delayed", "bf16": True}),
-        full(CURRENT, H100, checkpoint={"fp8": "hybrid", "fp8_recipe": "tensorwise", "bf16": True}),
-    ),
     "PB542": (
-        full(DELAYED, "h100x8,te2.20,cuda12.9,mcore0.19.2", checkpoint={}, environment={}),
+        full(DELAYED, "h100x8,te2.20,cuda12.9,mcore0.19.2", is_resumed=True, environment={}),
         full(
             DELAYED,
             "h100x8,te2.20,cuda12.9,mcore0.19.2",
-            checkpoint={},
+            is_resumed=True,
             environment={"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"},
         ),
     ),

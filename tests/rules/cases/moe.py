@@ -2,6 +2,7 @@
 
 from tests.rules.cases.runs import B200, BF16, CURRENT, DELAYED, DENSE, H100, MOE, MXFP8, NVFP4, PADDED_MOE, full, run
 
+UNSPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
 NCCLEP = dict(
     PADDED_MOE,
     moe_token_dispatcher_type="flex",  # noqa: S106  a dispatcher
@@ -65,5 +66,9 @@ CASES = {
     "PB437": (
         run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_deepep_num_sms=20, moe_hybridep_num_sms=16), is_bridge=True),
         run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_hybridep_num_sms=16), is_bridge=True),
+    ),
+    "PB438": (
+        run("bf16_mixed", "mcore0.18.2", model=dict(MOE, **UNSPLIT)),
+        run("bf16_mixed", "mcore0.18.2", model=dict(MOE, **UNSPLIT, expert_model_parallel_size=2)),
     ),
 }
