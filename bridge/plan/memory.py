@@ -9,11 +9,10 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.plan.memory_activations import Workload
-from bridge.plan.memory_buffers import Buffer, lay_out
+from bridge.plan.memory_buffers import Group, ddp_groups
 from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
 from bridge.plan.memory_fsdp import GATHERED, fsdp_groups, gathered
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
@@ -136,7 +135,7 @@ def _rank(
 ) -> RankMemory:
     settings = plan.settings
     bytes_of = dict.fromkeys(KINDS, 0)
-    master, moments = _master_bytes(settings), partial(_state_bytes, settings)
+    gradient, is_narrow = element_bytes(settings.grad_reduce), settings.grad_reduce != "fp32"
     count = step = 0
     for place in places:
         parameters = chunk_parameters(plan, place)
@@ -144,100 +143,31 @@ def _rank(
         bytes_of["low-precision copies"] += _copies(parameters, capability, settings, ddp)
         bytes_of["amax state"] += _amax(plan, parameters)
         if settings.fsdp:
-            step += _sharded(plan, parameters, ddp, data_rank, bytes_of)
-            continue
-        frozen = (parameter for parameter in parameters if parameter.is_frozen)
-        bytes_of["weights"] += round(sum(one.numel * element_bytes(one.storage) for one in frozen))
-        trained = [parameter for parameter in parameters if not parameter.is_frozen]
-        for buffer, storage, own in _buffers(plan, place, trained, ddp, data_rank):
-            bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
-            bytes_of["weights"] += _weights(plan, buffer, storage)
-            bytes_of["master weights"] += own * master
-            bytes_of["optimizer state"] += round(own * moments([one for one, _, _ in buffer.spans]))
-            step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
+            groups = fsdp_groups(parameters, plan.parallel, ddp, data_rank)
+            _add_gathered(groups, settings, bytes_of)
+        else:
+            groups = ddp_groups(parameters, plan, place, ddp, data_rank)
+        for group in groups:
+            bytes_of["weights"] += round(group.weights * element_bytes(group.parameters[0].storage))
+            bytes_of["gradients"] += round(group.gradients * gradient)
+            bytes_of["master weights"] += group.masters * _master_bytes(settings)
+            bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
+            step += group.states * 4 if is_narrow and not settings.owns_masters else 0
     bytes_of["activations"] = activation_bytes(plan, places, workload)
     return RankMemory(stage=places[0].stage, data_rank=data_rank, parameters=count, bytes_of=bytes_of, step_bytes=step)
 
 
-def _sharded(
-    plan: PrecisionPlan,
-    parameters: Sequence[Parameter],
-    ddp: Mapping[str, Any],
-    data_rank: int,
-    bytes_of: dict[str, int],
-) -> int:
-    """Add the bytes under Megatron-FSDP, what is gathered included; return those of FP32 gradients at the step."""
-    settings = plan.settings
-    groups = fsdp_groups(parameters, plan.parallel, ddp, data_rank)
+def _add_gathered(groups: Sequence[Group], settings: Settings, bytes_of: dict[str, int]) -> None:
+    """Add what Megatron-FSDP gathers while it is used, and the column-wise copies of MXFP8, which have a buffer too."""
     stored = [element_bytes(group.parameters[0].storage) for group in groups]
     gradient = element_bytes(settings.grad_reduce)
     for group, size in zip(groups, stored, strict=True):
-        first = group.parameters[0]
-        bytes_of["weights"] += round(group.weights * size)
-        bytes_of["gradients"] += round(group.gradients * gradient)
-        bytes_of["master weights"] += group.masters * _master_bytes(settings)
-        bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
-        if (
-            first.is_stored_low and settings.scheme == "mxfp8"
-        ):  # its column-wise copy has a buffer like the row-wise one
+        if group.parameters[0].is_stored_low and settings.scheme == "mxfp8":
             bytes_of["low-precision copies"] += round(group.weights * size)
     used = [group.whole * size * group.is_gathered for group, size in zip(groups, stored, strict=True)]
     reduced = [group.whole * gradient * (0 < group.gradients < group.whole) for group in groups]
     bytes_of["weights"] += round(gathered(groups, used))
     bytes_of["gradients"] += round(gathered(groups, reduced))
-    narrow = settings.grad_reduce != "fp32" and not settings.owns_masters
-    return sum(group.states for group in groups) * 4 if narrow else 0
-
-
-class _ShardedBuffer(NamedTuple):
-    buffer: Buffer
-    storage: str
-    """Format in which the weights are stored."""
-    own: int
-    """Elements whose masters and states this rank keeps."""
-
-
-def _buffers(
-    plan: PrecisionPlan, place: Place, parameters: list[Parameter], ddp: Mapping[str, Any], data_rank: int
-) -> Iterable[_ShardedBuffer]:
-    parallel, distributed = plan.parallel, plan.settings.distributed
-    dense = parallel.data * parallel.context
-    instances = ddp["num_distributed_optimizer_instances"]
-    overlaps = ddp["overlap_grad_reduce"]
-    size = ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)
-    bucket_size = int(size) if overlaps and place.stage == 0 and place.chunk == 0 else None
-    for is_expert in (False, True):
-        whole = parallel.expert_data if is_expert else dense
-        ranks = max(1, whole // instances)
-        by_storage: dict[str, list[Parameter]] = {}
-        for parameter in parameters:
-            if parameter.is_expert == is_expert:
-                key = parameter.storage if parameter.is_stored_low else plan.settings.mode
-                by_storage.setdefault(key, []).append(parameter)
-        for storage, group in by_storage.items():
-            buffer = lay_out(
-                group,
-                ranks=ranks,
-                distributed=distributed,
-                bucket_size=bucket_size,
-                high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
-            )
-            own = buffer.shard(data_rank % ranks, ranks) if distributed else buffer.held
-            if plan.settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
-                own = -(-own // ranks)
-            yield _ShardedBuffer(buffer, storage, own)
-
-
-def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
-    """Return the bytes of the weights' own elements, with the buffer's padding where they lie in one."""
-    settings, is_low = plan.settings, buffer.spans[0][0].is_stored_low
-    own = buffer.held
-    elements = buffer.numel if settings.distributed else own
-    if is_low and settings.scheme == "mxfp8":
-        elements = own  # gathered through the gradient buffer, they lie in none of their own
-    elif settings.distributed and settings.unused_weight_buffer:
-        elements += own  # Megatron allocates the buffer and leaves the weights where they were
-    return round(elements * element_bytes(storage))
 
 
 def _copies(

@@ -1,16 +1,42 @@
-"""Megatron's contiguous buffers of parameters and gradients: their padding, their buckets, and each rank's shard.
+"""The buffers of parameters and gradients that Megatron allocates: their padding, their buckets, and each rank's shard.
 
-Parameters are laid out in reverse order. Under the distributed optimizer each begins at a multiple of 64 elements, each
-bucket ends at a multiple of lcm(ranks, 128) (and 2^16 with `pad_buckets_for_high_nccl_busbw`), and rank r owns the r-th
-part of every bucket. Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
+Without Megatron-FSDP the parameters of one storage lie in reverse order. Under the distributed optimizer each begins at
+a multiple of 64 elements, each bucket ends at a multiple of lcm(ranks, 128) (and 2^16 with
+`pad_buckets_for_high_nccl_busbw`), and rank r owns the r-th part of every bucket.
+Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 """
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bridge.plan.memory_parameters import Parameter
+from bridge.plan.precision_plan import PrecisionPlan
+from bridge.plan.settings import Settings
+from bridge.rules.shape.parallel import Place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Parameters of one buffer, or the frozen ones of one storage, in elements of this rank."""
+
+    parameters: tuple[Parameter, ...]
+    whole: int
+    """All of its elements, padding included."""
+    weights: int
+    gradients: int = 0
+    masters: int = 0
+    states: int = 0
+    """Elements of parameters alone: an optimizer keeps nothing for padding."""
+    unit: str | None = None
+    """The unit of Megatron-FSDP that it is part of."""
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether its weights are gathered before they are used."""
+        return self.weights < self.whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,3 +109,55 @@ def lay_out(
     if is_open:
         close()
     return Buffer(spans=tuple(spans), buckets=tuple(buckets))
+
+
+def ddp_groups(
+    parameters: Sequence[Parameter], plan: PrecisionPlan, place: Place, ddp: Mapping[str, Any], data_rank: int
+) -> list[Group]:
+    """Return the groups of a model chunk's parameters, given in the order of Megatron's modules, without FSDP."""
+    parallel, settings = plan.parallel, plan.settings
+    is_cut = ddp["overlap_grad_reduce"] and place.stage == 0 and place.chunk == 0
+    bucket_size = int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
+    alike: dict[tuple[bool, bool, str], list[Parameter]] = {}
+    for one in parameters:
+        storage = one.storage if one.is_stored_low else settings.mode
+        alike.setdefault((one.is_frozen, one.is_expert, storage), []).append(one)
+    found = []
+    for (is_frozen, is_expert, _), group in alike.items():
+        if is_frozen:
+            held = sum(one.numel for one in group)
+            found.append(Group(parameters=tuple(group), whole=held, weights=held))
+            continue
+        everywhere = parallel.expert_data if is_expert else parallel.data * parallel.context
+        ranks = max(1, everywhere // ddp["num_distributed_optimizer_instances"])
+        buffer = lay_out(
+            group,
+            ranks=ranks,
+            distributed=settings.distributed,
+            bucket_size=bucket_size,
+            high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
+        )
+        own = buffer.shard(data_rank % ranks, ranks) if settings.distributed else buffer.held
+        if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
+            own = -(-own // ranks)
+        found.append(
+            Group(
+                parameters=tuple(group),
+                whole=buffer.numel,
+                weights=_weights(settings, buffer),
+                gradients=buffer.numel,
+                masters=own,
+                states=own,
+            )
+        )
+    return found
+
+
+def _weights(settings: Settings, buffer: Buffer) -> int:
+    """Return the weights' own elements, with the buffer's padding where they lie in one."""
+    if not settings.distributed:
+        return buffer.held
+    if buffer.spans[0][0].is_stored_low and settings.scheme == "mxfp8":
+        return buffer.held  # gathered through the gradient buffer, they lie in none of their own
+    # Megatron allocates an unused buffer and leaves the weights where they were.
+    return buffer.numel + (buffer.held if settings.unused_weight_buffer else 0)

@@ -13,10 +13,9 @@ there, and is one in Megatron-LM's development branch, as here; that changes pad
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from bridge.plan.memory_buffers import Buffer
+from bridge.plan.memory_buffers import Buffer, Group
 from bridge.plan.memory_parameters import Parameter
 from bridge.rules.shape.parallel import Parallel
 
@@ -26,26 +25,6 @@ GATHERED = ("optim_grads", "optim_grads_params")
 """Strategies under which something is gathered while it is used."""
 OUTSIDE = ("enorm", "hnorm", "eh_proj", "final_layernorm")
 """Modules of multi-token prediction that are in none of its layers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """One group of parameters on a rank, in elements."""
-
-    parameters: tuple[Parameter, ...]
-    whole: int
-    """All of its elements, padding included."""
-    weights: int
-    gradients: int
-    masters: int
-    states: int
-    """Elements of parameters alone: an optimizer keeps nothing for padding."""
-    unit: str | None
-
-    @property
-    def is_gathered(self) -> bool:
-        """Whether its weights are gathered before they are used."""
-        return self.weights < self.whole
 
 
 def fsdp_groups(
