@@ -32,7 +32,7 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
     configs: dict[str, Any] = {}
     found = []
     for number, row in enumerate(rows):
-        in_high = run is None or row.names_layers
+        in_high = run is None or bool(row.layer_numbers)
         training = _acting(row.precision, run, in_high=in_high)
         evaluation = _acting(row.evaluation, run, in_high=in_high) if row.evaluation is not None else None
         matcher = Matcher(
@@ -127,7 +127,7 @@ class ModuleSchemes:
         if config.scheme is not None and config.reading("first_last_layers_bf16"):
             start, end = (config.reading(name) if config.is_stated(name) else 1 for name in LAYER_COUNTS)
             kept = (start, end)
-        if num_layers is None and (any(kept) or any(row.names_layers for row in rows)):
+        if num_layers is None and (any(kept) or any(row.layer_numbers for row in rows)):
             rule = "the precision chooses single layers, so the number of layers must be known"
             raise WrongValueError(rule, None, "Give the number of the model's layers.")
         if num_layers is not None and (type(num_layers) is not int or num_layers < 1):

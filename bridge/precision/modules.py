@@ -74,11 +74,6 @@ class ModuleRow:
         found = _LAYER.search(self.select)
         return (int(found[1]),) if found is not None and not self.select.startswith("mtp.") else ()
 
-    @property
-    def names_layers(self) -> bool:
-        """Whether the row is about layers of certain numbers."""
-        return bool(self.layer_numbers)
-
     def layers_beyond(self, num_layers: int) -> tuple[int, ...]:
         """Return the numbers, as they are stated, of layers that a model of so many layers does not have."""
         return tuple(number for number in self.layer_numbers if not -num_layers <= number < num_layers)
@@ -86,24 +81,20 @@ class ModuleRow:
     def patterns(self, num_layers: int) -> tuple[str, ...]:
         """Return the globs that select the row's modules by their names in the whole model."""
         if not self.module:
-            return (self._anchored(),)
+            # With the decoder's name before a layer's number, ``*layers.0.*`` means no layer of MTP.
+            of_decoder = f"decoder.{self.select[self.select.index('layers.') :]}" if self.layer_numbers else self.select
+            return (of_decoder,)
         if self.layers is None:
             return (f"*.{self.module}",)
         numbers = dict.fromkeys(number + num_layers if number < 0 else number for number in self.layers)
         return tuple(f"decoder.layers.{number}.{inner}{self.module}" for number in numbers for inner in ("", "*."))
-
-    def _anchored(self) -> str:
-        """Return the glob with a layer's number behind the decoder's name: ``*layers.0.*`` means no layer of MTP."""
-        if not self.names_layers:
-            return self.select
-        return f"decoder.{self.select[self.select.index('layers.') :]}"
 
     def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
         """Return `select` for a model of some layers of this one, from 0; None where the row names none of them.
 
         Negative numbers count from the `num_layers` of this model.
         """
-        if not self.names_layers:
+        if not self.layer_numbers:
             return self.select or {"module": self.module}
         named = {number % num_layers for number in self.layer_numbers}
         numbers = [place for place, number in enumerate(layers) if number in named]
@@ -185,13 +176,12 @@ def _plain_row(given: object) -> dict[str, Any]:
     if "select" not in given:
         raise WrongValueError("has no `select`", dict(given), 'Say which modules: select: "*.linear_qkv".')
     row: dict[str, Any] = {"select": _plain_select(given["select"]), **_plain_precision(given)}
-    if given.get("evaluation") is not None:
-        evaluation = given["evaluation"]
-        if isinstance(evaluation, Mapping):
-            _refuse_unknown(evaluation, PRECISION_KEYS, "`evaluation` has no such key")
-            row["evaluation"] = _plain_precision(evaluation)
-        else:
-            row["evaluation"] = _one_of("evaluation", evaluation, SHORT)
+    evaluation = given.get("evaluation")
+    if isinstance(evaluation, Mapping):
+        _refuse_unknown(evaluation, PRECISION_KEYS, "`evaluation` has no such key")
+        row["evaluation"] = _plain_precision(evaluation)
+    elif evaluation is not None:
+        row["evaluation"] = _one_of("evaluation", evaluation, SHORT)
     return row
 
 
@@ -205,32 +195,24 @@ def _refuse_unknown(given: Mapping[Any, Any], known: Sequence[str], rule: str) -
 def _plain_select(given: object) -> str | dict[str, Any]:
     if isinstance(given, str):
         return _plain_glob(given)
-    if isinstance(given, list | tuple):
-        rule = "`select` is one glob, or {layers: [0, -1], module: linear_fc2}"
-        raise WrongValueError(rule, list(given), "Write a row for each.")
     if not isinstance(given, Mapping):
-        raise WrongValueError("`select` must be a glob, or {layers: [0, -1], module: linear_fc2}", given, "Correct it.")
+        rule = "`select` must be one glob, or {layers: [0, -1], module: linear_fc2}"
+        raise WrongValueError(rule, given, "Write a row for each choice.")
     _refuse_unknown(given, ("layers", "module"), "`select` has no such key")
-    module = given.get("module")
-    if isinstance(module, list | tuple):
-        raise WrongValueError("`select.module` is one name", list(module), "Write a row for each.")
+    module, layers = given.get("module"), given.get("layers")
     if not isinstance(module, str) or not module or "layers." in module:
-        raise WrongValueError(
-            "`select.module` must be the end of a module's name", module, "Use linear_fc2, for example."
-        )
-    layers = given.get("layers")
+        rule = "`select.module` must be the end of one module's name"
+        raise WrongValueError(rule, module, "Use linear_fc2, for example.")
     if layers is None:
         return {"module": module}
-    if isinstance(layers, str | Mapping) or not hasattr(layers, "__iter__"):
-        raise WrongValueError("`select.layers` must be a list of numbers", layers, "Write [0, 1, -1].")
-    numbers = []
-    for number in layers:
+    is_list = hasattr(layers, "__iter__") and not isinstance(layers, str | Mapping)
+    numbers = list(layers) if is_list else [layers]
+    for number in numbers:
         if isinstance(number, bool) or not hasattr(number, "__index__"):
             raise WrongValueError("`select.layers` must be whole numbers, from 0", number, "Write [0, 1, -1].")
-        numbers.append(int(number))
     if not numbers:
         raise WrongValueError("`select.layers` must name a layer", [], "Drop it to mean every layer.")
-    return {"layers": numbers, "module": module}
+    return {"layers": [int(number) for number in numbers], "module": module}
 
 
 def _plain_glob(glob: str) -> str:
@@ -262,7 +244,13 @@ def _plain_precision(given: Mapping[Any, Any]) -> dict[str, Any]:
 def _read(key: str, given: object) -> Any:
     if key in WORDS:
         return _one_of(key, given, WORDS[key])
-    return _text(key, given) if key in FACTORIES else _switch(key, given)
+    if key in FACTORIES:
+        if isinstance(given, str) and given:
+            return str(given)
+        raise WrongValueError(f"`{key}` must be an import path", given, "Write package.module.function.")
+    if str(given).lower() in ("true", "false"):
+        return str(given).lower() == "true"
+    raise WrongValueError(f"`{key}` must be true or false", given, "Correct it.")
 
 
 def _refuse_contradictions(row: Mapping[str, Any]) -> None:
@@ -295,17 +283,3 @@ def _one_of(key: str, given: object, known: Sequence[str]) -> str:
         return str(value)
     near = did_you_mean(close_matches(str(value), known)) or f"Use {listed(known)}."
     raise WrongValueError(f"`{key}` must be one of {', '.join(known)}", value, near)
-
-
-def _text(key: str, given: object) -> str:
-    if isinstance(given, str) and given:
-        return str(given)
-    raise WrongValueError(f"`{key}` must be an import path", given, "Write package.module.function.")
-
-
-def _switch(key: str, given: object) -> bool:
-    if isinstance(given, bool):
-        return given
-    if isinstance(given, str) and given.lower() in ("true", "false"):
-        return given.lower() == "true"
-    raise WrongValueError(f"`{key}` must be true or false", given, "Correct it.")

@@ -21,18 +21,14 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.fields import gradient_dtypes
 from bridge.rules.section import Malformed
-from bridge.rules.shape.unplanned import unplanned
 from bridge.rules.target import Target
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Origins, Prediction, predict
 
 if TYPE_CHECKING:
-    from bridge.errors import Finding
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
-    from bridge.rules.shape.model import ModelShape
-    from bridge.rules.shape.parallel import Parallel
 
 
 class Setup(RuleContext):
@@ -69,7 +65,8 @@ class Setup(RuleContext):
     ) -> None:
         stated = StatedPrecision.of(precision)
         run = precision if isinstance(precision, Prediction) else predict(stated.config, sections, target=target)
-        self.prediction, self.sections, self.unknown = run, run.sections, stated.unknown
+        self.prediction: Prediction = run
+        self.sections, self.unknown = run.sections, stated.unknown
         self.malformed = [*stated.malformed, *(one for section in run.sections.values() for one in section.malformed)]
         super().__init__(
             run.precision,
@@ -111,21 +108,6 @@ class Setup(RuleContext):
         )
         self.calls_te = self.backend == "te_cpu" or not self.is_emulated
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
-
-    @cached_property
-    def shape(self) -> ModelShape:
-        """The model; a size that is impossible is replaced."""
-        return self.prediction.shape_and_faults[0]
-
-    @cached_property
-    def parallel(self) -> Parallel:
-        """The layout; what cannot be read of it is left out."""
-        return self.prediction.layout_and_faults[0]
-
-    @cached_property
-    def unplanned(self) -> Sequence[Finding]:
-        """The fields that give the model modules which the plan does not know."""
-        return unplanned(self.prediction.model)
 
     @cached_property
     def overflow(self) -> Violation | None:

@@ -19,7 +19,6 @@ from bridge.rules.target import Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from bridge.errors import Finding
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel
@@ -78,6 +77,7 @@ class RuleContext:
     """
 
     # Known to a check alone.
+    prediction: Any
     train: Any
     data: Any
     peft: Any
@@ -109,24 +109,6 @@ class RuleContext:
     """Megatron Bridge wrote the run's file."""
     environment: Mapping[str, str]
     has_environment: bool
-
-    if TYPE_CHECKING:
-
-        @cached_property
-        def parallel(self) -> Parallel:
-            """The layout; what cannot be read of it is left out."""
-
-        @cached_property
-        def shape(self) -> ModelShape:
-            """The model; a size that is impossible is replaced."""
-
-        @cached_property
-        def unplanned(self) -> Sequence[Finding]:
-            """The fields that give the model modules which the plan does not know."""
-
-        @cached_property
-        def overflow(self) -> Violation | None:
-            """The fullest rank, where it needs more memory than its GPU has."""
 
     def __init__(
         self,
@@ -196,6 +178,23 @@ class RuleContext:
         self.has_fsdp_v2 = self.has_megatron_fsdp and ddp.megatron_fsdp_version == 2
         self.is_sharded = bool(self.optimizer.use_distributed_optimizer or ddp.use_distributed_optimizer)
         self.mcore, self.te = self.target.mcore, self.target.te
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """The model; a size that is impossible is replaced."""
+        shape: ModelShape = self.prediction.shape_and_faults[0]
+        return shape
+
+    @cached_property
+    def parallel(self) -> Parallel:
+        """The layout; what cannot be read of it is left out."""
+        layout: Parallel = self.prediction.layout_and_faults[0]
+        return layout
+
+    @cached_property
+    def overflow(self) -> Violation | None:
+        """The fullest rank, where it needs more memory than its GPU has."""
+        raise NotImplementedError
 
     @cached_property
     def inert(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     RunConfigError for a row that names layers where the model's layers or its layout are not known.
     """
     rows = module_rows(config.reading("modules"))
-    chunks = _chunks(owner, rows) if any(row.names_layers for row in rows) else [()]
+    chunks = _chunks(owner, rows) if any(row.layer_numbers for row in rows) else [()]
     files = chunk_recipes(rows, chunks, run=config.low_format)
     recipe = files[0] if all(file == files[0] for file in files) else files
     held = owner.value("quant_recipe")

@@ -41,7 +41,7 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     rows = module_rows(builder.values["modules"])
     if not rows:
         return None
-    if not any(row.names_layers for row in rows):
+    if not any(row.layer_numbers for row in rows):
         return file_of(config)
     if layout.num_layers is None:
         builder.record("megatron_lm.its-patterns-count-layers", "modules")

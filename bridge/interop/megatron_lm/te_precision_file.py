@@ -60,7 +60,7 @@ def rows_of(content: Mapping[str, Any], *, is_low: bool) -> list[dict[str, Any]]
     except (WrongValueError, PayloadError):
         return None
     parsed = module_rows(rows)
-    if any(row.names_layers for row in parsed):
+    if any(row.layer_numbers for row in parsed):
         return None
     back = row_matchers(parsed, 0, run="e4m3" if is_low else None)  # each row states its own format
     pairs = zip(recipe.matchers, back.matchers, strict=True)

@@ -54,6 +54,10 @@ def widths(run: RuleContext) -> Iterator[Width]:
         yield Width("model.moe_ffn_hidden_size", how, model.moe_ffn_hidden_size // etp)
 
 
+def _alignment(run: RuleContext) -> tuple[int, ...]:
+    return (run.row.alignment or ()) if run.row is not None else ()
+
+
 def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
     return [
         Violation(path, how=how, size=f"{size:g}", multiple=multiple)
@@ -62,17 +66,11 @@ def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
     ]
 
 
-def _refused_widths(run: RuleContext) -> list[Violation]:
-    if run.row is None or run.row.alignment is None or run.is_emulated:
-        return []
-    return _odd_widths(run, max(run.row.alignment))
-
-
 def _refused_tokens(run: RuleContext) -> list[Violation]:
-    held = tokens(run)
-    if held is None or run.row is None or run.row.alignment is None:
+    held, alignment = tokens(run), _alignment(run)
+    if held is None or not alignment:
         return []
-    multiple = run.row.alignment[0]
+    multiple = alignment[0]
     nearest = -(-held // multiple) * multiple
     return [Violation(tokens=held, multiple=multiple, nearest=nearest)] if held % multiple else []
 
@@ -87,12 +85,12 @@ def _odd_blocks(run: RuleContext) -> list[Violation]:
 
 
 def _packing(run: RuleContext) -> list[Violation]:
-    pad = run.data.pad_multiple
-    if not run.data.packing or not pad or run.row is None or run.row.alignment is None or run.is_emulated:
+    pad, alignment = run.data.pad_multiple, _alignment(run)
+    if not run.data.packing or not pad or not alignment or run.is_emulated:
         return []
     ranks = run.parallel
     sequence = 2 * ranks.tensor * ranks.context if ranks.context > 1 else ranks.tensor
-    slab = run.row.alignment[0] * ranks.of_tokens
+    slab = alignment[0] * ranks.of_tokens
     needed = math.lcm(sequence, slab)
     return [Violation(needed=needed, sequence=sequence, slab=slab)] if pad % needed else []
 
@@ -104,7 +102,7 @@ def _projection_width(run: RuleContext) -> list[Violation]:
         return []
     is_mamba = run.shape.delta_net is None
     asserted = 32 if run.row.name == "mxfp8" and not is_mamba else 16
-    multiple = asserted if run.is_emulated else max(asserted, *(run.row.alignment or ()))
+    multiple = asserted if run.is_emulated else max(asserted, *_alignment(run))
     width = mixer.projected // (1 if run.is_emulated else run.parallel.tensor)
     field, others = _PROJECTED["mamba" if is_mamba else "delta_net"]
     return [Violation(field, width=width, multiple=multiple, others=others)] if width % multiple else []
@@ -138,7 +136,7 @@ RULES = (
         id="PB502",
         title="width that the GEMMs do not take",
         setting="model.hidden_size",
-        when=_refused_widths,
+        when=all_of("not is_emulated", _alignment, find=lambda run: _odd_widths(run, max(_alignment(run)))),
         message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {run.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "

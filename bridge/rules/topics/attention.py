@@ -14,11 +14,6 @@ def _no_backend(run: RuleContext) -> list[Violation]:
     return [Violation(what=f"cuDNN {least}")] if at_least(run.cudnn, least) is False else []
 
 
-def _unread_softmax(run: RuleContext) -> list[Violation]:
-    # A framework's model class can have another default than Megatron's, which nobody stated.
-    return [Violation(severity=None if "attention_softmax_in_fp32" in run.stated else "info")]
-
-
 RULES = (
     error(
         id="PB441",
@@ -70,7 +65,8 @@ RULES = (
                 "not is_emulated",
                 stands_out("attention_softmax_in_fp32"),
             ),
-            find=_unread_softmax,
+            # A framework's model class can have another default than Megatron's, which nobody stated.
+            find=lambda run: [Violation(severity=None if "attention_softmax_in_fp32" in run.stated else "info")],
         ),
         message="has no effect: Transformer Engine's attention does not read it",
         remedies=("drop it", "set model.transformer_impl=local"),

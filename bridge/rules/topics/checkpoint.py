@@ -11,10 +11,6 @@ def _odd_rank(run: RuleContext) -> list[Violation]:
     return [Violation(value=run.rank)] if is_of_te and run.rank is not None and run.rank % 16 else []
 
 
-def _stored_under_adapters(run: RuleContext) -> list[Violation]:
-    return violations({f"{family}_param_gather": getattr(run, f"gathers_{family}") for family in FAMILIES})
-
-
 RULES = (
     warning(
         id="PB542",
@@ -53,7 +49,10 @@ RULES = (
         id="PB545",
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
-        when=all_of("has_peft", find=_stored_under_adapters),
+        when=all_of(
+            "has_peft",
+            find=lambda run: violations({f"{one}_param_gather": getattr(run, f"gathers_{one}") for one in FAMILIES}),
+        ),
         message="frozen base weights have no master weights to be cast from, and crashes were reported",
         remedies=("set it to False",),
         source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",

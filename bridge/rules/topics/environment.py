@@ -32,11 +32,6 @@ def _changed_numbers(run: RuleContext) -> list[Violation]:
     ]
 
 
-def _attention_overruled(run: RuleContext) -> bool:
-    is_on = run.model.fp8_dot_product_attention or run.model.fp8_multi_head_attention
-    return bool(run.environment.get("NVTE_DPA_FP8_RECIPE") and is_on)
-
-
 def _attention_variables(run: RuleContext) -> list[Violation]:
     """Return the variables that say another attention backend than the model's field."""
     given = run.model.attention_backend
@@ -98,7 +93,10 @@ RULES = (
         id="PB525",
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
-        when=all_of(_attention_overruled),
+        when=all_of(
+            lambda run: run.environment.get("NVTE_DPA_FP8_RECIPE"),
+            lambda run: run.model.fp8_dot_product_attention or run.model.fp8_multi_head_attention,
+        ),
         message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
         remedies=("unset it",),
         source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",

@@ -81,7 +81,7 @@ def _differing_chunks(run: RuleContext) -> list[Violation]:
     if len(files) <= stages or len(files) % stages:
         return []
     differing = [str(stage) for stage, file in enumerate(stage_recipes(files, stages)) if file is None]
-    rows = [str(row) for row in selected_modules.own_rows(run) if row.names_layers]
+    rows = [str(row) for row in selected_modules.own_rows(run) if row.layer_numbers]
     if not differing:
         return []
     return [Violation(value=rows, stages=", ".join(differing), chunks=len(files) // stages)]

@@ -20,11 +20,6 @@ def _low_precision_transport(run: RuleContext) -> list[Violation]:
     return [Violation(f"model.{name}") for name in names if getattr(model, name) not in ("bf16", None)]
 
 
-def _two_numbers_of_processors(run: RuleContext) -> bool:
-    """Return whether a file states both of the older numbers; as defaults of older classes they differ too."""
-    return len({run.model.moe_deepep_num_sms, run.model.moe_hybridep_num_sms} - {None}) > 1
-
-
 def _lacks_the_fused_mlp(run: RuleContext) -> bool:
     is_off = run.has_environment and run.environment.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP") != "1"
     return run.target.is_before(10) or is_off
@@ -32,10 +27,6 @@ def _lacks_the_fused_mlp(run: RuleContext) -> bool:
 
 of_experts = partial(all_of, "shape.is_moe")
 _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
-
-
-def _without_experts(run: RuleContext) -> list[Violation]:
-    return [Violation(name) for name in _OF_EXPERTS if run.stands_out(name)]
 
 
 RULES = (
@@ -189,7 +180,10 @@ RULES = (
         id="PB435",
         title="setting of experts in a model without",
         setting="moe_router_dtype",
-        when=all_of("has_model", "not model.num_moe_experts", find=_without_experts),
+        when=all_of(
+            *("has_model", "not model.num_moe_experts"),
+            find=lambda run: [Violation(name) for name in _OF_EXPERTS if run.stands_out(name)],
+        ),
         message="has no effect: the model has no experts",
         remedies=("drop it", "set model.num_moe_experts"),
         source="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",
@@ -212,7 +206,10 @@ RULES = (
         title="two numbers of processors for the dispatcher",
         setting="model.moe_hybridep_num_sms",
         versions=(mcore(since="0.19"),),
-        when=all_of("is_bridge", _two_numbers_of_processors, "model.moe_flex_dispatcher_num_sms is None"),
+        when=all_of(
+            *("is_bridge", "model.moe_flex_dispatcher_num_sms is None"),
+            lambda run: len({run.model.moe_deepep_num_sms, run.model.moe_hybridep_num_sms} - {None}) > 1,
+        ),
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron takes one of them "
         "for the moe_flex_dispatcher_num_sms that is not set",
         remedies=("set moe_flex_dispatcher_num_sms alone",),

@@ -103,10 +103,6 @@ def _unrouted(run: RuleContext) -> list[Violation]:
     return [Violation(f"mixed_precision.{name}") for name in run.stated if name not in known]
 
 
-def _below_least(run: RuleContext) -> list[Violation]:
-    return [Violation(name, least=least) for name, least in LEAST.items() if run.held(name) < least]
-
-
 def _misspelt(run: RuleContext) -> list[Violation]:
     found = []
     for name, value in run.unknown.items():  # every field of the precision is known
@@ -238,7 +234,7 @@ RULES = (
         title="count below its least value",
         setting="fp8_margin",
         needs="precision",
-        when=_below_least,
+        when=lambda run: [Violation(name, least=least) for name, least in LEAST.items() if run.held(name) < least],
         message="must be at least {least}",
         remedies=("use {least} or more",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",

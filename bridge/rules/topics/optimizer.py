@@ -8,10 +8,6 @@ from bridge.rules.violation import Violation, all_of, stands_out, violations
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-def _states_in_fp32(run: RuleContext) -> list[Violation]:
-    return violations({f"optimizer.{name}": getattr(run.optimizer, name) not in ("fp32", None) for name in _STATES})
-
-
 def _impossible_states(run: RuleContext) -> list[Violation]:
     return [
         Violation(f"optimizer.{name}", legal=", ".join(CHOICES[name]).replace("uint8", "fp8"))
@@ -68,7 +64,12 @@ RULES = (
         title="optimizer state dtype without the precision-aware optimizer",
         setting="optimizer.exp_avg_dtype",
         needs="owners",
-        when=all_of("has_optimizer", "not has_precision_aware", find=_states_in_fp32),
+        when=all_of(
+            *("has_optimizer", "not has_precision_aware"),
+            find=lambda run: violations(
+                {f"optimizer.{one}": getattr(run.optimizer, one) not in ("fp32", None) for one in _STATES}
+            ),
+        ),
         message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
         source=OPTIMIZER_CHECK,

@@ -9,17 +9,15 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, warning
 from bridge.rules.topics.alignment import tokens, widths
 from bridge.rules.violation import Violation, all_of
 
+_WEIGHT_SHARDS = (
+    *("gtp_weight_remat_size", "expert_gtp_weight_remat_size"),
+    *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
+)
+"""Sizes of Megatron's generalised tensor parallelism: weights are gathered when they are used."""
+
 
 def _shards_weights(run: RuleContext) -> bool:
-    """Megatron's generalised tensor parallelism: weights are gathered when they are used."""
-    model = run.model
-    sizes = (
-        model.gtp_weight_remat_size,
-        model.expert_gtp_weight_remat_size,
-        model.tensor_parallel_num_weight_shards,
-        model.expert_tensor_parallel_num_weight_shards,
-    )
-    return any((size or 1) > 1 for size in sizes)
+    return any((getattr(run.model, name) or 1) > 1 for name in _WEIGHT_SHARDS)
 
 
 def _broken_replicas(run: RuleContext) -> list[Violation]:
@@ -53,15 +51,6 @@ def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
         return []
     where = COMMAND_LINE if COMMAND_LINE in map(run.where, ("data.seq_length", "model.seq_length")) else None
     return [Violation(where=where, length=length)]
-
-
-def _two_numbers_of_chunks(run: RuleContext) -> list[Violation]:
-    is_other = run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
-    return [Violation(chunks=run.parallel.virtual)] if is_other else []
-
-
-def _odd_for_user_buffers(run: RuleContext) -> bool:
-    return any(size % 128 for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size)
 
 
 def _blockwise_gather(run: RuleContext) -> list[Violation]:
@@ -138,7 +127,10 @@ RULES = (
         id="PB403",
         title="tensor-parallel overlap under MXFP8",
         setting="model.tp_comm_overlap",
-        when=all_of("is_mxfp8", "model.tp_comm_overlap", "not is_emulated", _odd_for_user_buffers),
+        when=all_of(
+            *("is_mxfp8", "model.tp_comm_overlap", "not is_emulated"),
+            lambda run: any(size % 128 for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size),
+        ),
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
         source="NVIDIA/TransformerEngine pull request 1711",
@@ -221,9 +213,9 @@ RULES = (
         when=all_of(
             *("has_model", "model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
             "parallel.layout",
-            find=_two_numbers_of_chunks,
+            lambda run: run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual,
         ),
-        message="must be the {chunks} chunks of a stage in model.pipeline_model_parallel_layout",
+        message="must be the {run.parallel.virtual} chunks of a stage in model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
     ),

@@ -9,14 +9,6 @@ def _discards_outputs(run: RuleContext) -> bool:
     return "moe_act" in run.recomputed or "layernorm" in run.recomputed
 
 
-def _captures_whole_step(run: RuleContext) -> bool:
-    return run.model.cuda_graph_impl == "full_iteration" or "full_iteration" in str(run.model.cuda_graph_scope)
-
-
-def _captures(run: RuleContext) -> bool:
-    return bool(run.model.cuda_graph_impl not in ("none", None) or run.model.enable_cuda_graph)
-
-
 def _checks_for_nan(run: RuleContext) -> object:
     return run.train.check_for_nan_in_loss if run.sections["train"].is_given else run.ddp.check_for_nan_in_grad
 
@@ -58,7 +50,10 @@ RULES = (
         title="CUDA graphs together with FP8",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=all_of("fp8", _captures, "not is_emulated"),
+        when=all_of(
+            *("fp8", "not is_emulated"),
+            lambda run: run.model.cuda_graph_impl not in ("none", None) or run.model.enable_cuda_graph,
+        ),
         message="captured FP8 layers gave NaN or stale weights in several reports",
         remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
@@ -68,7 +63,10 @@ RULES = (
         id="PB465",
         title="NaN check inside a captured step",
         setting="train.check_for_nan_in_loss",
-        when=all_of("has_model", _captures_whole_step, _checks_for_nan),
+        when=all_of(
+            *("has_model", _checks_for_nan),
+            lambda run: "full_iteration" in f"{run.model.cuda_graph_impl} {run.model.cuda_graph_scope}",
+        ),
         message="a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "

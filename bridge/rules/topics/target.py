@@ -2,6 +2,7 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, warning
+from bridge.rules.shape.unplanned import unplanned
 from bridge.rules.versions import Version, at_least, dotted
 from bridge.rules.violation import Violation, all_of, violations
 
@@ -64,7 +65,7 @@ def _not_emulated(run: RuleContext) -> list[Violation]:
 def _unplanned(run: RuleContext) -> list[Violation]:
     return [
         Violation(fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy.removesuffix("."))
-        for fault in run.unplanned
+        for fault in unplanned(run.prediction.model)
     ]
 
 
