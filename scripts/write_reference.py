@@ -21,8 +21,7 @@ from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
 from bridge.front.files import megatron_bridge_start, megatron_lm_start
 from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM
-from bridge.precision.config import settings_of
-from bridge.precision.groups import GROUPS
+from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.rules.rule import EVIDENCE, NEEDS, SYNC, Rule

@@ -32,7 +32,7 @@ from bridge.interop.conversion import plain
 from bridge.interop.systems import MODULES, system
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.run import PlannedRun
-from bridge.precision.groups import GROUPS
+from bridge.precision.config import GROUPS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.test_fuzz import KEYS, NAMES, SPLICES, survives

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bridge.precision import subjects
-from bridge.precision.config import FIELDS
+from bridge.precision.config import FIELDS, GROUPS
 from bridge.precision.fields import StatedField
-from bridge.precision.groups import GROUPS
 from bridge.precision.subjects import ASKED, IMPOSSIBLE, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 

@@ -17,11 +17,10 @@ import yaml
 from bridge.audit.run_folder import RunFolder
 from bridge.audit.setting import Setting, effect_in
 from bridge.cli.arguments import add_command, print_json, read_run
-from bridge.cli.recipes import NamedRecipe
+from bridge.cli.recipes import NamedRecipe, by_subject
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.config import FIELD_DEFAULTS, FIELDS
-from bridge.precision.field_docs import field_docs, field_types
-from bridge.precision.groups import GROUPS, by_subject
+from bridge.precision.config import FIELD_DEFAULTS, FIELDS, GROUPS
+from bridge.precision.field_docs import field_docs
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import FIELDS as VALUES
 from bridge.rules.rule import EVIDENCE, Rule
@@ -70,7 +69,7 @@ def _explain(chosen: argparse.Namespace) -> None:
         found: Any = [rule_dict(rule) for rule in RULES]
         text = "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)
     elif chosen.field is None:
-        found = field_docs(MixedPrecisionConfig)
+        found = {name: doc.text for name, doc in field_docs(MixedPrecisionConfig).items()}
         text = "\n\n".join(
             "\n".join([subject, *(f"  {name:<{WIDTH}} {found[name]}" for name in names)])
             for subject, names in GROUPS.items()
@@ -100,9 +99,9 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
     default = getattr(MixedPrecisionConfig, name)
     found: dict[str, Any] = {
         "field": name,
-        "type": field_types(MixedPrecisionConfig)[name],
+        "type": field_docs(MixedPrecisionConfig)[name].annotation,
         "default": default,
-        "meaning": field_docs(MixedPrecisionConfig)[name],
+        "meaning": field_docs(MixedPrecisionConfig)[name].text,
         "homes": [_home(route, default) for route in routes_of(name)],
         "read_by_schemes": sorted({*FIELDS[name].schemes}),
     }

@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 import inspect
 import itertools
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
-from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.config import GROUPS, MEGATRON_FIELDS
 from bridge.precision.field_docs import field_docs
-from bridge.precision.groups import GROUPS, by_subject
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import inert_fields
+
+
+def by_subject() -> str:
+    """Return the names of the fields as a list for a command's help, a paragraph for each subject."""
+    lines = ["fields by subject:"]
+    for subject, names in GROUPS.items():
+        lines.extend(textwrap.wrap(f"  {subject}: {', '.join(names)}", 110, subsequent_indent="    "))
+    return "\n".join(lines)
 
 
 def add_parsers(commands: Any) -> None:
@@ -136,7 +144,7 @@ def _show(chosen: argparse.Namespace) -> None:
     shown = _shown(config, chosen)
     width = max(map(len, shown), default=0)
     for subject, names in GROUPS.items():
-        lines = [f"    {name:<{width}}  {shown[name]}  {docs.get(name, '')}" for name in names if name in shown]
+        lines = [f"    {name:<{width}}  {shown[name]}  {docs[name].text}" for name in names if name in shown]
         if lines:
             print("\n".join([f"  {subject}", *lines]))
     others = len(config.field_names()) - len(shown)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.audit.quantisation import last_measured
-from bridge.precision.effect import Effect
 from bridge.precision.formats import BIT_DB, FORMATS
+from bridge.precision.matchers import Effect
 from bridge.precision.schemes import OPERAND_FORMATS
 
 FINER = ("tensorwise", "blockwise", "mxfp8")

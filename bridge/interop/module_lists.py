@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bridge.errors import WrongValueError
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey
-from bridge.precision.effect import HIGH, Chosen
+from bridge.precision.matchers import HIGH, Chosen
 from bridge.precision.module_schemes import ModuleSchemes
 
 NUM_LAYERS = ContextKey("num_layers", "layers of the model, where a precision chooses single layers", use=("export",))

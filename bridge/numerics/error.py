@@ -22,7 +22,7 @@ from bridge.numerics.operand import GemmOperand, make_operand
 from bridge.numerics.quantise import tensor_scale
 from bridge.numerics.spec import SCHEMES, GemmPrecision
 from bridge.numerics.tiles import chunk_rows
-from bridge.precision.effect import Effect
+from bridge.precision.matchers import Effect
 from bridge.precision.schemes import WHAT_IF
 
 SAMPLED = 2**18

@@ -1,10 +1,10 @@
 """The plan of a run: the formats in which each layer computes, keeps, sends and saves its tensors, and what follows.
 
     Settings            the values after the sync that decide a format          settings.py
-    Module              a module of a layer with its sizes; its full name       modules.py, module_paths.py
+    Module              a module of a layer with its sizes; its full name       modules.py
     PrecisionPlan       layer x module x GEMM or tensor -> PlanRow              precision_plan.py, rows.py
       ModuleSelection   the modules that each row of `modules` takes            selection.py
-      AlignmentReport   the sizes of each GEMM that its scheme cannot take      alignment.py, alignment_fields.py
+      AlignmentReport   the sizes of each GEMM that its scheme cannot take      alignment.py
       MemoryReport      the bytes of a rank of each pipeline stage              memory.py, memory_*.py
     PlannedRun          plan, workload and memory of a run, each made once      run.py
     fit                 the changes with which a run fits into its GPUs         fit.py

@@ -12,10 +12,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.plan.memory_activations import Workload
-from bridge.plan.memory_buffers import Group, ddp_groups
-from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
-from bridge.plan.memory_fsdp import GATHERED, fsdp_groups, gathered
-from bridge.plan.memory_parameters import Parameter, chunk_parameters
+from bridge.plan.memory_buffers import GATHERED, Group, ddp_groups, fsdp_groups, gathered
+from bridge.plan.memory_parameters import (
+    FP32_BYTES,
+    Parameter,
+    chunk_parameters,
+    element_bytes,
+    has_column_copy,
+    is_per_tensor,
+    scale_bytes,
+)
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings

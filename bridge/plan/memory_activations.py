@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError
-from bridge.plan.memory_copies import element_bytes, operand_bytes
+from bridge.plan.memory_parameters import element_bytes, operand_bytes
 from bridge.plan.modules import Module
 from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 from bridge.rules.section import Section, read_section

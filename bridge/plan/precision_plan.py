@@ -29,14 +29,12 @@ from typing import Any, NamedTuple
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.plan.adapters import Adapter
-from bridge.plan.module_paths import ModulePaths
-from bridge.plan.modules import Module, modules_of
+from bridge.plan.modules import Module, ModulePaths, modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.effect import Effect
-from bridge.precision.matchers import Matchers, recipe_of
+from bridge.precision.matchers import Effect, Matchers, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
 from bridge.registry.nearest import label_of_owners, nearest_label

@@ -8,9 +8,8 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.precision.config import settings_of
-from bridge.precision.effect import Effect
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.matchers import Matchers, quant_recipes
+from bridge.precision.matchers import Effect, Matchers, quant_recipes
 from bridge.precision.schemes import FP8_SCHEMES, OPERAND_FORMATS, Scheme, scheme_row
 from bridge.rules.fields import gradient_dtypes
 from bridge.rules.shape.parallel import sent_between_stages

@@ -5,11 +5,10 @@
       Statements         what was set, and by which source                    statements.py
     FORMATS, SCHEMES   number formats and scaling schemes as rows             formats.py, schemes.py; dtypes.py
     ModuleRow          a row of `modules`: select -> precision                modules.py
-      Effect             the precision of one module's GEMMs                  effect.py
-      Matcher            globs over module names with their effect            matchers.py: Megatron's per-module recipe
+      Matcher            globs over module names with their `Effect`          matchers.py: Megatron's per-module recipe
       ModuleSchemes      the scheme of each linear layer by its number        module_schemes.py
-      names              of linear layers, Megatron's and other libraries'    module_names.py, foreign_names.py
-    Subject            the fields by subject, and a change on resume          subjects.py, groups.py
+      names              of linear layers in other libraries                  foreign_names.py
+    Subject            the fields by subject, and a change on resume          subjects.py
     field_docs         the sentence below each field                          field_docs.py
     load_all           YAML as plain data, bounded                            strict_yaml.py
 

@@ -14,6 +14,7 @@ import inspect
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bridge.errors import PrecisionTypeError
@@ -34,6 +35,7 @@ from bridge.precision.subjects import (
     MOE,
     OPTIMIZER,
     SCALER,
+    SUBJECTS,
     WEIGHTS,
     WIRE,
 )
@@ -314,6 +316,11 @@ FIELDS: dict[str, StatedField] = {
 
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
+
+GROUPS = MappingProxyType(
+    {one.title: tuple(name for name, field in FIELDS.items() if field.subject is one) for one in SUBJECTS}
+)
+"""Subject -> its fields; each field is in one."""
 
 CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
 """Field -> the only values that Megatron takes, where there are only some."""

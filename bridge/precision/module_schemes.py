@@ -19,9 +19,8 @@ from typing import Any
 
 from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.effect import CONFIG_TYPE, EVALUATION, TRAINING, Chosen, Effect
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.matchers import Matcher, Matchers
+from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, TRAINING, Chosen, Effect, Matcher, Matchers
 from bridge.precision.modules import ModuleRow, module_rows
 
 _OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.audit.compare import Mismatch, folded
 from bridge.errors import PrecisionTypeError
-from bridge.plan.module_paths import ModulePaths
+from bridge.plan.modules import ModulePaths
 from bridge.precision.foreign_names import megatron_names
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.audit.record import GemmRow
-    from bridge.precision.effect import Chosen
+    from bridge.precision.matchers import Chosen
     from bridge.registry.config import MixedPrecisionConfig
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.precision.dtypes import torch_dtype
-from bridge.precision.effect import Chosen
+from bridge.precision.matchers import Chosen
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import FP4_SCHEMES
 from bridge.pytorch.linear_schemes import linear_schemes

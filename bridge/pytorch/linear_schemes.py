@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.precision.effect import Chosen
+    from bridge.precision.matchers import Chosen
     from bridge.registry.config import MixedPrecisionConfig
 
 

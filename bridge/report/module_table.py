@@ -9,8 +9,7 @@ from rich.text import Text
 
 from bridge.plan.precision_plan import compact
 from bridge.plan.selection import ModuleSelection, Selected, Taken
-from bridge.precision.effect import HIGH
-from bridge.precision.matchers import Matcher
+from bridge.precision.matchers import HIGH, Matcher
 from bridge.report.table import NUMBERED, table
 from bridge.rules.rule import RuleFinding
 

@@ -16,5 +16,5 @@
     fields.py      the fields of Megatron's configs, by release    section.py       a section's values in one form
     target.py      the GPUs and their formats                      versions.py      versions, and ranges of them
     inert.py       fields without effect, and why                  shape/           layers, sizes and layout of a model
-    factories.py   whether an import path exists                   selected_modules.py   what a row of `modules` takes
+    selected_modules.py   what a row of `modules` takes
 """

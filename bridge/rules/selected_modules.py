@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import close_matches, listed
-from bridge.precision.effect import HIGH
-from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
-from bridge.precision.modules import ModuleRow, module_rows
+from bridge.precision.matchers import HIGH
+from bridge.precision.modules import LINEAR_NAMES, ModuleRow, module_rows, takes_a_linear_layer
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
 from bridge.rules.versions import at_least

@@ -13,8 +13,7 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.effect import TRAINING
-from bridge.precision.matchers import quant_recipes
+from bridge.precision.matchers import TRAINING, quant_recipes
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.fields import read_field, whole_number

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.precision.groups import GROUPS
+from bridge.precision.config import GROUPS
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")

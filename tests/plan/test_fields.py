@@ -21,7 +21,7 @@ from bridge.rules.fields import FIELDS
 from bridge.rules.section import Section, read_section
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
-from bridge.rules.shape.unplanned import REMEDY, UNPLANNED
+from bridge.rules.shape.variants import REMEDY, UNPLANNED
 from bridge.rules.versions import Version
 from bridge.sync.prediction import predict
 from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES

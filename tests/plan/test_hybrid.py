@@ -35,7 +35,7 @@ from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
-from bridge.rules.shape.unplanned import REMEDY
+from bridge.rules.shape.variants import REMEDY
 from bridge.rules.versions import Version
 
 NEMOTRON_3_SUPER = {

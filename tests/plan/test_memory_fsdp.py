@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_fsdp import _laid_out, fsdp_groups, gathered
+from bridge.plan.memory_buffers import _laid_out, fsdp_groups, gathered
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY

@@ -20,11 +20,10 @@ from megatron.core.transformer import TransformerConfig
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
-from bridge.plan.module_paths import ModulePaths
+from bridge.plan.modules import ModulePaths
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from bridge.precision.module_names import LINEAR_NAMES
 from bridge.precision.module_schemes import chunk_recipes
-from bridge.precision.modules import module_rows
+from bridge.precision.modules import LINEAR_NAMES, module_rows
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE
 from tests.precision.module_lists import module_lists
 

@@ -15,7 +15,7 @@ from bridge.plan.memory import memory_report
 from bridge.plan.modules import layer_modules, mtp_modules
 from bridge.plan.precision_plan import precision_plan
 from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.unplanned import REMEDY
+from bridge.rules.shape.variants import REMEDY
 
 PLAIN = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False, "vocab_size": 128}
 DELTA = {

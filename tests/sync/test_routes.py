@@ -14,9 +14,8 @@ import torch
 from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
 from bridge.errors import PrecisionConfigError
-from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
 from bridge.precision.dtypes import dtype_token
-from bridge.precision.groups import GROUPS
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.section import read_section
 from bridge.sync.owner import OwnerValues

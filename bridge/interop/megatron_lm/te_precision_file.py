@@ -19,8 +19,17 @@ from typing import Any
 from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
 from bridge.interop.contract import as_yaml
 from bridge.precision import strict_yaml
-from bridge.precision.effect import CONFIG_TYPE, EVALUATION, HIGH, PAYLOAD_KEYS, TRAINING, Effect, payload_faults
-from bridge.precision.matchers import Matcher, Matchers
+from bridge.precision.matchers import (
+    CONFIG_TYPE,
+    EVALUATION,
+    HIGH,
+    PAYLOAD_KEYS,
+    TRAINING,
+    Effect,
+    Matcher,
+    Matchers,
+    payload_faults,
+)
 from bridge.precision.module_schemes import row_matchers
 from bridge.precision.modules import module_rows, plain_rows
 

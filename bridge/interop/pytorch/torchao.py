@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.precision.effect import Chosen
+    from bridge.precision.matchers import Chosen
     from bridge.precision.module_schemes import ModuleSchemes
     from bridge.registry.config import MixedPrecisionConfig
 

@@ -19,8 +19,7 @@ from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
 from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, first_fault, of_variables
 from bridge.interop.systems import candidates
-from bridge.precision.effect import HIGH
-from bridge.precision.matchers import Matchers
+from bridge.precision.matchers import HIGH, Matchers
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 

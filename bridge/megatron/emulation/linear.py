@@ -33,7 +33,7 @@ from bridge.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pas
 from bridge.megatron.emulation.per_module import in_module, per_module_faults
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
-from bridge.precision.effect import EVALUATION, TRAINING
+from bridge.precision.matchers import EVALUATION, TRAINING
 
 
 def scheme_of(config: Any) -> str | None:

@@ -6,8 +6,7 @@ Source: megatron-core 0.16.1 models/gpt/gpt_model.py (`finish_init`), extensions
 from typing import Any
 
 from bridge.numerics import GemmPrecision
-from bridge.precision.effect import TRAINING, Chosen, Effect
-from bridge.precision.matchers import Matcher, matchers_in
+from bridge.precision.matchers import TRAINING, Chosen, Effect, Matcher, matchers_in
 
 
 def _matchers(config: Any) -> list[Matcher]:

@@ -1,6 +1,6 @@
 """Refusals of the build of a run: fields that it does not honour, and values that Megatron misreads.
 
-The build asks before it makes a model, and `check` asks through the rules of `bridge.rules.own_run.rules`. Both get
+The build asks before it makes a model, and `check` asks through the rules of `bridge.rules.own_run.refusals`. Both get
 the same sentence and the same id.
 """
 
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
-from bridge.rules.fields import differ
+from bridge.rules.context import RuleContext
+from bridge.rules.fields import DEFAULTS, FIELDS, differ
 from bridge.rules.own_run.fields import (
     ACCEPTED,
     ACCEPTED_WITHOUT_TE,
     BETWEEN,
+    BUILT,
     BUILT_LAYERS,
     COMMUNICATION,
     KNOWN,
@@ -30,7 +33,7 @@ from bridge.rules.own_run.fields import (
     UNKNOWN,
     WITH_TE,
 )
-from bridge.rules.rule import remedy_of
+from bridge.rules.rule import error, remedy_of
 from bridge.rules.section import read_section
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.parallel import Parallel, sent_between_stages
@@ -38,6 +41,7 @@ from bridge.rules.shape.variants import SPARSE
 from bridge.rules.topics.mode import RECEIVED
 from bridge.rules.topics.parallel import TWO_STAGES
 from bridge.rules.versions import installed
+from bridge.rules.violation import Predicate, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -284,3 +288,57 @@ def _fault(rule: str, path: str, clause: str, value: object, remedy: str) -> Fin
 def class_defaults(config: Any) -> dict[str, Any]:
     """Return the defaults of the fields that a config, or its class, declares."""
     return {field.name: default_of(field) for field in dataclasses.fields(config) if not field.name.startswith("_")}
+
+
+_DEFAULTS = {
+    role: {name: DEFAULTS[role][name] for name, row in FIELDS[role].items() if row.is_megatron or name in BUILT}
+    for role in ("model", "optimizer", "ddp")
+}
+SOURCE = "bridge/rules/own_run/fields.py: megatron-core 0.16.1, its readers of each field"
+
+
+def _refused(rule: str) -> Predicate:
+    """Return the predicate of one of the ids of `bridge.rules.own_run.refusals`."""
+
+    def predicate(run: RuleContext) -> list[Violation]:
+        if not run.is_own:
+            return []
+        backend = run.backend
+        if backend is None and run.target.gpu is not None:
+            backend = "te" if run.has_gpu else "emulated"
+        sections = {role: vars(run.views[role]) for role in _DEFAULTS}
+        return [
+            Violation(one.path, value=one.value, clause=one.rule, remedy=one.remedy.removesuffix("."))
+            for one in refusals(sections, _DEFAULTS, backend=backend)
+            if one.id == rule
+        ]
+
+    return predicate
+
+
+_row = partial(error, setting="model", message="{clause}", remedies=("{remedy}",))
+"""A row whose findings have the words of the refusals."""
+
+RULES = (
+    _row(
+        id=NOT_HONOURED,
+        title="field that the run does not honour",
+        when=_refused(NOT_HONOURED),
+        source=SOURCE,
+        explanation="The build of scripts/train.py would leave the field out and train another model. Which fields it "
+        "honours depends on the layers: Transformer Engine's, its Python on a CPU, or the emulated ones.",
+    ),
+    _row(
+        id=WRONG_VALUE,
+        title="value that the run cannot have",
+        when=_refused(WRONG_VALUE),
+        source=SOURCE,
+        explanation="The build of scripts/train.py has no such value, or Megatron would end in a traceback for it.",
+    ),
+    _row(
+        id=WRONG_LAYOUT,
+        title="layout that trains another model",
+        when=_refused(WRONG_LAYOUT),
+        source="Runs of megatron-core 0.16.1 over gloo, compared with one process",
+    ),
+)

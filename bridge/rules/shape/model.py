@@ -19,8 +19,7 @@ from bridge.errors import Finding, RunConfigError
 from bridge.rules.fields import whole_number
 from bridge.rules.section import Section, read_section
 from bridge.rules.shape.hybrid import HybridPattern, model_fault
-from bridge.rules.shape.unplanned import unplanned
-from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer
+from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer, unplanned
 
 DENSE = "transformer"
 MOE = "moe"

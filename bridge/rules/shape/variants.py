@@ -5,6 +5,12 @@ transformer/experimental_attention_variant/dsa.py.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import Finding
+from bridge.rules.fields import FIELDS
+from bridge.rules.section import Section
+from bridge.rules.shape.hybrid import HybridPattern, model_fault
 
 DELTA_NET = ("gated_delta_net", "gdn")
 """Values of the field for gated delta net."""
@@ -53,3 +59,73 @@ class Indexer:
     def is_in_layer(self, number: int) -> bool:
         """Return whether a layer, counted from 1, chooses its own keys."""
         return max(number - max(self.share_from, 1), 0) % self.share_every == 0
+
+
+UNPLANNED = {
+    "heterogeneous_block_specs": "each layer has modules of its own",
+    "experimental_attention_variant": "layers of {kind}",
+    "mla_down_proj_fusion": "one projection takes the place of two",
+    "enable_mhc_connections": "the residual stream is mixed by modules of its own",
+    "use_kitchen": "linear layers come from another library",
+    "moe_use_legacy_grouped_gemm": "experts are one module without linear layers",
+    "moe_extended_tp": "experts are split in another way",
+    "gtp_weight_remat_size": "weights are sharded once more",
+    "expert_gtp_weight_remat_size": "weights of experts are sharded once more",
+    "tensor_parallel_num_weight_shards": "weights are sharded once more",
+    "expert_tensor_parallel_num_weight_shards": "weights of experts are sharded once more",
+}
+"""Field -> the change of the modules that the plan does not know."""
+
+
+ATTENTION_VARIANTS = {
+    "gdn2": "the second gated delta net",
+    "dsv4_hybrid": "DeepSeek-V4's hybrid attention",
+}
+"""Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
+PLANNED_VARIANTS = (None, *DELTA_NET, SPARSE)
+
+
+SHARDS = {
+    "tensor_parallel_num_weight_shards": ("tensor_model_parallel_size",),
+    "expert_tensor_parallel_num_weight_shards": ("expert_tensor_parallel_size", "tensor_model_parallel_size"),
+}
+"""Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
+
+
+def _is_known(model: Section, name: str) -> bool:
+    """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
+    if name == "experimental_attention_variant":
+        return model.given(name) in PLANNED_VARIANTS
+    ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
+    return name in SHARDS and model.given(name) == (ranks or [1])[0]
+
+
+REMEDY = (
+    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the rest of the run."
+)
+
+
+def unplanned(model: Section) -> list[Finding]:
+    """Return a finding for each field that gives a model modules that the plan does not know.
+
+    A field that a newer Megatron Core has, and no release that is known here, counts where it is not at its default.
+    """
+    rows = [
+        (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
+        for name, why in UNPLANNED.items()
+        if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
+    ]
+    rows += [
+        (name, "the field is newer than the releases that the plan knows", held) for name, held in model.newer.items()
+    ]
+    pattern = HybridPattern.of(model)
+    letters = pattern.unplanned if pattern is not None else {}
+    if pattern is not None and letters:
+        rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
+    return [model_fault(name, f"cannot plan: {why}", value, REMEDY) for name, why, value in rows]
+
+
+def _differs(value: Any, default: Any) -> bool:
+    """Return whether a value is neither absent nor the default; sizes of None and 1 are the same."""
+    value = getattr(value, "name", value)
+    return value not in (None, default) and not (default is None and value in (1, "1"))

@@ -2,7 +2,7 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, warning
-from bridge.rules.shape.unplanned import unplanned
+from bridge.rules.shape.variants import unplanned
 from bridge.rules.versions import Version, at_least, dotted
 from bridge.rules.violation import Violation, all_of, violations
 

@@ -96,8 +96,8 @@ CASES = {
         run("bf16_mixed", H100, model=DENSE),
     ),
     "PB295": (
-        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.factories.why_not")), H100),
-        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.factories.why_not_found")), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy")), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy_of")), H100),
     ),
     "PB297": (
         full(with_row(CURRENT, select="*", precision="bf16"), H100),
