@@ -1,7 +1,7 @@
 """`precision-bridge rehearse`: a run, shrunk, through Megatron's real classes on this machine's CPU.
 
-    Sections       model, optimizer, ddp and train of a run while they are made small, with each `Change` and its reason
-    SmallRun       the result: sections, precision, kept layers, and the launches that together have the run's layout
+    SmallRun       model, optimizer, ddp and train of a run, made small, with each `Change` and its reason, the kept
+                   layers, and the launches that together have the run's layout
       Round        a launch of a few processes: kinds of parallelism of the run, each at size 2
       Split          how the layers are shared by two pipeline stages
     Cause          the settings in the condition that raised an error of Megatron Core or Transformer Engine

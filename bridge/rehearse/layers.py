@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.rehearse.sections import Sections
-from bridge.rehearse.split import FIELDS, Split
+from bridge.rehearse.layout import SPLIT, Split
+from bridge.rehearse.sections import SmallRun
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.shape.hybrid import letters_of
 from bridge.rules.shape.model import has_experts
@@ -26,12 +26,8 @@ class KeptLayers:
     end: int
 
 
-def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Make the layers few.
-
-    Returns:
-        The labels of those that are kept, and the model fields that split them over two pipeline stages.
-    """
+def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
+    """Make the layers few; return the model fields that split them over two pipeline stages."""
     settings, shape, stages = run.plan.settings, run.shape, run.layout.size("pipeline")
     split = Split(parallel=run.parallel, num_layers=shape.num_layers, virtual=run.layout.virtual)
     kept = kept_layers(
@@ -55,7 +51,7 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
     if shape.mtp_num_layers > 2 and "mtp_num_layers" in run.model:
         run.set("model.mtp_num_layers", 2, "prediction layers are alike")
     fields = split.fields(len(kept.layers))
-    for name in FIELDS:
+    for name in SPLIT:
         before = run.model.pop(name, None)
         if before not in (None, False, fields.get(name)):
             run.note(f"model.{name}", before, fields.get(name), "the split of the run at two stages")
@@ -63,10 +59,11 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
     if recomputed:
         most = len(kept.layers) // (stages * run.layout.virtual)
         run.set("model.recompute_num_layers", min(recomputed, max(1, most)), "the layers of a stage are fewer")
-    return tuple(str(layer + 1) for layer in kept.layers), fields
+    run.layers = tuple(str(layer + 1) for layer in kept.layers)
+    return fields
 
 
-def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
+def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
     """State the kinds of the kept layers: the pattern of a hybrid model, or which of them have experts."""
     shape, model = run.shape, run.model
     why = "the kinds of the kept layers"
@@ -85,14 +82,14 @@ def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
             run.set("model.moe_layer_freq", frequency, why)
 
 
-def _leave_out_prediction(run: Sections, why: str) -> None:
+def _leave_out_prediction(run: SmallRun, why: str) -> None:
     if run.shape.mtp_num_layers:
         run.note_left_out("model.mtp_num_layers", run.shape.mtp_num_layers, why)
     for field in PREDICTION:
         run.model.pop(field, None)
 
 
-def _named_layers(run: Sections) -> list[int]:
+def _named_layers(run: SmallRun) -> list[int]:
     """Return the layers that rows of `modules` name: the first that is of its kind and named by the same rows."""
     count = run.shape.num_layers
     rows = [{number % count for number in row.layer_numbers} for row in run.plan.module_rows]
@@ -103,7 +100,7 @@ def _named_layers(run: Sections) -> list[int]:
     return list(firsts.values())
 
 
-def _renumber_rows(run: Sections, layers: tuple[int, ...]) -> None:
+def _renumber_rows(run: SmallRun, layers: tuple[int, ...]) -> None:
     """Number the layers of the rows of `modules` again, and drop the rows of which no layer is kept."""
     rows = []
     for plain, row in zip((run.precision or {}).get("modules") or (), run.plan.module_rows, strict=True):

@@ -22,7 +22,8 @@ from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round
-from bridge.rehearse.shrink import STEPS, SmallRun, shrink
+from bridge.rehearse.sections import SmallRun
+from bridge.rehearse.shrink import STEPS, shrink
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.target import Target
@@ -120,7 +121,7 @@ def rehearse(
         backend=backend,
         versions=versions,
         kept=_kept(run, small),
-        layers=small.layers_of_run,
+        layers=small.shape.num_layers,
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
         left_out=(

@@ -1,4 +1,4 @@
-"""The sections of a run while they are made small, and the changes that are made to them."""
+"""A run that is made small, and the changes that are made to it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,11 +29,11 @@ class Change:
 
 
 @dataclass(kw_only=True)
-class Sections:
-    """The sections of a run while they are made small."""
+class SmallRun:
+    """A run that is made small, with the plan of the run as it is."""
 
-    held: dict[str, dict[str, Any]]
-    """model, optimizer, ddp and train."""
+    sections: dict[str, dict[str, Any]]
+    """model, optimizer, ddp and train, for one process."""
     precision: dict[str, Any] | None
     """What the precision states; None: the configs' own settings."""
     plan: PrecisionPlan
@@ -41,6 +41,10 @@ class Sections:
     parallel: Parallel
     layout: Round
     """Every kind of parallelism of the run at once."""
+    layers: tuple[str, ...] = ()
+    """Labels of the layers of the run that the layers of the rehearsal stand for, in order."""
+    rounds: tuple[Round, ...] = ()
+    """The launches that together have every kind of the layout."""
     changes: list[Change] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     """Choices per module that the kept layers cannot show, as sentences."""
@@ -55,7 +59,7 @@ class Sections:
     @property
     def model(self) -> dict[str, Any]:
         """The section of the model."""
-        return self.held["model"]
+        return self.sections["model"]
 
     @cached_property
     def unit(self) -> int:
@@ -66,7 +70,7 @@ class Sections:
     def set(self, path: str, value: Any, reason: str) -> None:
         """Give a setting another value, and note the change where it is one."""
         section, _, name = path.partition(".")
-        held = self.precision if section == "mixed_precision" else self.held[section]
+        held = self.precision if section == "mixed_precision" else self.sections[section]
         if held is None:
             return
         before = held.get(name)
@@ -84,7 +88,7 @@ class Sections:
 
     def leave_out(self, name: str, reason: str) -> None:
         """Take a switch out of the precision and of every config, and note it where it was on."""
-        for section, held in (("mixed_precision", self.precision or {}), *self.held.items()):
+        for section, held in (("mixed_precision", self.precision or {}), *self.sections.items()):
             if held.pop(name, None):
                 self.note_left_out(f"{section}.{name}", True, reason)
 

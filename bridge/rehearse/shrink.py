@@ -9,16 +9,14 @@ So a size that the scheme refuses in the run is refused in the rehearsal too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from bridge.errors import Finding
 from bridge.plan.precision_plan import plan_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layers import shrink_layers
 from bridge.rehearse.layout import Round
-from bridge.rehearse.sections import Change, Sections
+from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.widths import shrink_widths
 from bridge.rules.fields import FIELDS, read_field, whole_number
 from bridge.rules.target import Target
@@ -49,26 +47,6 @@ INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_metho
 """Functions, which Megatron makes of other fields."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmallRun:
-    """A run made small."""
-
-    sections: Mapping[str, dict[str, Any]]
-    """model, optimizer, ddp and train, for one process."""
-    precision: dict[str, Any] | None
-    """What the precision states; None: the configs' own settings."""
-    changes: tuple[Change, ...]
-    layers: tuple[str, ...]
-    """Labels of the layers of the run that the layers of the rehearsal stand for, in order."""
-    layers_of_run: int
-    rounds: tuple[Round, ...]
-    """The launches that together have every kind of the run's layout."""
-    dropped: tuple[str, ...] = ()
-    """Choices per module that the layers of the rehearsal cannot show, as sentences."""
-    left_out: tuple[Finding, ...] = ()
-    """Settings that no run here has, with the reason."""
-
-
 def shrink(
     sections: Mapping[str, Any],
     precision: MixedPrecisionConfig | None,
@@ -91,27 +69,19 @@ def shrink(
     plan = plan_of(whole)
     layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
     stated = precision.to_dict() if precision is not None else None
-    run = Sections(held=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout)
-    layers, split = shrink_layers(run, max_layers)
+    run = SmallRun(sections=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout)
+    split = shrink_layers(run, max_layers)
     shrink_widths(run)
     _shrink_tokens(run)
     _replace_schedule(run)
     _replace_optimizer(run)
     _drop(run)
     _leave_out(run, sections, place)
-    return SmallRun(
-        sections=run.held,
-        precision=run.precision,
-        changes=tuple(run.changes),
-        layers=layers,
-        layers_of_run=plan.shape.num_layers,
-        rounds=layout.rounds(processes, split),
-        dropped=tuple(run.dropped),
-        left_out=tuple(run.left_out),
-    )
+    run.rounds = layout.rounds(processes, split)
+    return run
 
 
-def _replace_kernels(run: Sections) -> None:
+def _replace_kernels(run: SmallRun) -> None:
     """Switch off what runs on a GPU alone, and routes that are drawn."""
     if run.layout.size("context") > 1 and run.model.get("cp_comm_type") != "a2a":
         run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
@@ -122,13 +92,13 @@ def _replace_kernels(run: Sections) -> None:
             run.set(f"model.{name}", False, reason)
 
 
-def _leave_out(run: Sections, sections: Mapping[str, Any], target: Target) -> None:
+def _leave_out(run: SmallRun, sections: Mapping[str, Any], target: Target) -> None:
     """Take out what changes formats or the weights that train, and no run here has."""
     for name, reason in NOT_HERE.items():
         run.leave_out(name, reason)
     has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
     is_later = has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(installed("mcore"))
-    is_sharded = run.plan.settings.distributed or run.held["ddp"].get("use_distributed_optimizer")
+    is_sharded = run.plan.settings.distributed or run.sections["ddp"].get("use_distributed_optimizer")
     if is_later and is_sharded:
         for name in ("fp4_param", "fp4_param_gather"):
             run.leave_out(name, "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers")
@@ -139,8 +109,8 @@ def _leave_out(run: Sections, sections: Mapping[str, Any], target: Target) -> No
         run.note_left_out("peft", sections["peft"], "a run trains all weights")
 
 
-def _shrink_tokens(run: Sections) -> None:
-    model, train = run.model, run.held["train"]
+def _shrink_tokens(run: SmallRun) -> None:
+    model, train = run.model, run.sections["train"]
     parallel, layout = run.parallel, run.layout
     batch = whole_number(read_field(train, "micro_batch_size")) or 1
     length = run.shape.seq_length or TOKENS
@@ -165,10 +135,10 @@ def _shrink_tokens(run: Sections) -> None:
     run.set("train.micro_batch_size", few, "samples of a micro-batch are alike")
 
 
-def _replace_schedule(run: Sections) -> None:
+def _replace_schedule(run: SmallRun) -> None:
     """Replace the schedule by one of a few steps; what it was is of no interest to a reader."""
-    batch = run.held["train"]["micro_batch_size"]
-    run.held["train"] = {
+    batch = run.sections["train"]["micro_batch_size"]
+    run.sections["train"] = {
         "train_iters": STEPS,
         "micro_batch_size": batch,
         "global_batch_size": batch,
@@ -178,16 +148,16 @@ def _replace_schedule(run: Sections) -> None:
         "eval_interval": 0,
     }
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
-        if run.held["optimizer"].get(name) is None:
-            run.held["optimizer"][name] = value
+        if run.sections["optimizer"].get(name) is None:
+            run.sections["optimizer"][name] = value
 
 
-def _replace_optimizer(run: Sections) -> None:
+def _replace_optimizer(run: SmallRun) -> None:
     """Let Adam stand for Muon, and the distributed optimizer for Megatron-FSDP and for Muon's own sharding."""
-    ddp, optimizer = run.held["ddp"], run.held["optimizer"]
+    ddp, optimizer = run.sections["ddp"], run.sections["optimizer"]
     has_fsdp, has_muon = bool(ddp.get("use_megatron_fsdp")), "muon" in str(optimizer.get("optimizer"))
     for section, held, inert in (("ddp", ddp, FSDP), ("optimizer", optimizer, ("muon_",))):
-        run.held[section] = {name: value for name, value in held.items() if not name.startswith(inert)}
+        run.sections[section] = {name: value for name, value in held.items() if not name.startswith(inert)}
     if has_muon:
         run.set("optimizer.optimizer", "adam", "no package of Muon is here")
     if not (has_fsdp or has_muon):
@@ -200,7 +170,7 @@ def _replace_optimizer(run: Sections) -> None:
         run.set("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True, f"the distributed optimizer, which {why}")
 
 
-def _drop(run: Sections) -> None:
+def _drop(run: SmallRun) -> None:
     """Take kernels of a GPU out of the model, its sizes, which each launch has, and functions, saved as text."""
     _replace_kernels(run)
     for name in INITIALISERS:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import gcd
 
-from bridge.rehearse.sections import LEAST_ALIGNMENT, Sections
+from bridge.rehearse.sections import LEAST_ALIGNMENT, SmallRun
 from bridge.rules.fields import read_field
 from bridge.rules.shape.model import Latent, StateSpace
 from bridge.rules.shape.variants import DeltaNet, Indexer
@@ -17,7 +17,7 @@ TOPK = 16
 HEADS = "keeps the queries of a key on a rank"
 
 
-def shrink_widths(run: Sections) -> None:
+def shrink_widths(run: SmallRun) -> None:
     """Make every width small."""
     hidden = _attention(run)
     if run.shape.state_space is not None:
@@ -30,7 +30,7 @@ def shrink_widths(run: Sections) -> None:
     _experts(run, hidden)
 
 
-def _attention(run: Sections) -> int:
+def _attention(run: SmallRun) -> int:
     shape = run.shape
     if not shape.num_attention_heads:
         return run.unit * 2
@@ -53,7 +53,7 @@ def _attention(run: Sections) -> int:
     return hidden
 
 
-def _heads(run: Sections) -> tuple[int, int]:
+def _heads(run: SmallRun) -> tuple[int, int]:
     heads, groups = run.shape.num_attention_heads, run.shape.num_query_groups
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     if run.shape.latent is not None or heads == groups:
@@ -68,7 +68,7 @@ def _heads(run: Sections) -> tuple[int, int]:
     return few * each, few
 
 
-def _channels(run: Sections, heads: int, groups: int) -> int:
+def _channels(run: SmallRun, heads: int, groups: int) -> int:
     """Return the smallest channels of a head that leave the projections of a rank aligned as they are."""
     shape, tp, small = run.shape, run.parallel.tensor, run.layout.size("tensor")
     is_stated = read_field(run.model, "kv_channels") is not None
@@ -85,7 +85,7 @@ def _channels(run: Sections, heads: int, groups: int) -> int:
     return run.unit
 
 
-def _latent(run: Sections, latent: Latent, heads: int, ratio: float) -> int:
+def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
     """Make the widths of latent attention small; return the hidden size."""
     dims = {name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")}
     scale = 2 * run.unit / min(size for size in dims.values() if size)
@@ -102,7 +102,7 @@ def _latent(run: Sections, latent: Latent, heads: int, ratio: float) -> int:
     return hidden
 
 
-def _state_space(run: Sections, mixer: StateSpace) -> None:
+def _state_space(run: SmallRun, mixer: StateSpace) -> None:
     """Make the heads of Mamba small: the fewest whose projections on a rank are aligned as they are."""
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     groups = small + (mixer.num_groups % tp != 0)
@@ -120,7 +120,7 @@ def _state_space(run: Sections, mixer: StateSpace) -> None:
         run.set(f"model.mamba_{name}", getattr(found, name), why)
 
 
-def _delta_net(run: Sections, net: DeltaNet) -> None:
+def _delta_net(run: SmallRun, net: DeltaNet) -> None:
     """Make the heads of a gated delta net small: the fewest whose projections on a rank are aligned as they are."""
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     each = net.num_value_heads // net.num_key_heads
@@ -137,7 +137,7 @@ def _delta_net(run: Sections, net: DeltaNet) -> None:
         run.set(f"model.linear_{name}", getattr(found, name), "keeps the alignment of the projections on a rank")
 
 
-def _indexer(run: Sections, indexer: Indexer) -> None:
+def _indexer(run: SmallRun, indexer: Indexer) -> None:
     """Make the indexer of sparse attention small: its queries of a head are rotated with those of the model."""
     rotated = run.model.get("qk_pos_emb_head_dim") or 0
     width = 1 << (max(run.unit, 2 * rotated) - 1).bit_length()
@@ -146,7 +146,7 @@ def _indexer(run: Sections, indexer: Indexer) -> None:
     run.set("model.dsa_indexer_topk", min(indexer.topk, TOPK), "the tokens are fewer")
 
 
-def _feed_forward(run: Sections, hidden: int) -> None:
+def _feed_forward(run: SmallRun, hidden: int) -> None:
     shape = run.shape
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     width = run.fitted(shape.ffn_hidden_size, shape.ffn_hidden_size / shape.hidden_size * hidden, tp, small)
@@ -156,7 +156,7 @@ def _feed_forward(run: Sections, hidden: int) -> None:
     run.set("model.vocab_size", None, "the vocabulary of bytes, padded as the run's is")
 
 
-def _experts(run: Sections, hidden: int) -> None:
+def _experts(run: SmallRun, hidden: int) -> None:
     experts = run.shape.experts
     if experts is None:
         return

@@ -1,22 +1,16 @@
 """The answer of a rehearsal: for people, and as plain data."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bridge.errors import Finding
+from bridge.rehearse.rehearse import Launched, Rehearsal
 from bridge.report.findings import STYLES
 from bridge.report.table import cell, table
 from bridge.rules.versions import TITLES
 from bridge.sync.report import plain
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from bridge.errors import Finding
-    from bridge.rehearse.rehearse import Launched, Rehearsal
 
 LONGEST = 36
 """Characters of a value that are shown; JSON has all."""

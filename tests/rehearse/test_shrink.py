@@ -16,8 +16,9 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.layers import kept_layers
-from bridge.rehearse.shrink import SmallRun, shrink
-from bridge.rehearse.split import Split
+from bridge.rehearse.layout import Split
+from bridge.rehearse.sections import SmallRun
+from bridge.rehearse.shrink import shrink
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
@@ -178,14 +179,14 @@ def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
     run = load_run((), config_file=LLAMA)
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
     small = shrink(run.sections, precision, target=Target(count=64))
-    assert (small.layers, small.dropped) == (("1", "2", "41", "80"), ())
+    assert (small.layers, small.dropped) == (("1", "2", "41", "80"), [])
     assert [row["select"] for row in small.precision["modules"]] == [
         {"layers": [0, 2, 3], "module": "linear_fc2"},
         "decoder.layers.3.*",
         "*.linear_qkv",
     ]
     small = shrink(run.sections, precision, target=Target(count=64), max_layers=1)
-    assert small.dropped == ()
+    assert small.dropped == []
     rows += [{"select": {"layers": [layer], "module": "linear_proj"}, "precision": "bf16"} for layer in range(9, 19)]
     precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
     dropped = shrink(run.sections, precision, target=Target(count=64)).dropped
