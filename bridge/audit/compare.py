@@ -1,7 +1,7 @@
 """The audit: the rows of a plan compared with the rows of a record, and two records with each other."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ from bridge.precision.schemes import GEMMS
 
 MULTIPLIES = frozenset({"linear", "head", "router", "gate"})
 """Kinds of modules whose GEMMs are recorded; attention cores, convolutions and norms are not."""
+HIGH = frozenset({"bf16", "fp16", "fp32", "fp64"})
+"""Formats of layers in high precision."""
 TEXT = {
     "formats": "planned {planned}, ran {ran}",
     "tile": "planned a scale for each {planned}, ran with one for each {ran}",
@@ -243,3 +245,36 @@ def _texts(record: Record) -> dict[Mismatch, str]:
     for one in record.census:
         found[replace(differs, tensors=one.kind)][one.dtype] = None
     return {place: " and ".join(texts) for place, texts in found.items()}
+
+
+def format_gemms(rows: Sequence[GemmRow]) -> str:
+    """Return the formats of each layer's GEMMs, ``layers 2-5: ...; layers 1, 6, output: bf16`` say."""
+    by_kind: dict[str, list[str]] = {}
+    for layer in dict.fromkeys(row.layer for row in rows):
+        by_kind.setdefault(_kind([row for row in rows if row.layer == layer]), []).append(layer)
+    parts = []
+    for kind, layers in by_kind.items():
+        count = sum(layer.isdecimal() for layer in layers)
+        word = f"layer{'s' * (count > 1)} " if count else ""
+        where = word + compact(layers, limit=len(layers))
+        parts.append(f"{where}: {kind}" if where else kind)
+    return "; ".join(parts)
+
+
+def _kind(rows: Sequence[GemmRow]) -> str:
+    modules: dict[str, list[str]] = {}
+    for module in dict.fromkeys(row.module for row in rows):
+        modules.setdefault(_formats([row for row in rows if row.module == module]), []).append(module)
+    if set(modules) <= HIGH and len(modules) == 1:
+        return next(iter(modules))
+    return " and ".join(f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items())
+
+
+def _formats(rows: Sequence[GemmRow]) -> str:
+    if {row.scheme for row in rows} == {"none"}:
+        return " and ".join(dict.fromkeys(row.formats for row in rows))
+    gemms: dict[str, list[str]] = {}
+    for row in rows:
+        gemms.setdefault(row.gemm, []).append(f"{row.left} x {row.right}")
+    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
+    return f"{schemes}, " + ", ".join(f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.audit.compare import format_gemms
 from bridge.audit.record import Record
 from bridge.audit.run_folder import RunFolder
-from bridge.audit.sentence import format_gemms
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.precision.config import FIELDS
 

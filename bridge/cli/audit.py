@@ -5,9 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.compare import differences
+from bridge.audit.compare import differences, format_gemms
 from bridge.audit.record import FILE, Record
-from bridge.audit.sentence import format_gemms
 from bridge.cli.arguments import add_command, print_json
 
 

@@ -29,7 +29,7 @@ def _gradients(chosen: argparse.Namespace) -> int:
     """Run both, print the comparison."""
     from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
-    from bridge.training.gradients import check_gradients
+    from bridge.training.passes import check_gradients
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
     recipes = [word for word in chosen.overrides if "=" not in word.partition(" ")[0]]

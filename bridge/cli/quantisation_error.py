@@ -48,7 +48,7 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
     from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table
-    from bridge.training.quantisation import measure_quantisation
+    from bridge.training.passes import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if chosen.checkpoint is not None:

@@ -9,6 +9,6 @@
     Band           one batch in two precisions: `BandRow` per GEMM, its error and the bound that roundings keep
     Proposal       a module whose operands lost more than a bit, and the precision that suits it
 
-`front.compare` reads the arms of a sweep and judges them, `training.gradients` makes the errors of a band, and
+`front.compare` reads the arms of a sweep and judges them, `training.passes` makes the errors of a band, and
 `cli.quantisation_error` proposes rows of `modules`. `report.comparison` and `report.gradients` show the answers.
 """

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.compare import compare
+from bridge.audit.compare import compare, format_gemms
 from bridge.audit.record import Record, merged
-from bridge.audit.sentence import format_gemms
 from bridge.errors import AuditError, PrecisionTypeError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import SCHEMES

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.audit.compare import compare
+from bridge.audit.compare import compare, format_gemms
 from bridge.audit.record import FILE, Record
-from bridge.audit.sentence import format_gemms
 from bridge.errors import AuditError, TrainingError
 from bridge.megatron.record.census import take_census
 from bridge.megatron.record.copies import Copies, watch_copies

@@ -18,7 +18,7 @@ from bridge.megatron.te.machine import missing_for_te
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.own_run.refusals import run_faults
 from bridge.training.config import ConfigContainer, TrainConfig
-from bridge.training.sinks import PACKAGES
+from bridge.training.metrics import PACKAGES
 
 LEAST: Mapping[str, Mapping[str, float]] = {
     "train": {"train_iters": 1, "micro_batch_size": 1, "global_batch_size": 1, "distributed_timeout_minutes": 0.01}

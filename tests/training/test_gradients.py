@@ -14,7 +14,7 @@ from bridge.megatron.backend import Backend
 from bridge.megatron.one_batch import capture, relative_errors
 from bridge.megatron.process import training_process
 from bridge.report.gradients import band_sentence
-from bridge.training.gradients import check_gradients, formats_of
+from bridge.training.passes import check_gradients, formats_of
 from bridge.training.run import build_run
 from tests import warm
 from tests.training.grid import slow

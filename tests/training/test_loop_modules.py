@@ -8,7 +8,7 @@ import pytest
 from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge import MixedPrecisionConfig
-from bridge.audit.sentence import format_gemms
+from bridge.audit.compare import format_gemms
 from bridge.errors import BackendUnavailableError
 from bridge.plan.precision_plan import precision_plan
 from bridge.training.config import runtime_config_update

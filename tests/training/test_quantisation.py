@@ -13,7 +13,7 @@ from bridge.errors import RunConfigError
 from bridge.numerics import GemmPrecision, make_operand, quantisation_error, quantise, what_if_db
 from bridge.precision.schemes import WHAT_IF
 from bridge.training.loop import pretrain
-from bridge.training.quantisation import measure_quantisation
+from bridge.training.passes import measure_quantisation
 from tests import warm
 from tests.training.grid import slow
 from tests.training.loop_tiny import losses, tiny

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bridge.errors import RunConfigError
 from bridge.training.loop import pretrain
-from bridge.training.sinks import Sink
+from bridge.training.metrics import Sink
 from tests.training.loop_tiny import losses, tiny
 
 

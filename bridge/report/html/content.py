@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from bridge.audit.compare import format_gemms
 from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.quantisation import last_measured
 from bridge.audit.record import CensusRow
 from bridge.audit.run_folder import RunFolder
-from bridge.audit.sentence import format_gemms
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml

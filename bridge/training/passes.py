@@ -1,15 +1,17 @@
-"""The one-batch check: forward and backward pass of the same weights on the same batch, in two precisions."""
+"""A few passes of a built run: the errors of its quantisers, and one batch with the same weights in two precisions."""
 
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 
+from bridge.audit.quantisation import QuantisationRow
 from bridge.compare.band import Band, band, rounding
 from bridge.errors import RunConfigError
-from bridge.megatron.backend import choose_backend, running
+from bridge.megatron.backend import Backend, choose_backend, running
 from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.one_batch import Captured, Routes, capture, relative_error, relative_errors, sample
@@ -17,8 +19,7 @@ from bridge.megatron.process import training_process
 from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.training.config import ConfigContainer, runtime_config_update
-from bridge.training.quantisation import WARM_UP
-from bridge.training.run import build_run
+from bridge.training.run import Run, build_run, precision_label
 from bridge.training.values import require_sane_values
 
 SHUFFLE_SEED = 1
@@ -26,6 +27,65 @@ SAME_WEIGHTS = 2**-6
 """Relative error up to which weights are the same in two dtypes."""
 LOSS_SCALE = 2.0**12
 """A dynamic loss scale begins at most here: the one that a run begins with overflows until it has fallen."""
+MEASUREMENTS = 8
+"""Steps that are measured, at most; the last one is always among them."""
+WARM_UP = 2
+"""Passes before the measured one where no step is taken: delayed scales begin at 1."""
+
+
+@contextmanager
+def _built(config: ConfigContainer, backend: Backend) -> Iterator[Run]:
+    with training_process(config.model, seed=config.train.seed) as process, running(backend):
+        yield build_run(config, process, backend=backend)
+
+
+def _warm_up(run: Run, batches: Callable[[], Iterator[dict[str, torch.Tensor]]]) -> None:
+    for _ in range(WARM_UP):
+        run.trainer.forward_backward(batches())
+        requantise_stored_weights(run.trainer.optimizer)  # as a step would, with the scales renewed
+
+
+def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[QuantisationRow]:
+    """Build a run, take some steps, and return the quantisation error of its operands.
+
+    Args:
+        config: A run as `pretrain` takes it, its recipe not yet written into the sections. `checkpoint.load` says
+            which weights to begin with.
+        steps: Optimizer steps to take, some of them measured; 0 measures forward and backward passes alone, on the
+            weights as they are.
+
+    Raises:
+        RunConfigError: The recipe has no low-precision matmuls to be measured.
+        BridgeError: As `pretrain`.
+    """
+    require_sane_values(config)
+    if steps < 0:
+        raise RunConfigError(f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are.")
+    config.train.train_iters = max(config.train.train_iters, steps)
+    config.resume.allow_precision_change = True  # the weights of a checkpoint are measured as they are
+    runtime_config_update(config)
+    backend = choose_backend("emulated", config.model)
+    if backend.name != "emulated":
+        raise RunConfigError(
+            f"mixed_precision: must have FP8 or FP4 matmuls to be measured, got {precision_label(config)!r}. "
+            "`precision-bridge recipes` lists those that have."
+        )
+    with _built(config, backend) as run:
+        _measure(run, steps)
+        return run.telemetry.of_all_stages()
+
+
+def _measure(run: Run, steps: int) -> None:
+    source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
+    every = max(1, steps // MEASUREMENTS)
+    for step in range(1, steps + 1):
+        measured = (steps - step) % every == 0
+        with run.telemetry.measuring(run.start.iteration + step) if measured else nullcontext():
+            run.trainer.step(source)
+    if not steps:
+        _warm_up(run, lambda: source)
+        with run.telemetry.measuring(run.start.iteration):
+            run.trainer.forward_backward(source)
 
 
 def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
@@ -80,19 +140,14 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
     if optimizer.fp16 and optimizer.loss_scale is None:
         optimizer.initial_loss_scale = min(optimizer.initial_loss_scale, LOSS_SCALE)
     backend = choose_backend(config.precision_backend, model, os.environ)
-    with ExitStack() as stack:
-        process = stack.enter_context(training_process(model, seed=config.train.seed))
-        stack.enter_context(running(backend))
-        run = build_run(config, process, backend=backend)
+    with _built(config, backend) as run:
         source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
         batches = [next(source) for _ in range(run.trainer.num_microbatches)]
         if shuffle:
             batches = [_shuffled(batch) for batch in batches]
         weights = _embeddings(run.trainer.model)
         if scheme_of(model) == "delayed":  # whose scales begin at 1
-            for _ in range(WARM_UP):
-                run.trainer.forward_backward(iter(batches))
-                requantise_stored_weights(run.trainer.optimizer)
+            _warm_up(run, lambda: iter(batches))
         chunks = run.trainer.model
         with routes.taken(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:
             run.trainer.forward_backward(iter(batches))
