@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.audit.quantisation import QuantisationRow, last_measured
 from bridge.audit.record import HealthRow
@@ -51,31 +51,144 @@ class Signs:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EarlyWarning:
+def _loss_not_finite(signs: Signs) -> str | None:
+    first = next((one["step"] for one in signs.train if one["loss"] is None), None)
+    return f"the loss is not finite since step {first}." if first is not None else None
+
+
+def _gradients_not_finite(signs: Signs) -> str | None:
+    healthy = [index for index, one in enumerate(signs.train) if not one["skipped"]]
+    if signs.smallest_scale is not None and not healthy:
+        return None  # a dynamic loss scale is still falling to its level
+    recent = signs.train[healthy[0] if healthy else 0 :][-RECENT:]
+    places = [one["not_finite"] for one in recent if one.get("not_finite")]
+    if len(places) < (1 if signs.smallest_scale is None else 3):
+        return None
+    return f"gradients were not finite in {len(places)} of the last {len(recent)} records; the last time {places[-1]}."
+
+
+def _loss_spike(signs: Signs) -> str | None:
+    spike = _spike([one["loss"] for one in signs.train], 1.2)
+    return (
+        spike and f"the loss is {spike[0]:.4f}, more than 1.2 times the median of the records before, {spike[1]:.4f}."
+    )
+
+
+def _gradient_spike(signs: Signs) -> str | None:
+    spike = _spike([one["grad_norm"] for one in signs.train], 10)
+    rule = "more than 10 times the median of the records before"
+    return spike and f"the gradient norm is {spike[0]:.3g}, {rule}, {spike[1]:.3g}."
+
+
+def _spike(values: Sequence[float | None], factor: float) -> tuple[float, float] | None:
+    """Return the last value and the median of those before where it is so many times as high, else None."""
+    recent = [value for value in values[-RECENT - 1 :] if value is not None]
+    if len(recent) < RECENT // 2 or recent[-1] <= factor * median(recent[:-1]):
+        return None
+    return recent[-1], median(recent[:-1])
+
+
+def _skipped(signs: Signs) -> str | None:
+    first = next((one for one in signs.train if not one["skipped"]), None)
+    if first is None:
+        return None  # `gradients-not-finite` and the run's own limit say so
+    last = signs.train[-1]
+    skipped, steps = last["skipped_steps"] - first["skipped_steps"], last["step"] - first["step"]
+    if 10 * skipped <= max(10, steps):  # a single step of a few is no share yet
+        return None
+    return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
+
+
+def _scale_floor(signs: Signs) -> str | None:
+    floor = signs.smallest_scale
+    if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
+        return None
+    return f"the loss scale is at its floor, {floor:g}: the next overflow cannot lower it."
+
+
+def _spike_after_change(signs: Signs) -> str | None:
+    recent = [one for one in signs.train[-RECENT:] if one["loss"] is not None]
+    scales = [one["loss_scale"] for one in recent]
+    changes = [index for index in range(1, len(recent)) if scales[index] != scales[index - 1]]
+    if not changes or changes[-1] < len(recent) - AFTER_CHANGE:
+        return None
+    change = changes[-1]
+    usual, loss = median(one["loss"] for one in recent[:change]), recent[-1]["loss"]
+    if loss <= 1.1 * usual:
+        return None
+    moved = f"from {scales[change - 1]:g} to {scales[change]:g} by step {recent[change]['step']}"
+    return f"the loss is {loss:.4f}, more than 1.1 times that before the loss scale went {moved}, {usual:.4f}."
+
+
+def _amax_history(signs: Signs) -> str | None:
+    ratios = {
+        row: row.amax * row.scale / FORMATS[row.format].max
+        for row in last_measured(signs.quantisation)
+        if row.scale is not None and row.format in FORMATS
+    }
+    beyond = {row: ratio for row, ratio in ratios.items() if ratio > 4}
+    if not beyond:
+        return None
+    row = max(beyond, key=lambda one: beyond[one])
+    rest = f", and {len(beyond) - 1} other operands exceed theirs" if len(beyond) > 1 else ""
+    return f"at step {row.step} the amax of {row.place} is {beyond[row]:.3g} times what its scale can represent{rest}."
+
+
+def _underflow_rising(signs: Signs) -> str | None:
+    last = last_measured(signs.quantisation)
+    earlier = defaultdict[str, list[float]](list)
+    for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
+        if row.step != last[0].step:
+            earlier[row.place].append(row.underflow)
+    usual = {row: median(earlier[row.place]) for row in last if earlier[row.place]}
+    rising = [row for row in last if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))]
+    if not rising:
+        return None
+    row = max(rising, key=lambda one: one.underflow)
+    rest = f"; too much of {len(rising) - 1} other operands, too" if len(rising) > 1 else ""
+    share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
+    before = f", {100 * usual[row]:.3g} % in the median of the measurements before" if row in usual else ""
+    return f"{share}{before}{rest}."
+
+
+def _stale_weights(signs: Signs) -> str | None:
+    stale = [row for row in signs.health if not row.is_fresh]
+    if not stale:
+        return None
+    rest = f" and {len(stale) - 1} others" if len(stale) > 1 else ""
+    return f"layer {stale[0].layer}, {stale[0].module}{rest} multiplied an older weight than that of the audited step."
+
+
+class EarlyWarning(NamedTuple):
     """One row: a sign of trouble."""
 
-    name: str
     threshold: str
     """When it stands."""
     look: Callable[[Signs], str | None]
     """Return the sentence on a run in which it stands, None in others."""
 
 
-WARNINGS: dict[str, EarlyWarning] = {}
+WARNINGS = {
+    "loss-not-finite": EarlyWarning("a loss is NaN or Inf", _loss_not_finite),
+    "gradients-not-finite": EarlyWarning(
+        f"a gradient was NaN or Inf in one of the last {RECENT} records; three under a dynamic loss scale",
+        _gradients_not_finite,
+    ),
+    "loss-spike": EarlyWarning(f"loss above 1.2 times the median of {RECENT} records", _loss_spike),
+    "gradient-spike": EarlyWarning(f"gradient norm above 10 times the median of {RECENT} records", _gradient_spike),
+    "skipped-steps": EarlyWarning("more than a tenth of the steps since the first update were skipped", _skipped),
+    "loss-scale-floor": EarlyWarning("the dynamic loss scale is at min_loss_scale", _scale_floor),
+    "spike-after-scale-change": EarlyWarning(
+        f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
+        _spike_after_change,
+    ),
+    "amax-history": EarlyWarning("an amax is above four times what the operand's scale can represent", _amax_history),
+    "underflow-rising": EarlyWarning(
+        "the share that becomes zero is above half, or twice its median and 2 points above it", _underflow_rising
+    ),
+    "stale-weights": EarlyWarning("a GEMM of the last audited step multiplied an older weight", _stale_weights),
+}
 """All early warnings by name."""
-
-Look = Callable[[Signs], str | None]
-
-
-def _warning(name: str, threshold: str) -> Callable[[Look], Look]:
-    """Return a decorator that makes a function the look of an early warning."""
-
-    def kept(look: Look) -> Look:
-        WARNINGS[name] = EarlyWarning(name=name, threshold=threshold, look=look)
-        return look
-
-    return kept
 
 
 class Standing:
@@ -94,129 +207,5 @@ class Standing:
 
 def early_warnings(signs: Signs) -> list[tuple[str, str]]:
     """Return (name, sentence) of each warning that stands."""
-    found = ((row.name, row.look(signs)) for row in WARNINGS.values() if row.name not in signs.silenced)
+    found = ((name, row.look(signs)) for name, row in WARNINGS.items() if name not in signs.silenced)
     return [(name, sentence) for name, sentence in found if sentence is not None]
-
-
-@_warning("loss-not-finite", "a loss is NaN or Inf")
-def _loss_not_finite(signs: Signs) -> str | None:
-    first = next((one["step"] for one in signs.train if one["loss"] is None), None)
-    return f"the loss is not finite since step {first}." if first is not None else None
-
-
-@_warning(
-    "gradients-not-finite",
-    f"a gradient was NaN or Inf in one of the last {RECENT} records; three under a dynamic loss scale",
-)
-def _gradients_not_finite(signs: Signs) -> str | None:
-    healthy = [index for index, one in enumerate(signs.train) if not one["skipped"]]
-    if signs.smallest_scale is not None and not healthy:
-        return None  # a dynamic loss scale is still falling to its level
-    recent = signs.train[healthy[0] if healthy else 0 :][-RECENT:]
-    places = [one["not_finite"] for one in recent if one.get("not_finite")]
-    if len(places) < (1 if signs.smallest_scale is None else 3):
-        return None
-    return f"gradients were not finite in {len(places)} of the last {len(recent)} records; the last time {places[-1]}."
-
-
-@_warning("loss-spike", f"loss above 1.2 times the median of {RECENT} records")
-def _loss_spike(signs: Signs) -> str | None:
-    spike = _spike([one["loss"] for one in signs.train], 1.2)
-    return (
-        spike and f"the loss is {spike[0]:.4f}, more than 1.2 times the median of the records before, {spike[1]:.4f}."
-    )
-
-
-@_warning("gradient-spike", f"gradient norm above 10 times the median of {RECENT} records")
-def _gradient_spike(signs: Signs) -> str | None:
-    spike = _spike([one["grad_norm"] for one in signs.train], 10)
-    rule = "more than 10 times the median of the records before"
-    return spike and f"the gradient norm is {spike[0]:.3g}, {rule}, {spike[1]:.3g}."
-
-
-def _spike(values: Sequence[float | None], factor: float) -> tuple[float, float] | None:
-    """Return the last value and the median of those before where it is so many times as high, else None."""
-    recent = [value for value in values[-RECENT - 1 :] if value is not None]
-    if len(recent) < RECENT // 2 or recent[-1] <= factor * median(recent[:-1]):
-        return None
-    return recent[-1], median(recent[:-1])
-
-
-@_warning("skipped-steps", "more than a tenth of the steps since the first update were skipped")
-def _skipped(signs: Signs) -> str | None:
-    first = next((one for one in signs.train if not one["skipped"]), None)
-    if first is None:
-        return None  # `gradients-not-finite` and the run's own limit say so
-    last = signs.train[-1]
-    skipped, steps = last["skipped_steps"] - first["skipped_steps"], last["step"] - first["step"]
-    if 10 * skipped <= max(10, steps):  # a single step of a few is no share yet
-        return None
-    return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
-
-
-@_warning("loss-scale-floor", "the dynamic loss scale is at min_loss_scale")
-def _scale_floor(signs: Signs) -> str | None:
-    floor = signs.smallest_scale
-    if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
-        return None
-    return f"the loss scale is at its floor, {floor:g}: the next overflow cannot lower it."
-
-
-@_warning(
-    "spike-after-scale-change",
-    f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
-)
-def _spike_after_change(signs: Signs) -> str | None:
-    recent = [one for one in signs.train[-RECENT:] if one["loss"] is not None]
-    scales = [one["loss_scale"] for one in recent]
-    changes = [index for index in range(1, len(recent)) if scales[index] != scales[index - 1]]
-    if not changes or changes[-1] < len(recent) - AFTER_CHANGE:
-        return None
-    change = changes[-1]
-    usual, loss = median(one["loss"] for one in recent[:change]), recent[-1]["loss"]
-    if loss <= 1.1 * usual:
-        return None
-    moved = f"from {scales[change - 1]:g} to {scales[change]:g} by step {recent[change]['step']}"
-    return f"the loss is {loss:.4f}, more than 1.1 times that before the loss scale went {moved}, {usual:.4f}."
-
-
-@_warning("amax-history", "an amax is above four times what the operand's scale can represent")
-def _amax_history(signs: Signs) -> str | None:
-    ratios = {
-        row: row.amax * row.scale / FORMATS[row.format].max
-        for row in last_measured(signs.quantisation)
-        if row.scale is not None and row.format in FORMATS
-    }
-    beyond = {row: ratio for row, ratio in ratios.items() if ratio > 4}
-    if not beyond:
-        return None
-    row = max(beyond, key=lambda one: beyond[one])
-    rest = f", and {len(beyond) - 1} other operands exceed theirs" if len(beyond) > 1 else ""
-    return f"at step {row.step} the amax of {row.place} is {beyond[row]:.3g} times what its scale can represent{rest}."
-
-
-@_warning("underflow-rising", "the share that becomes zero is above half, or twice its median and 2 points above it")
-def _underflow_rising(signs: Signs) -> str | None:
-    last = last_measured(signs.quantisation)
-    earlier = defaultdict[str, list[float]](list)
-    for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
-        if row.step != last[0].step:
-            earlier[row.place].append(row.underflow)
-    usual = {row: median(earlier[row.place]) for row in last if earlier[row.place]}
-    rising = [row for row in last if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))]
-    if not rising:
-        return None
-    row = max(rising, key=lambda one: one.underflow)
-    rest = f"; too much of {len(rising) - 1} other operands, too" if len(rising) > 1 else ""
-    share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
-    before = f", {100 * usual[row]:.3g} % in the median of the measurements before" if row in usual else ""
-    return f"{share}{before}{rest}."
-
-
-@_warning("stale-weights", "a GEMM of the last audited step multiplied an older weight")
-def _stale_weights(signs: Signs) -> str | None:
-    stale = [row for row in signs.health if not row.is_fresh]
-    if not stale:
-        return None
-    rest = f" and {len(stale) - 1} others" if len(stale) > 1 else ""
-    return f"layer {stale[0].layer}, {stale[0].module}{rest} multiplied an older weight than that of the audited step."

@@ -15,7 +15,7 @@ from bridge.errors import RunConfigError, close_matches, did_you_mean
 def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "show a run in progress: step, loss, loss scale, speed, early warnings"
-    epilog = "warnings:\n" + "\n".join(f"  {row.name:<25} {row.threshold}" for row in WARNINGS.values())
+    epilog = "warnings:\n" + "\n".join(f"  {name:<25} {row.threshold}" for name, row in WARNINGS.items())
     parser = add_command(commands, "watch", _watch, text, json="print the state once as JSON", epilog=epilog)
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--once", action="store_true", help="print the state and end")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from bridge.report.curves import figure_of
 from bridge.report.table import cell, show, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -141,16 +140,19 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
     for number, row in enumerate(comparison.rows):
         _draw_losses(above, row, f"C{number}")
         if row.gap is not None and row.gap.over_steps is not None:
-            points = row.gap.over_steps
-            mean, low, high = (100 * np.asarray(values) for values in (points.mean, points.low, points.high))
-            below.plot(points.steps, mean, color=f"C{number}", linewidth=1.4)
-            below.fill_between(points.steps, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+            mean = 100 * np.asarray(row.gap.over_steps.mean)
+            below.plot(row.gap.over_steps.steps, mean, color=f"C{number}", linewidth=1.4)
     gate = 100 * comparison.gate
     below.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
+    below.margins(y=0.5)
+    least, most = below.get_ylim()  # of the means: an interval may be cut
+    for number, row in enumerate(comparison.rows):
+        if row.gap is not None and row.gap.over_steps is not None:
+            low, high = (100 * np.asarray(values) for values in (row.gap.over_steps.low, row.gap.over_steps.high))
+            below.fill_between(row.gap.over_steps.steps, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
     judged = [row.gap for row in comparison.rows if row.gap is not None and row.gap.window is not None]
     if judged and judged[0].window is not None:
         below.axvline(judged[0].window[0], color="tab:gray", linestyle="--", linewidth=1, label="judged from here on")
-    least, most = _limits(comparison, gate)
     if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
         below.set_yscale("symlog", linthresh=gate)
     below.set_ylim(least, most)
@@ -169,17 +171,3 @@ def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
     losses = np.stack([curve.over(steps) for curve in row.curves])
     axes.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.4, label=row.label)
     axes.fill_between(steps, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-
-
-def _limits(comparison: Comparison, gate: float) -> tuple[float, float]:
-    """Return the limits of the lower panel: every mean and the gate, and as much of the intervals again."""
-    means: Iterable[float] = (
-        100 * value
-        for row in comparison.rows
-        if row.gap is not None and row.gap.over_steps is not None
-        for value in row.gap.over_steps.mean
-        if math.isfinite(value)
-    )
-    values = [-gate, gate, *means]
-    margin = 0.5 * (max(values) - min(values))
-    return min(values) - margin, max(values) + margin

@@ -1,16 +1,20 @@
 """The answer of a rehearsal: for people, and as plain data."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.errors import Finding
-from bridge.rehearse.rehearse import Launched, Rehearsal
 from bridge.report.findings import STYLES
 from bridge.report.table import cell, table
 from bridge.rules.versions import TITLES
 from bridge.sync.report import plain
+
+if TYPE_CHECKING:
+    from bridge.rehearse.rehearse import Launched, Rehearsal
 
 LONGEST = 36
 """Characters of a value that are shown; JSON has all."""
