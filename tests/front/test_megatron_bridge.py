@@ -14,6 +14,8 @@ from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge_start
 from bridge.front.files.reading import MEGATRON_BRIDGE
 from bridge.front.loader import RunValues, load_run
+from bridge.interop.meaning import meaning
+from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import FIELDS, known_releases
 from bridge.rules.versions import Version, installed
@@ -209,6 +211,17 @@ def test_a_saved_run_may_have_fields_that_no_known_release_has(tmp_path: Path) -
     del saved["q_lora_rank"]
     with pytest.raises(RunConfigError, match="model.o_lora_rank: no such field"):
         read(tmp_path, container(saved | {"o_lora_rank": 4}))
+
+
+def test_a_precision_by_itself_is_checked_as_convert_reads_it(tmp_path: Path) -> None:
+    """No section around it names a class, and the file is Megatron Bridge's by the class of its one section."""
+    run = read(tmp_path, {"mixed_precision": PRECISION})
+    assert run.reading.framework == MEGATRON_BRIDGE
+    imported = megatron_bridge.import_({"mixed_precision": PRECISION})
+    assert run.precision is not None
+    assert meaning(run.precision) == meaning(imported.config)
+    with pytest.raises(RunConfigError, match=r"mixed_precision\._target_: configurations are data"):
+        read(tmp_path, {"mixed_precision": {"_target_": "os.system", "bf16": True}})
 
 
 def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tmp_path: Path) -> None:

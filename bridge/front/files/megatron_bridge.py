@@ -13,12 +13,14 @@ from bridge.errors import RunConfigError
 from bridge.front.files.own_fields import has_text, newer_fields, own_fields
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.files.release import release_of
-from bridge.front.problems import OWNERS, SECTIONS
+from bridge.front.problems import OWNERS, PRECISION, SECTIONS
 from bridge.registry.config import without_references
 from bridge.rules.fields import DEFAULTS, FIELDS
 
 TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
 DATA, MODEL, ADAPTER, NESTED, ENVIRONMENT = "dataset", "model", "peft", "transformer", "env_vars"
+CLASSES = ("megatron.bridge.", "megatron.core.")
+"""Beginnings of the import paths of the classes whose fields such a file has."""
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
 LOST = "{path}: the file names a {kind} without its content."
@@ -26,9 +28,12 @@ NEWER = "{fields}: no known release of Megatron Core has these fields, and nothi
 
 
 def is_of(whole: Mapping[str, Any]) -> bool:
-    """Return whether Megatron Bridge wrote a file of these contents: it names the class of each object of a run."""
-    sections = {str(key).removesuffix("_config") for key in whole}
-    return TARGET in whole and ARGUMENTS not in whole and not sections.isdisjoint((*OWNERS, *SECTIONS))
+    """Return whether a file of these contents is Megatron Bridge's: a whole run, or sections of its classes."""
+    sections = {str(key).removesuffix("_config"): value for key, value in whole.items()}
+    if TARGET in whole:
+        return ARGUMENTS not in whole and not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
+    own = (sections.get(name) for name in (PRECISION, *OWNERS, *SECTIONS))
+    return any(isinstance(one, Mapping) and str(one.get(TARGET)).startswith(CLASSES) for one in own)
 
 
 def read(whole: Mapping[str, Any]) -> FileReading:
@@ -97,7 +102,7 @@ class _Container:
         if isinstance(value, Mapping) and isinstance(value.get(NESTED), Mapping):
             parts = [{name: one for name, one in value.items() if name != NESTED}, value[NESTED]]
             self.names[f"{ours}.{NESTED}"] = ours
-        if ours == "mixed_precision" and isinstance(value, Mapping):
+        if ours == PRECISION and isinstance(value, Mapping):
             parts = [without_references(value)]
         if not isinstance(value, Mapping):
             if value is not None and ours in (*OWNERS, *SECTIONS, ENVIRONMENT):
