@@ -7,10 +7,11 @@ from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.interop import nemo2
+from bridge.interop.conversion import Run, runs_of
 from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
-from bridge.interop.survey.source import Source, first_fault
+from bridge.interop.survey.source import Source
 
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
 RECIPE = re.compile(r"(?:bf16|fp16)_\w*mixed")
@@ -32,28 +33,27 @@ def sources_of_program(document: Document, name: str, unread: dict[str, str]) ->
     """
     if LOOKS.search(document.text) is None:
         return
-    program = program_of(document.text, name, WORDS.fullmatch)
+    program = program_of(document.text, document.path, WORDS.fullmatch)
     for call in program.calls:
         says, payload = _stated_by(call) if PACKAGE.fullmatch(call.path) else ("", None)
-        source = Source(path=name, system="megatron-bridge", kind="program", run=f"line {call.line}", says=says)
+        place = f"line {call.line}"
         if payload is not None:
             try:
-                imported = megatron_bridge.import_(payload)
-                source = replace(source, evidence=f"calls `{call.written['']}`").stating(imported)
+                imported = replace(megatron_bridge.import_(payload), label=place)
             except BridgeError as error:
-                unread[f"{name}, {source.run}"] = first_fault(error, name, name)
-        if says:
-            yield source
+                unread[f"{name}, {place}"] = f"{document.path}, {place}: {error}"
+                payload = None
+        if payload is not None:
+            evidence = f"calls `{call.written['']}`"
+            run = Run(document=document, system=megatron_bridge.SYSTEM, evidence=evidence, imported=imported)
+            yield Source.of(run, name, "program", says)
+        elif says:
+            yield Source(path=name, system=megatron_bridge.SYSTEM.name, kind="program", run=place, says=says)
     imports_nemo = any(module.partition(".")[0] == "nemo" for module in program.imports)
     wanted = {nemo2.PLUGIN, *(nemo2.RECIPES if imports_nemo else ())}  # a recipe's name alone may be another's
-    try:
-        runs = nemo2.import_all(document) if wanted & {call.name for call in program.calls} else ()
-    except BridgeError as error:
-        unread[name] = first_fault(error, document.path, name)
-        return
-    for run in runs:
-        place = Source(path=name, system="nemo2", kind="program", run=run.label, evidence=f"names `{run.label}`")
-        yield place.stating(run)
+    if wanted & {call.name for call in program.calls}:
+        for run in runs_of(document, nemo2.SYSTEM.name):
+            yield Source.of(replace(run, evidence=f"names `{run.imported.label}`"), name, "program")
 
 
 def _stated_by(call: Call) -> tuple[str, Any]:

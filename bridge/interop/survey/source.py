@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bridge.errors import BridgeError
 from bridge.interop.accelerate import importer as accelerate
-from bridge.interop.contract import ImportReport
+from bridge.interop.conversion import Run
 from bridge.interop.table import rows
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -38,18 +39,32 @@ class Source:
     evidence: str = ""
     unmapped: int = 0
 
-    def stating(self, imported: ImportReport) -> Source:
-        """Return the source with the result of an import: no precision where the system leaves it to another."""
-        config, unmapped = imported.config, len(imported.unmapped)
+    @classmethod
+    def of(cls, run: Run, name: str, kind: str, says: str = "") -> Source:
+        """Return the source that a run is: no precision where the system leaves it to another.
+
+        `name` is the file's in the project; `says` are the words of a program that state the precision.
+        """
+        imported, config = run.imported, run.imported.config
         is_fp32 = config.mode == "fp32" and not config.autocast_enabled and not imported.mapped.get(MIXED_PRECISION)
-        decider = ROWS["open"].get(self.system) if is_fp32 else None
+        decider = ROWS["open"].get(run.system.name) if is_fp32 else None
         if not imported.mode_is_stated:
             decider = f"{imported.decided_by} decides"
+        source = cls(
+            path=name,
+            system=run.system.name,
+            kind=kind,
+            says=": ".join(filter(None, (says, decider))),
+            run=run.source["run"],
+            evidence=run.evidence,
+            unmapped=len(imported.unmapped),
+        )
         if decider is not None:
-            return replace(self, says=f"{self.says}: {decider}" if self.says else decider, unmapped=unmapped)
+            return source
         found = precision(config)
-        stated = replace(self, precision=found, semantics=imported.semantics, recipe=imported.recipe)
-        return replace(stated, says=self.says or found, unmapped=unmapped)
+        return replace(
+            source, says=says or found, precision=found, semantics=imported.semantics, recipe=imported.recipe
+        )
 
 
 def precision(config: MixedPrecisionConfig) -> str:
@@ -64,23 +79,13 @@ def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> list
     """Return a source for each variable that bears on precision; one that is set to several values is several."""
     found = []
     known = sorted({(name, value) for name, value in pairs if VARIABLES.fullmatch(name)})
+    of_accelerate = {name: value for name, value in known if name.startswith("ACCELERATE_")}
     for name, value in known:
         reader = VARIABLES.fullmatch(name)
-        source = Source(path=path, system=str(reader and reader.lastgroup), kind=kind, says=f"{name}={value}")
-        stated = _of_accelerate({**dict(known), name: value}) if name == MIXED_PRECISION else None
-        found.append(replace(source, precision=stated, evidence=f"sets {name}"))
+        stated = None
+        if name == MIXED_PRECISION:
+            with suppress(BridgeError):
+                stated = precision(accelerate.import_({**of_accelerate, name: value}).config)
+        system, says = str(reader and reader.lastgroup), f"{name}={value}"
+        found.append(Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}"))
     return found
-
-
-def _of_accelerate(variables: dict[str, str]) -> str | None:
-    own = {name: value for name, value in variables.items() if name.startswith("ACCELERATE_")}
-    try:
-        return precision(accelerate.import_(own).config)
-    except BridgeError:
-        return None
-
-
-def first_fault(error: BridgeError, path: str, name: str) -> str:
-    """Return the first line of an error without the file in front, whose `name` in the project stands next to it."""
-    line = str(error).splitlines()[0].replace(path, name)
-    return re.sub(rf"^{re.escape(name)}[:,] ", "", line)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bridge.errors import BridgeError, PayloadError
-from bridge.interop.conversion import Run, runs_of
+from bridge.interop.conversion import runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.megatron_lm.recognition import is_per_module
 from bridge.interop.reading.document import Document
 from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
-from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, first_fault, of_variables
+from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_variables
 from bridge.interop.systems import candidates
 from bridge.precision.matchers import HIGH, Matchers
 
@@ -90,9 +90,9 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
             reader.read(Document.load(file), name)
         except BridgeError as error:
             if looks_relevant(file):
-                reader.unread[name] = first_fault(error, str(file), name)
+                reader.unread[name] = str(error)
         except Exception as error:  # noqa: BLE001  one file must not take the others with it
-            reader.unread[name] = f"reading it ended in an unexpected {type(error).__name__}"
+            reader.unread[name] = f"{file}: reading it ended in an unexpected {type(error).__name__}"
     variables = (os.environ if environment is None else environment).items()
     found = [*reader.placed(), *of_variables(variables, "environment", "process")]
     return Survey(sources=tuple(found), unread=reader.unread, limits=tuple(limits))
@@ -122,24 +122,16 @@ class _Reader:
 
     def script(self, document: Document, name: str) -> None:
         """Read a launch script: the runs that it starts, and every variable that it exports on any branch."""
-        variables = self.exported(document)
+        started = launches(document.text, document.path)
+        files = [launch.program.rpartition("/")[2] for launch in started]
+        self.named.update(file if file.endswith(".py") else f"{file.rpartition('.')[2]}.py" for file in files)
+        exported = [(key, str(value)) for launch in started for key, value in launch.environment.items()]
         try:
-            self.found += [_of_run(run, name, LAUNCHES[run.said_by]) for run in runs_of(document)]
+            self.found += [Source.of(run, name, LAUNCHES[run.said_by]) for run in runs_of(document)]
         except BridgeError as error:
             if PRECISION_WORDS.search(LISTED.sub("", COMMENTS.sub("", document.text))):
-                self.unread[name] = first_fault(error, document.path, name)
-        self.found += of_variables(variables, name, "script variable")
-
-    def exported(self, document: Document) -> list[tuple[str, str]]:
-        """Return what a script exports, as written where only a run decides it; note the programs that it starts."""
-        try:
-            started = launches(document.text, document.path)
-        except PayloadError:  # broken: what is exported line by line still says what somebody meant
-            exports = "\n".join(re.findall(r"^\s*export\s.*", document.text, re.MULTILINE))
-            return [*replace(document, text=exports).variables.items()]
-        files = [launch.program.rpartition("/")[2] for launch in started]
-        self.named.update(name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py" for name in files)
-        return [(name, str(value)) for launch in started for name, value in launch.environment.items()]
+                self.unread[name] = str(error)
+        self.found += of_variables(exported, name, "script variable")
 
     def placed(self) -> list[Source]:
         """Return the sources with their kinds, once every file is read that may name their own."""
@@ -155,12 +147,7 @@ def _of_configuration(document: Document, name: str) -> list[Source]:
     if not looks or looks[0][1].certainty < CERTAIN:
         return []
     kind = CONFIGURATIONS.get(looks[0][0].name, "training file")
-    return [_of_run(run, name, kind) for run in runs_of(document)]
-
-
-def _of_run(run: Run, name: str, kind: str) -> Source:
-    label = run.source["run"]
-    return Source(path=name, system=run.system.name, kind=kind, evidence=run.evidence, run=label).stating(run.imported)
+    return [Source.of(run, name, kind) for run in runs_of(document)]
 
 
 def _of_matchers(document: Document, name: str) -> Source:
