@@ -7,14 +7,12 @@ from itertools import takewhile
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
 from bridge.interop.launch.word import Word, joined
 from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, TABLE, bears_on_precision, dest
 from bridge.interop.megatron_lm.options import PARALLELISM, Option, is_switch, options_of
-from bridge.precision.fields import LAYER_COUNTS, NO, YES
-from bridge.rules.inert import SCALER_SCHEDULE
+from bridge.precision.fields import NO, YES
 
 PROGRAMS = re.compile(
     r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"
@@ -57,6 +55,8 @@ class Arguments:
     unmapped: list[Unmapped] = field(default_factory=list)
     """Records of the words themselves: words that the shell drops, and files that hold further arguments."""
     label: str = ""
+    is_printed: bool = False
+    """The run printed them: every argument stands there, with its default."""
     used_by: str = ""
     """Another source of arguments."""
     decided_by: str = ""
@@ -248,7 +248,7 @@ def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Argum
     """Return the runs of printed arguments: every argument has its value in a block with its end, defaults too."""
     found = []
     for place, (block, has_end) in enumerate(blocks, 1):
-        run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments")
+        run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments", is_printed=True)
         run.options = [
             Option(key, value, is_key=True)
             for key, value in block.items()
@@ -263,19 +263,10 @@ def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Argum
         for key, value in block.items():
             if run.decided_by and key in ("bf16", "fp16"):
                 continue
-            if value is not None and (_is_known(key) or value is not False) and not _is_inactive(key, block):
+            if value is not None and (_is_known(key) or value is not False):
                 _add_key(run, key, value)
         found.append(run)
     return found
-
-
-def _is_inactive(key: str, block: Mapping[str, Any]) -> bool:
-    """Return whether an argument, which is printed with its default in any case, is not read by this run."""
-    if key.startswith(("fp8_", "fp4_")):
-        return not block.get(key[:3]) or (key in DELAYED and block.get("fp8_recipe", "delayed") != "delayed")
-    if key in LAYER_COUNTS:
-        return not block.get("first_last_layers_bf16")
-    return key in SCALER_SCHEDULE and (not block.get("fp16") or bool(block.get("loss_scale")))
 
 
 def _add_key(found: Arguments, key: str, value: Any) -> None:

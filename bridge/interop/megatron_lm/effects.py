@@ -2,24 +2,24 @@
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
 
-from bridge.interop.builders import DELAYED, ImportBuilder
+from bridge.interop.builders import ImportBuilder
+from bridge.interop.meaning import unread_fields
 from bridge.interop.megatron_lm.arguments import Arguments, Written
 from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
-from bridge.precision.config import settings_of
+from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.schemes import FP8_SCHEMES
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.inert import SCALER_SCHEDULE
 
-DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
 WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
-USUAL = {**DELAYED, "fp8_recipe": "delayed", "fp4_recipe": "nvfp4", "fp8_wgrad": True}
-"""Setting of a scheme -> its default; elsewhere false."""
+USUAL = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS, 1)}
+"""Field -> Megatron-LM's own default of its setting."""
 
 
 def shown(written: Written) -> object:
@@ -96,48 +96,31 @@ def _dtype(run: Arguments, key: str) -> str | None:
     return None if written is None or written.value in (None, "auto") else str(written.value)
 
 
-def scheme(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
-    """State the scheme that decides, and name the settings that it does not read."""
+def scheme(mode: str, builder: ImportBuilder, *, engine: bool) -> None:
+    """State the scheme that decides, and a dynamic loss scale unless DeepSpeed's engine scales the loss."""
     fields = builder.fields
     builder.imply_scheme(_option, layers=1 if fields.get("fp8") or fields.get("fp4") else None)
-    chosen = str(fields.get("fp8_recipe")) if fields.get("fp8") else "no FP8 run"
+    if float(fields.get("loss_scale") or 0) == 0 and "loss_scale" in fields:
+        fields["loss_scale"] = None  # Megatron-LM takes 0 for unset
+    if mode == "fp16" and not engine and fields.get("loss_scale") is None:
+        for field in SCALER_SCHEDULE:
+            if fields.get(field) is None:
+                builder.implied(_option(field), FIELD_DEFAULTS[field], **{field: FIELD_DEFAULTS[field]})
+
+
+def unread(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
+    """Report the settings that this run does not read, unless they are at their defaults; a log prints these too."""
+    config = MixedPrecisionConfig.from_dict(builder.fields)
+    why, values = unread_fields(config), config.to_dict()
     for key, written in run.settings.items():
-        flag = BY_NAME.get(key)
-        if flag is not None and builder.mapped.get(written.name):
-            dead = _unread(flag.field, fields, chosen, modern=modern)
-            if dead:
-                facts = {"chosen": chosen, "family": flag.field[:3]}
-                builder.record(f"megatron_lm.{dead}", written.name, shown(written), **facts)
-
-
-def _unread(field: str, fields: Mapping[str, Any], chosen: str, *, modern: bool) -> str | None:
-    """Return the sentence that says why a setting that was written has no effect, or None."""
-    value, usual = fields.get(field), USUAL.get(field, False)
-    read_by = settings_of(FP8_SCHEMES[chosen]) if chosen in FP8_SCHEMES else ()
-    if field in DELAYED and field not in read_by and value != usual:
-        return "delayed-scaling-alone"
-    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]):
-        return "without-the-format" if value not in (None, usual) else None
-    if field == "fp8_wgrad" and value is False and modern:
-        return "wgrad-in-fp8"
-    if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and value not in (0, 1):
-        return "without-layers-in-bf16"
-    return None
-
-
-def loss_scale(mode: str, builder: ImportBuilder) -> None:
-    """State a dynamic loss scale, and name the parts of its schedule that nothing reads."""
-    fields = builder.fields
-    scale = fields.get("loss_scale")
-    constant = scale is not None and float(scale) != 0
-    if "loss_scale" in fields and not constant:
-        builder.fields["loss_scale"] = None
-    for field, value in DYNAMIC.items():
-        name = _option(field)
-        if mode == "fp16" and not constant and fields.get(field) is None:
-            builder.implied(name, value, **{field: value})
-        elif fields.get(field) is not None and (mode != "fp16" or constant) and float(fields[field]) != value:
-            builder.record("megatron_lm.read-by-a-dynamic-loss", name, fields[field])
+        field = BY_NAME[key].field if key in BY_NAME and builder.mapped.get(written.name) else None
+        if field in why and values[field] not in (None, USUAL[field]):
+            builder.record("megatron_lm.not-read", written.name, shown(written), why=why[field])
+        elif field in why and run.is_printed:
+            del builder.fields[field]
+            builder.mapped[written.name] = ()
+        elif field == "fp8_wgrad" and modern and not values[field]:
+            builder.record("megatron_lm.transformer-engine-and-later", written.name, shown(written))
 
 
 def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:

@@ -127,9 +127,8 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
         megatron_effects.reduction(run, mode, builder)
     if is_unstated:
         builder.leave_mode(run.decided_by)
-    megatron_effects.scheme(run, builder, modern=modern)
-    if not engine:
-        megatron_effects.loss_scale(mode, builder)
+    megatron_effects.scheme(mode, builder, engine=engine)
+    megatron_effects.unread(run, builder, modern=modern)
     megatron_effects.sharding(run, builder, modern=modern)
     megatron_effects.environment(run.launch.environment, builder)
     read = [file.note for file in run.launch.files.values()] if semantics is not None else []
