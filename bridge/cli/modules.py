@@ -35,7 +35,7 @@ def add_parsers(commands: Any) -> None:
 
 def _write(plan: PrecisionPlan, path: str) -> None:
     """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
-    from bridge.interop.megatron_lm.te_precision_file import write
+    from bridge.interop.contract import as_yaml
 
     files = [recipe.to_file() for recipe in plan.settings.recipes]
     if len(files) == 1:
@@ -48,7 +48,7 @@ def _write(plan: PrecisionPlan, path: str) -> None:
             for stage, file in enumerate(stages)
         }
     for name, file in named.items():
-        write_file(name, write(file), "--write")
+        write_file(name, as_yaml(file), "--write")
     print(f"wrote {', '.join(named)}")
 
 

@@ -16,7 +16,7 @@ from bridge.interop.contract import as_yaml
 from bridge.interop.conversion import Run, convert, runs_of
 from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.megatron_lm import exporter
-from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, write
+from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of
 from bridge.interop.reading.document import Document
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.foreign_names import DENSE
@@ -40,8 +40,8 @@ HYBRID = {
 def test_a_file_is_read_and_written_without_loss(name: str) -> None:
     content = read(HERE / name)
     assert content == yaml.safe_load((HERE / name).read_text())
-    assert parse(write(content), name) == content
-    assert list(parse(write(content), name)["matchers"]) == list(content["matchers"])
+    assert parse(as_yaml(content), name) == content
+    assert list(parse(as_yaml(content), name)["matchers"]) == list(content["matchers"])
 
 
 def test_a_hybrids_file_is_read_planned_exported_and_read_again() -> None:
@@ -90,7 +90,7 @@ def test_a_file_that_numbers_layers_has_no_rows() -> None:
 def test_keys_of_a_later_release_are_kept() -> None:
     content = read(HERE / "te_quant.cfg")
     content["configs"]["mx"]["training_recipe"]["hadamard_width"] = 16
-    assert parse(write(content), "te.yaml") == content
+    assert parse(as_yaml(content), "te.yaml") == content
 
 
 def test_every_fault_of_a_file_is_a_line() -> None:
@@ -247,7 +247,7 @@ def test_convert_reads_the_recipe_of_a_run_of_megatron_bridge(megatron_owners) -
 def test_convert_reads_the_file_as_rows_and_leaves_the_mode_open() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
-    one = _run_of(write(file_of(precision)), "te.yaml")
+    one = _run_of(as_yaml(file_of(precision)), "te.yaml")
     assert one.system.name == "megatron-lm"
     assert one.imported.config.to_dict() == {"modules": precision.modules}
     assert one.imported.decided_by == "the command line that names this file"
@@ -256,7 +256,7 @@ def test_convert_reads_the_file_as_rows_and_leaves_the_mode_open() -> None:
 def test_convert_reports_a_file_that_has_no_rows() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
-    text = write(file_of(precision)).replace("*.linear_qkv", "decoder.layers.0.*")
+    text = as_yaml(file_of(precision)).replace("*.linear_qkv", "decoder.layers.0.*")
     one = _run_of(text, "te.yaml")
     assert one.imported.config.to_dict() == {}
     assert [entry.field for entry in one.imported.unmapped] == ["matchers", "mode"]

@@ -21,8 +21,8 @@ from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRO
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.deepspeed_engine import is_engine
 from bridge.interop.megatron_lm.effects import INFERENCE
+from bridge.interop.megatron_lm.flags import fields_of, misspelt
 from bridge.interop.megatron_lm.importer import import_
-from bridge.interop.megatron_lm.options import fields_of, misspelt
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_megatron
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of

@@ -1,7 +1,7 @@
 """Arguments of Megatron-LM as settings: a list of words, a namespace, or the argument files its users write."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -10,8 +10,16 @@ from bridge.errors import PayloadError
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
 from bridge.interop.launch.word import Word, joined
-from bridge.interop.megatron_lm.flags import BY_NAME, FILES, OTHER_SETTINGS, TABLE, bears_on_precision, dest
-from bridge.interop.megatron_lm.options import PARALLELISM, Option, is_switch, options_of
+from bridge.interop.megatron_lm.flags import (
+    BY_NAME,
+    FILES,
+    OTHER_SETTINGS,
+    PARALLELISM,
+    TABLE,
+    bears_on_precision,
+    dest,
+    is_switch,
+)
 from bridge.precision.fields import NO, YES
 
 PROGRAMS = re.compile(
@@ -25,6 +33,29 @@ TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as it is written."""
+
+    name: str
+    """With its dashes on a command line; empty for what stands there before the first option."""
+    value: Any = None
+    """Behind `=`, or in a mapping."""
+    following: Sequence[Word] = ()
+    """The words up to the next option."""
+    is_key: bool = False
+    """It is a key of a mapping, whose value stands in it."""
+
+
+def options_of(words: Sequence[Word]) -> Iterator[Option]:
+    """Yield the options of a command line."""
+    places = [place for place, word in enumerate(words) if word.startswith("--") and len(word) > 2]
+    if words and places[:1] != [0]:
+        yield Option("", following=words[: places[0] if places else len(words)])
+    for place, end in zip(places, (*places[1:], len(words)), strict=False):
+        yield Option(*words[place].option(), words[place + 1 : end])
 
 
 @dataclass(slots=True)

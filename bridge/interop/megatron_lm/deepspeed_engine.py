@@ -36,11 +36,6 @@ def is_engine(run: Arguments) -> bool:
     return "deepspeed" in run or FILE in run.settings
 
 
-def is_read(key: str) -> bool:
-    """Return whether a setting of DeepSpeed's, by its dotted name, bears on precision."""
-    return key.split(".", maxsplit=1)[0] in BLOCKS or bears_on_precision(key)
-
-
 def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str | None]:
     """Map what the engine's file says where the script writes it, and leave open what it decides where not.
 
@@ -53,23 +48,11 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
         return mode, None
     name = str(shown(option))
     file = run.launch.files.get(str(PurePosixPath(name)))
-    found = settings_of(file, name) if file is not None else None
+    found = _read(file, name) if file is not None else None
     if file is None or found is None:
-        if file is not None and file.text is None:
-            builder.record("megatron_deepspeed.file-is-changed", option.name, name, line=file.line)
-        else:
-            builder.report(option.name, shown(option), *OTHER_SETTINGS[FILE].record)
+        builder.report(option.name, shown(option), *OTHER_SETTINGS[FILE].record)
         return mode, None
-    values, open_ = found[0], {key: value for key, value in found[1].items() if is_read(key)}
-    switch = next((key for key in open_ if key.endswith("enabled")), "")
-    if switch:
-        builder.record("megatron_deepspeed.file-is-open", option.name, name, switch=switch, given=open_[switch])
-        return mode, None
-    try:
-        imported = deepspeed.import_(values)
-    except BridgeError as error:
-        builder.record("megatron_deepspeed.file-is-refused", option.name, name, error=str(error).rstrip("."))
-        return mode, None
+    imported, open_ = found
     builder.map(option.name)
     if mode == "fp32":
         imported = imported.assume_default()  # no layer above adds a block
@@ -83,6 +66,24 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
             builder.fields.pop(field, None)
     _carry(imported, open_, name, builder)
     return "fp32" if imported.decided_by else imported.config.mode, imported.semantics
+
+
+def _read(file: WrittenFile, name: str) -> tuple[ImportReport, dict[str, str]] | None:
+    """Return what a file asks for, and its settings that only the run decides; None where these switch a mode.
+
+    None too where the script does not write all of it, and for what DeepSpeed refuses.
+    """
+    found = settings_of(file, name)
+    if found is None:
+        return None
+    values, late = found
+    open_ = {key: value for key, value in late.items() if key.partition(".")[0] in BLOCKS or bears_on_precision(key)}
+    if any(key.endswith("enabled") for key in open_):
+        return None
+    try:
+        return deepspeed.import_(values), open_
+    except BridgeError:
+        return None
 
 
 def _owned(run: Arguments, builder: ImportBuilder) -> None:

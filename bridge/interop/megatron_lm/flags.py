@@ -1,8 +1,9 @@
-"""Megatron-LM's command-line flags that bear on precision, as rows."""
+"""Options of Megatron-LM's command line: which bear on precision, which are switches, and the fields that they set."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from bridge.errors import PrecisionTypeError
 from bridge.interop.builders import ImportBuilder
@@ -10,6 +11,7 @@ from bridge.interop.table import table
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import KEY
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.fields import FIELDS as OWNER_FIELDS
 
 TABLE = table("megatron_lm")
 
@@ -52,12 +54,15 @@ def _named_like_their_field() -> Iterator[Flag]:
 FLAGS = (*_named_like_their_field(), *OWN_NAMES)
 NOTHING = ("null", "auto")
 """Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
-
-
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
 OTHER_SETTINGS, FILES = TABLE.parts[""].named, TABLE.data["files"]
 """Settings that have no field, and those of them that name a file."""
+SPELLED, SWITCHED_OFF, FIELD_OF = (TABLE.data[name] for name in ("spelled", "switched off", "fields"))
+SETS, PARALLELISM = (TABLE.data[name] for name in ("sets", "parallelism"))
+OWNERS = ("model", "optimizer", "ddp")
+SLIP = 0.75
+"""Likeness of a word with a slip to the word that was meant."""
 SWITCH, DECIDES, ANY_SYSTEM = (pattern(row) for row in ("switch", "decides", "any system"))
 NOT_PRECISION = frozenset(TABLE.data["not precision"])
 LOOKS_LIKE_PRECISION = re.compile(
@@ -108,3 +113,60 @@ def bears_on_precision(name: str) -> bool:
     """Return whether a flag or key that no row knows looks as if it bore on precision."""
     key = dest(name)
     return LOOKS_LIKE_PRECISION.search(key) is not None and key not in NOT_PRECISION
+
+
+def fields_of(name: str) -> tuple[str, ...]:
+    """Return the fields that an argument becomes, as section.field; none for one that is no setting of a config."""
+    if name in FIELD_OF:
+        return tuple(FIELD_OF[name])
+    short = name.removeprefix("ddp_")
+    if short != name and short in OWNER_FIELDS["ddp"]:
+        return (f"ddp.{short}",)
+    return tuple(f"{role}.{name}" for role in OWNERS if name in OWNER_FIELDS[role])
+
+
+def switched_off(option: str) -> str | None:
+    """Return the argument that an option switches off, None where it is no such option."""
+    if option in SWITCHED_OFF:
+        return str(SWITCHED_OFF[option])
+    for prefix in ("no_", "disable_"):
+        name = option.removeprefix(prefix)
+        if name != option and any(_kind_of(one) == "bool" for one in fields_of(name)):
+            return name
+    return None
+
+
+def _kind_of(path: str) -> str:
+    role, _, name = path.partition(".")
+    return OWNER_FIELDS[role][name].kind
+
+
+def is_switch(option: str) -> bool:
+    """Return whether an option takes no value."""
+    name = dest(option)
+    flag = BY_NAME.get(name)
+    if flag is not None:
+        return flag.kind != "value"
+    if name in PARALLELISM or (name in OTHER_SETTINGS and OTHER_SETTINGS[name].harmless[0] is False):
+        return True
+    is_bool = any(_kind_of(path) == "bool" for path in fields_of(SPELLED.get(name, name)))
+    return is_bool or name in SETS or switched_off(name) is not None or SWITCH.fullmatch(option) is not None
+
+
+def misspelt(given: Iterable[str]) -> dict[str, str]:
+    """Return each name that no argument has -> the one that is meant, where only one word has a slip."""
+    known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF}
+    known |= {flag.field for flag in BY_NAME.values()}
+    known |= {name for role in OWNERS for name in OWNER_FIELDS[role]}
+    near = {name: [one for one in known if _is_a_slip(name, one)] for name in sorted({*given} - known)}
+    return {name: min(ones) for name, ones in near.items() if ones}
+
+
+def _is_a_slip(one: str, other: str) -> bool:
+    """Return whether two names differ in one word alone, and in that by a letter or two behind the first."""
+    pairs = list(zip(one.split("_"), other.split("_"), strict=False))
+    differing = [pair for pair in pairs if pair[0] != pair[1]]
+    if one.count("_") != other.count("_") or len(differing) != 1:
+        return False
+    (mine, theirs) = differing[0]
+    return mine[:1] == theirs[:1] and SequenceMatcher(None, mine, theirs).ratio() >= SLIP

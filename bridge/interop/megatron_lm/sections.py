@@ -9,90 +9,77 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import WrongValueError
 from bridge.interop.launch.word import Word, joined
-from bridge.interop.megatron_lm.flags import BY_NAME, dest
-from bridge.interop.megatron_lm.options import OWNERS, SETS, SPELLED, Option, fields_of, is_switch, switched_off
+from bridge.interop.megatron_lm.flags import (
+    BY_NAME,
+    OWNERS,
+    SETS,
+    SPELLED,
+    TABLE,
+    dest,
+    fields_of,
+    is_switch,
+    switched_off,
+)
 from bridge.precision.fields import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-LISTS = {
-    "recompute_modules": "name",
-    "offload_modules": "name",
-    "cuda_graph_modules": "name",
-    "cp_comm_type": "name",
-    "moe_router_load_balancing_type": "name",
-    "moe_aux_loss_coeff": "float",
-    "mrope_section": "int",
-    "hierarchical_context_parallel_sizes": "int",
-}
-"""Argument that takes several values -> what each of them is."""
-ONE_FOR_ALL = ("cp_comm_type", "moe_router_load_balancing_type", "moe_aux_loss_coeff")
-"""Those of them whose only value counts for all layers, and stands without a list."""
-MEMBERS = {"attention_backend": ("flash", "fused", "unfused", "local", "auto")}
-"""Argument whose enum a checkpoint saves as a number, from 1 -> the names of its members."""
+    from bridge.interop.megatron_lm.arguments import Option
+
+LISTS, ONE_FOR_ALL, MEMBERS = (TABLE.data[name] for name in ("lists", "one for all", "members"))
 VARIABLE = re.compile(r"\$\{?\w")
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Values:
-    """The arguments of one run by their names."""
+class Values(NamedTuple):
+    """The arguments of one run by the names that Megatron-LM's code has for them."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any]
     """Argument -> its value; True for a switch."""
-    unread: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str]
     """Argument whose value only the run decides -> its value as it is written."""
-
-    def take(self, option: str, value: Any) -> None:
-        """Take an option as it is written; a switch with a value that says no is as if it were absent."""
-        flag = BY_NAME.get(option)
-        if flag is not None and flag.kind != "value":
-            if _says_yes(value):
-                self.set(flag.field, flag.sets if flag.sets is not None else flag.kind == "on")
-            return
-        switch = switched_off(option)
-        if switch is not None:
-            if _says_yes(value):
-                self.set(switch, value=False)
-            return
-        self.set(flag.field if flag is not None else SPELLED.get(option, option), value)
-
-    def set(self, name: str, value: Any) -> None:
-        """Set an argument by the name that Megatron-LM's code has for it."""
-        self.unread.pop(name, None)
-        if isinstance(value, str) and ((isinstance(value, Word) and value.is_unknown) or VARIABLE.search(value)):
-            self.values.pop(name, None)
-            self.unread[name] = str(value)
-        else:
-            self.values[name] = str(value) if isinstance(value, Word) else value
-
-    def on(self, name: str) -> bool:
-        """Return whether a switch is on."""
-        return name in self.values and _says_yes(self.values[name])
 
 
 def values_of(options: Iterable[Option]) -> Values:
-    """Return options by the names of their arguments: True without a value, the first of several but for `LISTS`."""
-    made = Values()
-    for option in filter(lambda one: one.name, options):
-        name, value, following = dest(option.name), option.value, option.following
-        if not option.name.startswith("--"):
-            made.set(_name_in_code(name), _plain(name, value))
-        elif value is not None or option.is_key:
-            made.take(name, value)
-        elif not following or is_switch(option.name):
-            made.take(name, value=True)
-        else:
-            made.take(name, joined(following) if name in LISTS else following[0])
+    """Return options by the names of their arguments; of several that set one, the last counts."""
+    made = Values({}, {})
+    for option in options:
+        for name, value in _set_by(option):
+            is_late = isinstance(value, Word) and value.is_unknown
+            is_late = is_late or (isinstance(value, str) and VARIABLE.search(value) is not None)
+            for held in made:
+                held.pop(name, None)
+            (made.unread if is_late else made.values)[name] = str(value) if isinstance(value, Word) else value
     return made
+
+
+def _set_by(option: Option) -> Iterator[tuple[str, Any]]:
+    """Yield the argument that an option sets, and the value; none for a switch with a value that says no."""
+    name, value, flag = dest(option.name), option.value, BY_NAME.get(dest(option.name))
+    own = SPELLED.get(name, name)
+    if not option.name.startswith("--"):
+        if option.name:
+            yield own if flag is None or flag.kind == "off" else flag.field, _plain(name, value)
+        return
+    if value is None and not option.is_key:
+        is_alone = not option.following or is_switch(option.name)
+        words = option.following if name in LISTS else option.following[:1]
+        value = True if is_alone else joined(words)
+    switch = switched_off(name)
+    if flag is not None and flag.kind != "value":
+        if _says_yes(value):
+            yield flag.field, flag.kind == "on" if flag.sets is None else flag.sets
+    elif switch is None:
+        yield own if flag is None else flag.field, value
+    elif _says_yes(value):
+        yield switch, False
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -116,17 +103,11 @@ def sections_of(arguments: Values) -> dict[str, dict[str, Any]]:
                 made[role][attribute] = _value(attribute, FIELDS[role][attribute].kind, value)
             except WrongValueError:
                 arguments.unread[name] = str(value)
-    if not (arguments.on("group_query_attention") and "num_query_groups" in made["model"]):
+    if not _says_yes(arguments.values.get("group_query_attention", False)):
         made["model"].pop("num_query_groups", None)
     if "hybrid_layer_pattern" in made["model"]:
         made["model"]["is_hybrid_model"] = True
     return made
-
-
-def _name_in_code(name: str) -> str:
-    """Return the name that this project has for an argument of Megatron-LM's code."""
-    flag = BY_NAME.get(name)
-    return flag.field if flag is not None and flag.kind != "off" else SPELLED.get(name, name)
 
 
 def _value(name: str, kind: str, value: Any) -> Any:

@@ -1,9 +1,5 @@
 """The file behind `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
 
-    content = read("te_quant.cfg")
-    content["matchers"]                     # as it stands: evaluation recipes and keys that this release lacks too
-    write(content)                          # YAML that reads back as the same content
-
 The content is kept as it is written; a fault that stops Megatron is one sentence each. It counts layers within one
 stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of `modules`, except where no matcher names
 a layer: `rows_of` returns the rows that mean the same.
@@ -17,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
-from bridge.interop.contract import as_yaml
 from bridge.precision import strict_yaml
 from bridge.precision.matchers import (
     CONFIG_TYPE,
@@ -52,11 +47,6 @@ def parse(text: str, name: str) -> dict[str, Any]:
     if faults:
         raise PayloadError("\n".join(faults))
     return content
-
-
-def write(content: Mapping[str, Any]) -> str:
-    """Return the content of a file as YAML, in its order."""
-    return as_yaml(dict(content))
 
 
 def rows_of(content: Mapping[str, Any], *, is_low: bool) -> list[dict[str, Any]] | None:
@@ -108,20 +98,20 @@ def _precision(effect: Effect | None) -> dict[str, Any]:
 
 
 Fault = tuple[str, str, object, str]
+"""Path, rule, value and remedy."""
 
 
 def _faults(content: Mapping[str, Any]) -> Iterator[Fault]:
-    configs, matchers = content.get("configs", {}), content.get("matchers")
+    configs, matchers = content.get("configs", {}), content.get("matchers") or {}
     if not isinstance(configs, Mapping):
         yield "configs", "must be a mapping of names to payloads", configs, "Correct it."
-        return
-    if matchers is not None and not isinstance(matchers, Mapping):
+    elif not isinstance(matchers, Mapping):
         yield "matchers", "must be a mapping of names to matchers", matchers, "Correct it."
-        return
-    for name, payload in configs.items():
-        yield from _payload_faults(f"configs.{name}", payload)
-    for name, row in (matchers or {}).items():
-        yield from _matcher_faults(f"matchers.{name}", row, configs)
+    else:
+        for name, payload in configs.items():
+            yield from _payload_faults(f"configs.{name}", payload)
+        for name, row in matchers.items():
+            yield from _matcher_faults(f"matchers.{name}", row, configs)
 
 
 def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
@@ -134,36 +124,30 @@ def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
         yield f"{path}.{TYPE_KEY}", "must be TEQuantizationParams", payload[TYPE_KEY], "Correct it."
     if TRAINING not in payload:
         yield path, "must have a training_recipe", list(payload), "Write training_recipe: {} for high precision."
-    for part in (TRAINING, EVALUATION):
-        if part in payload:
-            yield from _recipe_faults(f"{path}.{part}", payload[part])
-
-
-def _recipe_faults(path: str, recipe: object) -> Iterator[Fault]:
-    if not isinstance(recipe, Mapping):
-        yield path, "must be a mapping", recipe, "Write {} for high precision."
-        return
-    for key in recipe:
-        near = close_matches(str(key), PAYLOAD_KEYS)
-        if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
-            yield f"{path}.{key}", "Transformer Engine's recipes have no such key", recipe[key], did_you_mean(near)
-    for key, rule in payload_faults(recipe):
-        value = recipe[key] if key else dict(recipe)
-        remedy = "Use 'tensorwise', 'blockwise' or 'mxfp8'." if key else "Correct it."
-        yield f"{path}.{key}".rstrip("."), rule, value, remedy
+    for part in (one for one in (TRAINING, EVALUATION) if one in payload):
+        recipe = payload[part]
+        if not isinstance(recipe, Mapping):
+            yield f"{path}.{part}", "must be a mapping", recipe, "Write {} for high precision."
+            continue
+        for key in recipe:
+            near = close_matches(str(key), PAYLOAD_KEYS)
+            if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
+                rule = "Transformer Engine's recipes have no such key"
+                yield f"{path}.{part}.{key}", rule, recipe[key], did_you_mean(near)
+        for key, rule in payload_faults(recipe):
+            remedy = "Use 'tensorwise', 'blockwise' or 'mxfp8'." if key else "Correct it."
+            yield f"{path}.{part}.{key}".rstrip("."), rule, recipe[key] if key else dict(recipe), remedy
 
 
 def _matcher_faults(path: str, row: object, configs: Mapping[str, Any]) -> Iterator[Fault]:
     if not isinstance(row, Mapping):
         yield path, "must be a mapping", row, "Give type, pattern, config and enabled."
-        return
-    if not row.get("enabled", False):
-        return
-    if row.get("type") != "glob":
-        yield f"{path}.type", "must be glob", row.get("type"), "Correct it."
-    for key in ("pattern", "config"):
-        if row.get(key) is None:
-            yield f"{path}.{key}", "must be given", None, "Give it."
-    if row.get("config") is not None and row["config"] not in configs:
-        hint = did_you_mean(close_matches(str(row["config"]), configs)) or "Add it."
-        yield f"{path}.config", "no payload has this name", row["config"], hint
+    elif row.get("enabled", False):
+        if row.get("type") != "glob":
+            yield f"{path}.type", "must be glob", row.get("type"), "Correct it."
+        for key in ("pattern", "config"):
+            if row.get(key) is None:
+                yield f"{path}.{key}", "must be given", None, "Give it."
+        if row.get("config") is not None and row["config"] not in configs:
+            hint = did_you_mean(close_matches(str(row["config"]), configs)) or "Add it."
+            yield f"{path}.config", "no payload has this name", row["config"], hint
