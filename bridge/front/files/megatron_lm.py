@@ -8,7 +8,7 @@ what `convert` reads of it is the precision.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ from bridge.rules.fields import known_releases
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from bridge.interop.launch.launches import Launch
 
 KINDS = {
     "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining", "freeze_ViT", "language_model_type"),
@@ -59,22 +57,16 @@ GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """One run of a file."""
+    """The first run of a file."""
 
-    arguments: Values
-    label: str = ""
-    program: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool = False
-    """Every argument stands there, with its default."""
-    precision: Mapping[str, Any] | None = None
-    """What DeepSpeed's engine trains in, which decides in the place of Megatron-LM's configs; None: they decide."""
-    is_started: bool = False
+    given: Values
+    written: Arguments
+    is_started: bool
     """The file starts a program with them."""
-    is_inference: bool = False
-    open_ends: tuple[str, ...] = ()
+    is_inference: bool
+    open_ends: tuple[str, ...]
     """Words and files that may hold further arguments."""
 
 
@@ -100,102 +92,82 @@ def read(document: Document) -> FileReading:
         RunConfigError: It starts no run of Megatron-LM, or one of a model that is no language model.
     """
     try:
-        runs = _runs(document)
+        written, *others = _runs(document)
+        launch, is_shell = written.launch, document.kind == "shell"
+        is_under_deepspeed = is_shell and is_engine(written)
+        precision = import_(launch).assume_default().config.to_dict() if is_under_deepspeed else None
     except PayloadError as error:
         raise RunConfigError(str(error)) from None
-    run = runs[0]
+    files = [note for note in launch.notes if note.startswith("source ")]
+    run = _Run(
+        given=values_of(written.options),
+        written=written,
+        is_started=is_shell and bool(launch.line),
+        is_inference=INFERENCE.search(launch.program) is not None or document.mapping.get("MODE") == "inference",
+        open_ends=tuple(dict.fromkeys((*written.elsewhere, *files))) if is_shell else (),
+    )
     _refuse_kind(run, document.path)
-    sections = sections_of(run.arguments)
-    others = {f"{ARGUMENT}.{name}": value for name, value in run.arguments.values.items() if not fields_of(name)}
+    sections = sections_of(run.given)
     if run.is_inference:
         sections = {"model": sections["model"]}
-    if run.precision is not None:
-        sections["mixed_precision"] = dict(run.precision)
-    release = _release(run, sections)
+    if precision is not None:
+        sections["mixed_precision"] = precision
+    release = _release(written, sections)
+    variables = {} if RAY.search(document.text) else launch.environment
     return FileReading(
         framework=MEGATRON_LM,
         sections=sections,
-        environment=run.environment,
-        own_fields=others,
-        unknown=tuple(_unknown(run, len(runs))),
+        environment={name: str(value) for name, value in variables.items() if not value.is_unknown},
+        own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
+        unknown=tuple(_unknown(run, len(others) + 1)),
         release=release.version,
         release_reason=release.because,
     )
 
 
-def _release(run: _Run, sections: Mapping[str, Mapping[str, Any]]) -> Release:
+def _release(run: Arguments, sections: Mapping[str, Mapping[str, Any]]) -> Release:
     """Return the release of a run: the one that wrote all arguments, or else the newest one that is known."""
-    if run.is_whole:
+    if run.has_end:
         return release_of(sections, is_whole=True)
     return Release(version=known_releases()[-1], because="the file names no release, and this is the newest known one")
 
 
-def _runs(document: Document) -> list[_Run]:
+def _runs(document: Document) -> list[Arguments]:
     """Return the runs of a file, the first one first."""
     blocks = printed_arguments(document.text) if START.search(document.text) else ()
     if blocks:
-        pairs = zip(runs_printed(blocks), blocks, strict=True)
-        return [_Run(arguments=values_of(run.options), is_whole=has_end) for run, (_, has_end) in pairs]
-    if document.kind == "shell":
-        started = launches(document.text, document.path)
-        found = [_of_launch(launch, document.text) for launch in started if is_megatron(launch)]
-        if not found:
-            names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
-            remedy = "Give its launch script, or the configuration that this one starts with."
-            raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, remedy)
-        return found
-    known = runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
-    is_inference = document.mapping.get("MODE") == "inference"
-    return [
-        _Run(
-            arguments=values_of(run.options),
-            label=run.label,
-            environment=_variables(run.launch),
-            is_inference=is_inference,
-        )
-        for run in known
-    ]
-
-
-def _of_launch(launch: Launch, text: str) -> _Run:
-    (known,) = runs_of(launch)
-    files = tuple(note for note in launch.notes if note.startswith("source "))
-    return _Run(
-        arguments=values_of(known.options),
-        precision=import_(launch).assume_default().config.to_dict() if is_engine(known) else None,
-        label=launch.label,
-        program=launch.name,
-        environment={} if RAY.search(text) else _variables(launch),
-        is_started=bool(launch.line),
-        is_inference=INFERENCE.search(launch.program) is not None,
-        open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),
-    )
-
-
-def _variables(launch: Launch) -> dict[str, str]:
-    """Return the variables of the environment whose values the file has."""
-    return {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
+        return runs_printed(blocks)
+    if document.kind != "shell":
+        return runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
+    started = launches(document.text, document.path)
+    found = [run for launch in started if is_megatron(launch) for run in runs_of(launch)]
+    if not found:
+        names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
+        remedy = "Give its launch script, or the configuration that this one starts with."
+        raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, remedy)
+    return found
 
 
 def _refuse_kind(run: _Run, path: str) -> None:
     """Refuse a run of a model that has other layers than a language model's decoder, and what is no run at all."""
     for kind, options in KINDS.items():
-        own = [name for name in options if name in NULL_OTHERWISE or not run.is_whole]
-        stated = [name for name in own if name in run.arguments.values]
+        own = [name for name in options if name in NULL_OTHERWISE or not run.written.has_end]
+        stated = [name for name in own if name in run.given.values]
         if stated:
             raise _unplanned(path, kind, f"--{stated[0].replace('_', '-')}")
-    named = [PurePosixPath(run.program).name, str(run.arguments.values.get("model_provider", ""))]
+    named = [PurePosixPath(run.written.launch.name).name, str(run.given.values.get("model_provider", ""))]
     for kind, pattern in PROGRAMS.items():
         for name in named:
             if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
                 raise _unplanned(path, kind, name)
-    if run.open_ends and not run.arguments.values:
+    if run.open_ends and not run.given.values:
         rule = "takes all arguments of Megatron-LM from elsewhere"
-        raise RunConfigError.of(f"{path}: {run.label}", rule, run.open_ends[0], "Give the log of the run.")
-    if not any(map(fields_of, (*run.arguments.values, *run.arguments.unread))):
+        raise RunConfigError.of(f"{path}: {run.written.label}", rule, run.open_ends[0], "Give the log of the run.")
+    if not any(map(fields_of, (*run.given.values, *run.given.unread))):
         rule = "must hold arguments of Megatron-LM's training"
-        given = next(iter(run.arguments.values), None)
-        raise RunConfigError.of(f"{path}: {run.label or 'arguments'}", rule, given, "Give a file of its arguments.")
+        given = next(iter(run.given.values), None)
+        label = run.written.label or "arguments"
+        raise RunConfigError.of(f"{path}: {label}", rule, given, "Give a file of its arguments.")
 
 
 def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
@@ -206,26 +178,27 @@ def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
 def _unknown(run: _Run, runs: int) -> list[str]:
     """Return what a file leaves open, as sentences."""
     found = []
-    unread = {name: text for name, text in run.arguments.unread.items() if fields_of(name)}
+    program, label = run.written.launch.name, run.written.label
+    unread = {name: text for name, text in run.given.unread.items() if fields_of(name)}
     for name, text in unread.items():
         found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
-    slips = {} if run.is_whole else misspelt((*run.arguments.values, *run.arguments.unread))
+    slips = {} if run.written.has_end else misspelt((*run.given.values, *run.given.unread))
     for name, meant in slips.items():
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
         found.append(f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?")
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
-    if run.is_started and not PROGRAMS_OF_MEGATRON.search(run.program):
-        found.append(f"{run.program}: a program whose own defaults are not known; those of Megatron-LM count here.")
-    if "pp_partition_method" in run.arguments.values:
+    if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
+        found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM count here.")
+    if "pp_partition_method" in run.given.values:
         found.append("--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here.")
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
-    if not run.is_started and not run.is_whole:
+    if not run.is_started and not run.written.has_end:
         found.append(f"The program: the file does not name it; {_program(run)} is assumed.")
     if runs > 1:
-        found.append(f"The file has {runs} runs; this is the first{f', {run.label}' if run.label else ''}.")
+        found.append(f"The file has {runs} runs; this is the first{f', {label}' if label else ''}.")
     return found
 
 
 def _program(run: _Run) -> str:
-    return "pretrain_hybrid.py" if "hybrid_layer_pattern" in run.arguments.values else "pretrain_gpt.py"
+    return "pretrain_hybrid.py" if "hybrid_layer_pattern" in run.given.values else "pretrain_gpt.py"

@@ -7,7 +7,6 @@ from itertools import takewhile
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
 from bridge.interop.launch.word import Word, joined
 from bridge.interop.megatron_lm.flags import (
@@ -15,7 +14,6 @@ from bridge.interop.megatron_lm.flags import (
     FILES,
     OTHER_SETTINGS,
     PARALLELISM,
-    TABLE,
     bears_on_precision,
     dest,
     is_switch,
@@ -83,11 +81,9 @@ class Arguments:
     """Words that only the run decides and that may hold further flags."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
     """The command that they belong to; at line 0 where a file only sets arguments, for others to use."""
-    unmapped: list[Unmapped] = field(default_factory=list)
-    """Records of the words themselves: words that the shell drops, and files that hold further arguments."""
     label: str = ""
-    is_printed: bool = False
-    """The run printed them: every argument stands there, with its default."""
+    has_end: bool | None = None
+    """Of arguments that a run printed, every one with its default: whether the block is whole; None: of others."""
     used_by: str = ""
     """Another source of arguments."""
     decided_by: str = ""
@@ -105,14 +101,8 @@ class Arguments:
     @property
     def elsewhere(self) -> list[str]:
         """Other sources that may set the precision and are not read."""
-        files = [
-            f"{written.name} {written.value or written.shown}"
-            for key, written in self.settings.items()
-            if _names_files(key)
-        ]
-        words = [loss.field for loss in self.unmapped if loss.reason == "unsupported"]
-        others = [self.used_by] if self.used_by else []
-        return list(dict.fromkeys((*self.undecided, *files, *words, *others)))
+        files = [f"{one.name} {one.value or one.shown}" for key, one in self.settings.items() if key in FILES]
+        return list(dict.fromkeys((*self.undecided, *files, *filter(None, [self.used_by]))))
 
     def __contains__(self, key: str) -> bool:
         return key in self.settings and self.settings[key].value not in (False, None)
@@ -173,11 +163,9 @@ def _decider(run: Arguments) -> str:
 def _of_words(words: Sequence[Word]) -> Arguments:
     found = Arguments(options=[*options_of(words)])
     for option in found.options:
-        taken = _option(found, option) if option.name else 0
+        taken = _take(found, option) if option.name else 0
         for place, word in enumerate(option.following[taken:], taken):
-            if word.startswith("@") and len(word) > 1:
-                found.unmapped.append(Unmapped(str(word), word[1:], *TABLE.sentences["argument-file"]))
-            elif word.is_unknown and _may_be_options(word, option.name, is_first=not place):
+            if word.is_unknown and _may_be_options(word, option.name, is_first=not place):
                 found.undecided.append(str(word))
     return found
 
@@ -190,52 +178,42 @@ def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     return may_hold_options(word) and bool(is_named or not is_value)
 
 
-def _option(found: Arguments, option: Option) -> int:
-    """Add an option to the arguments; return how many of the words behind it are its values."""
+def _take(found: Arguments, option: Option) -> int:
+    """Add an option that bears on precision to the arguments; return how many of the words behind it are its values."""
     name, value, following = option.name, option.value, option.following
     if isinstance(name, Word) and name.is_unknown:
         found.undecided.append(str(name) if value is None else f"{name}={value}")
         return 0
-    if not _is_known(name) and not bears_on_precision(name):
+    if not (_is_known(name) or bears_on_precision(name)) or (option.is_key and value is None):
         return 0
-    if is_switch(name):
-        written = _switched(name, value, following[0] if following else None)
-        found.add(written)
-        return int(value is None and written.refused is not None)
-    if value is not None:
-        found.add(_written(name, value))
-        return 0
-    if not following:
-        found.add(Written(name, True))
-        return 0
-    values = [following[0]]
-    if _names_files(name):
-        values += takewhile(lambda one: not one.startswith("@") and not one.is_unknown, following[1:])
-    found.add(_written(name, joined(values)))
-    return len(values)
+    taken, refused = 0, None
+    if is_switch(name) and not option.is_key:
+        if value is None and following and following[0].lower() in TRUTH:  # the parser refuses what was meant
+            value, taken = following[0], 1
+        refused = None if value is None else str(value)
+        value = True if value is None else value
+    elif value is None:
+        values = [*following[:1]]
+        if dest(name) in FILES:
+            values += takewhile(lambda one: not one.is_unknown, following[1:])
+        value, taken = joined(values) if values else True, len(values)
+    if is_late(value) or isinstance(value, Mapping | list):
+        shown = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        found.add(Written(name, None, shown, refused=refused))
+    elif isinstance(value, str) and is_switch(name):
+        found.add(Written(name, TRUTH.get(value.lower(), value if option.is_key else True), refused=refused))
+    else:
+        found.add(Written(name, str(value) if isinstance(value, Word) else value))
+    return taken
 
 
-def _switched(name: str, value: Word | None, following: Word | None) -> Written:
-    """Return a switch; a word behind it that says on or off is what was meant, though the parser refuses it."""
-    if value is None and following is not None and following.lower() in TRUTH:
-        return Written(name, TRUTH[following.lower()], refused=following)
-    if value is None:
-        return Written(name, True)
-    if value.is_unknown:
-        return Written(name, None, str(value), refused=str(value))
-    return Written(name, TRUTH.get(value.lower(), True), refused=str(value))
-
-
-def _written(name: str, value: Word) -> Written:
-    return Written(name, None, str(value)) if value.is_unknown else Written(name, str(value))
+def is_late(value: object) -> bool:
+    """Return whether only the run decides a value: a word with an unknown piece, or a variable in a file."""
+    return value.is_unknown if isinstance(value, Word) else isinstance(value, str) and "$" in value
 
 
 def _is_known(name: str) -> bool:
     return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM))
-
-
-def _names_files(name: str) -> bool:
-    return dest(name) in FILES
 
 
 def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
@@ -267,47 +245,24 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
             found.used_by = found.decided_by = "the command line that names this file"
         found.options = [Option(str(key), value, is_key=True) for key, value in values.items()]
         for option in found.options:
-            _add_key(found, option.name, option.value)
+            _take(found, option)
         runs.append(found)
     return runs
-
-
-INCOMPLETE = Unmapped("arguments", None, *TABLE.sentences["incomplete"])
 
 
 def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Arguments]:
     """Return the runs of printed arguments: every argument has its value in a block with its end, defaults too."""
     found = []
     for place, (block, has_end) in enumerate(blocks, 1):
-        run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments", is_printed=True)
-        run.options = [
-            Option(key, value, is_key=True)
-            for key, value in block.items()
-            if value is not None and key != "grad_reduce_in_bf16"
-        ]
-        said = {block.get("bf16"), block.get("fp16")}
-        is_open = None in said if not has_end else said == {None}
-        if is_open and True not in said:
+        run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments", has_end=has_end)
+        run.options = [Option(key, value, is_key=True) for key, value in block.items() if value is not None]
+        modes = {block.get("bf16"), block.get("fp16")}
+        is_open = None in modes if not has_end else modes == {None}
+        if is_open and True not in modes:
             run.decided_by = "the rest of the log, since the block of arguments is incomplete,"
-        elif not has_end:
-            run.unmapped.append(INCOMPLETE)
-        for key, value in block.items():
-            if run.decided_by and key in ("bf16", "fp16"):
-                continue
-            if value is not None and (_is_known(key) or value is not False):
-                _add_key(run, key, value)
+        for option in run.options:
+            is_mode = option.name in ("bf16", "fp16")
+            if not (run.decided_by and is_mode) and (_is_known(option.name) or option.value is not False):
+                _take(run, option)
         found.append(run)
     return found
-
-
-def _add_key(found: Arguments, key: str, value: Any) -> None:
-    if value is None or not (_is_known(key) or bears_on_precision(key)):
-        return
-    if isinstance(value, str) and "$" in value:
-        found.add(Written(key, None, value))
-    elif isinstance(value, Mapping | list):
-        found.add(Written(key, None, f"a {type(value).__name__}"))
-    elif isinstance(value, str) and is_switch(key):
-        found.add(Written(key, TRUTH.get(value.lower(), value)))
-    else:
-        found.add(Written(key, value))

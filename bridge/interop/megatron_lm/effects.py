@@ -109,16 +109,16 @@ def scheme(mode: str, builder: ImportBuilder, *, engine: bool) -> None:
 
 
 def unread(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
-    """Report the settings that this run does not read, unless they are at their defaults; a log prints these too."""
+    """Report the settings that this run does not read, unless they are at their defaults; a log prints all of them."""
     config = MixedPrecisionConfig.from_dict(builder.fields)
     why, values = unread_fields(config), config.to_dict()
     for key, written in run.settings.items():
         field = BY_NAME[key].field if key in BY_NAME and builder.mapped.get(written.name) else None
-        if field in why and values[field] not in (None, USUAL[field]):
-            builder.record("megatron_lm.not-read", written.name, shown(written), why=why[field])
-        elif field in why and run.is_printed:
+        if field in why and run.has_end is not None:
             del builder.fields[field]
             builder.mapped[written.name] = ()
+        elif field in why and values[field] not in (None, USUAL[field]):
+            builder.record("megatron_lm.not-read", written.name, shown(written), why=why[field])
         elif field == "fp8_wgrad" and modern and not values[field]:
             builder.record("megatron_lm.transformer-engine-and-later", written.name, shown(written))
 
@@ -162,8 +162,8 @@ def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = (
         builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
-    for loss in run.unmapped:
-        builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
+    if run.has_end is False and not run.decided_by:
+        builder.record("megatron_lm.incomplete", "arguments", None)
     for note in run.launch.notes:
         if note not in named:
             builder.record("megatron_lm.it-is-not-read-and-may", note, None)

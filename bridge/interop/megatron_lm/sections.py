@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import WrongValueError
 from bridge.interop.launch.word import Word, joined
+from bridge.interop.megatron_lm.arguments import Option, is_late
 from bridge.interop.megatron_lm.flags import (
     BY_NAME,
     OWNERS,
@@ -30,10 +31,7 @@ from bridge.rules.fields import FIELDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from bridge.interop.megatron_lm.arguments import Option
-
 LISTS, ONE_FOR_ALL, MEMBERS = (TABLE.data[name] for name in ("lists", "one for all", "members"))
-VARIABLE = re.compile(r"\$\{?\w")
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
 
@@ -52,11 +50,9 @@ def values_of(options: Iterable[Option]) -> Values:
     made = Values({}, {})
     for option in options:
         for name, value in _set_by(option):
-            is_late = isinstance(value, Word) and value.is_unknown
-            is_late = is_late or (isinstance(value, str) and VARIABLE.search(value) is not None)
             for held in made:
                 held.pop(name, None)
-            (made.unread if is_late else made.values)[name] = str(value) if isinstance(value, Word) else value
+            (made.unread if is_late(value) else made.values)[name] = str(value) if isinstance(value, Word) else value
     return made
 
 
