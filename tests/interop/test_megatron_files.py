@@ -115,10 +115,9 @@ FIGURE = (
 )
 
 
-def test_a_fragment_that_says_nothing_names_first_what_decides() -> None:
+def test_a_fragment_that_says_nothing_names_what_decides() -> None:
     run = read(FIGURE)
-    assert [loss.field for loss in run.unmapped] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch", "mode"]
-    assert run.unmapped[0].detail.startswith("nothing is started here, and the precision is not stated")
+    assert [loss.field for loss in run.unmapped] == ["launch", "mode", "source `pwd`/CONFIG.sh", "source SBATCH.sh"]
     assert (run.mode_is_stated, run.recipe, run.mapped) == (False, None, {})
 
 
@@ -137,7 +136,7 @@ def test_each_way_through_a_fragment_is_told() -> None:
 
 def test_a_script_that_starts_nothing_says_so() -> None:
     (run,) = megatron_lm.import_all(Document.of_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
-    assert [loss.field for loss in run.unmapped] == ["source ./CONFIG.sh", "launch", "mode"]
+    assert [loss.field for loss in run.unmapped] == ["launch", "mode", "source ./CONFIG.sh"]
     assert run.recipe is None
 
 

@@ -63,9 +63,15 @@ class Written:
     name: str
     value: Any
     """True for a flag without a value, None where only the run decides it."""
-    shown: str = ""
+    text: str = ""
+    """The value as it is written, where only the run decides it."""
     refused: str | None = None
     """The word behind a switch, which takes no value."""
+
+    @property
+    def shown(self) -> object:
+        """The value, or its text."""
+        return self.text if self.value is None else self.value
 
 
 @dataclass
@@ -101,7 +107,7 @@ class Arguments:
     @property
     def elsewhere(self) -> list[str]:
         """Other sources that may set the precision and are not read."""
-        files = [f"{one.name} {one.value or one.shown}" for key, one in self.settings.items() if key in FILES]
+        files = [f"{one.name} {one.shown}" for key, one in self.settings.items() if key in FILES]
         return list(dict.fromkeys((*self.undecided, *files, *filter(None, [self.used_by]))))
 
     def __contains__(self, key: str) -> bool:
@@ -198,8 +204,8 @@ def _take(found: Arguments, option: Option) -> int:
             values += takewhile(lambda one: not one.is_unknown, following[1:])
         value, taken = joined(values) if values else True, len(values)
     if is_late(value) or isinstance(value, Mapping | list):
-        shown = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
-        found.add(Written(name, None, shown, refused=refused))
+        text = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        found.add(Written(name, None, text, refused))
     elif isinstance(value, str) and is_switch(name):
         found.add(Written(name, TRUTH.get(value.lower(), value if option.is_key else True), refused=refused))
     else:

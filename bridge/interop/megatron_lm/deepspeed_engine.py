@@ -14,7 +14,6 @@ from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ImportReport
 from bridge.interop.launch.launches import WrittenFile
 from bridge.interop.megatron_lm.arguments import Arguments
-from bridge.interop.megatron_lm.effects import shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.interop.reading import strict_json
 from bridge.rules.inert import SCALER_SCHEDULE
@@ -46,11 +45,11 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     if option is None:
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
         return mode, None
-    name = str(shown(option))
+    name = str(option.shown)
     file = run.launch.files.get(str(PurePosixPath(name)))
     found = _read(file, name) if file is not None else None
     if file is None or found is None:
-        builder.report(option.name, shown(option), *OTHER_SETTINGS[FILE].record)
+        builder.report(option.name, option.shown, *OTHER_SETTINGS[FILE].record)
         return mode, None
     imported, open_ = found
     builder.map(option.name)
@@ -92,7 +91,7 @@ def _owned(run: Arguments, builder: ImportBuilder) -> None:
         written = run.settings.get(key)
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
-            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, shown(written), does=does)
+            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, written.shown, does=does)
 
 
 def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:

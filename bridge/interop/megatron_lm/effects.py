@@ -1,11 +1,11 @@
 """Effects of Megatron-LM's arguments beyond their values: defaults that decide, settings that nothing reads."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.meaning import unread_fields
-from bridge.interop.megatron_lm.arguments import Arguments, Written
+from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
@@ -22,78 +22,53 @@ USUAL = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS
 """Field -> Megatron-LM's own default of its setting."""
 
 
-def shown(written: Written) -> object:
-    """Return a setting's value; one that only the run decides as it is written."""
-    return written.shown if written.value is None else written.value
-
-
 def _option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def refused(run: Arguments, builder: ImportBuilder) -> None:
-    """Report switches with a value behind them, which Megatron-LM's parser does not start with."""
-    for written in (*run.overridden, *run.settings.values()):
-        if written.refused is not None:
-            state = {True: "on", False: "off", None: "open"}[written.value]
-            builder.record(f"megatron_lm.refused-{state}", written.name, written.refused)
-
-
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
     """Say in what gradients are reduced: `--bf16` alone means FP32, `--fp16` alone does not."""
-    wanted, refused = (run.settings.get(key) for key in (WANTED, REFUSED))
+    wanted, refused = run.settings.get(WANTED), run.settings.get(REFUSED)
     for key, written in ((WANTED, wanted), (REFUSED, refused)):
         if written is not None and written.value is None:
             builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
         elif written is not None and key not in run:
             builder.map(written.name)
     main = run.settings.get("main_grads_dtype")
-    is_half = mode == "bf16" and (main is None or str(main.value) in ("fp32", "None"))
-    kept = is_half and REFUSED in run
-    if refused is not None and REFUSED in run:
-        if kept:
-            builder.map(refused.name, grad_reduce_in_fp32=False)
-        else:
-            builder.record("megatron_lm.it-only-keeps-bf16", refused.name, True)
-    if any(key in run for key in _MEGATRON_FSDP) and mode != "fp32":
+    automatic = mode == "bf16" and (main is None or str(main.value) in ("fp32", "None"))
+    kept = automatic and REFUSED in run
+    if refused is not None and kept:
+        builder.map(refused.name, grad_reduce_in_fp32=False)
+    elif refused is not None and REFUSED in run:
+        builder.record("megatron_lm.it-only-keeps-bf16", refused.name, True)
+    if mode != "fp32" and any(key in run for key in _MEGATRON_FSDP):
         _fsdp_reduction(run, mode, builder, states_kept=kept)
+    elif wanted is not None and WANTED in run and kept:
+        builder.record("megatron_lm.grad-reduce-in-bf16", wanted.name, True)
     elif wanted is not None and WANTED in run:
-        if kept:
-            builder.record("megatron_lm.grad-reduce-in-bf16", wanted.name, True)
-        else:
-            builder.map(wanted.name, grad_reduce_in_fp32=True)
+        builder.map(wanted.name, grad_reduce_in_fp32=True)
     elif mode != "fp32" and not kept:
-        _reduction_by_mode(wanted, mode, builder, automatic=is_half)
-
-
-def _reduction_by_mode(written: Written | None, mode: str, builder: ImportBuilder, *, automatic: bool) -> None:
-    """State what the mode alone means for the reduction; `automatic`: it turns FP32 on, whatever is written."""
-    builder.fields["grad_reduce_in_fp32"] = automatic
-    if written is not None and written.value is False and written.refused is None:
-        if automatic:
-            builder.record("megatron_lm.reduces-gradients-in-fp32", written.name, False)
+        builder.fields["grad_reduce_in_fp32"] = automatic
+        is_off = wanted is not None and wanted.value is False and wanted.refused is None
+        if wanted is not None and is_off and automatic:
+            builder.record("megatron_lm.reduces-gradients-in-fp32", wanted.name, False)
+        elif wanted is not None and is_off:
+            builder.map(wanted.name, grad_reduce_in_fp32=False)
         else:
-            builder.map(written.name, grad_reduce_in_fp32=False)
-    elif automatic:
-        builder.record("megatron_lm.reduced-in-fp32-by-itself", IN_FP32, True)
-    else:
-        builder.record("megatron_lm.not-reduced-in-fp32", IN_FP32, False, mode=mode.upper())
+            row = "reduced-in-fp32-by-itself" if automatic else "not-reduced-in-fp32"
+            builder.record(f"megatron_lm.{row}", IN_FP32, automatic, mode=mode.upper())
 
 
 def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states_kept: bool) -> None:
     """State in what Megatron-FSDP reduces gradients; `states_kept`: the arguments ask for the weights' dtype."""
-    kept = _dtype(run, "megatron_fsdp_main_grads_dtype") or mode
-    in_fp32 = kept == (_dtype(run, "megatron_fsdp_grad_comm_dtype") or kept) == "fp32"
-    builder.fields["grad_reduce_in_fp32"] = in_fp32
+    given = [run.settings.get(f"megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm")]
+    kept, sent = (None if one is None or one.value in (None, "auto") else str(one.value) for one in given)
+    kept = kept or mode
+    builder.fields["grad_reduce_in_fp32"] = kept == (sent or kept) == "fp32"
     if kept == mode and not states_kept:
         builder.record("megatron_lm.fsdp-keeps-gradients", "--megatron-fsdp-main-grads-dtype", "auto", mode=mode)
     if WANTED in run:
-        builder.record(f"megatron_lm.fsdp-ignores-it{'-here' if in_fp32 else ''}", IN_FP32, True)
-
-
-def _dtype(run: Arguments, key: str) -> str | None:
-    written = run.settings.get(key)
-    return None if written is None or written.value in (None, "auto") else str(written.value)
+        builder.record("megatron_lm.fsdp-ignores-it", IN_FP32, True)
 
 
 def scheme(mode: str, builder: ImportBuilder, *, engine: bool) -> None:
@@ -118,9 +93,9 @@ def unread(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
             del builder.fields[field]
             builder.mapped[written.name] = ()
         elif field in why and values[field] not in (None, USUAL[field]):
-            builder.record("megatron_lm.not-read", written.name, shown(written), why=why[field])
+            builder.record("megatron_lm.not-read", written.name, written.shown, why=why[field])
         elif field == "fp8_wgrad" and modern and not values[field]:
-            builder.record("megatron_lm.transformer-engine-and-later", written.name, shown(written))
+            builder.record("megatron_lm.transformer-engine-and-later", written.name, written.shown)
 
 
 def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
@@ -140,32 +115,25 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
     """Map TF32, which the environment decides, and report other variables that bear on precision."""
     forbidden = variables.get("NVIDIA_TF32_OVERRIDE") == "0"
     for name, value in variables.items():
-        if name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value == "1" and forbidden:
-            builder.record("megatron_lm.nvidia_tf32_override-turns-tf32", name, value)
-        elif name == "NVIDIA_TF32_OVERRIDE" and value == "0":
+        if name == "NVIDIA_TF32_OVERRIDE" and forbidden:
             builder.map(name, tf32=False)
-        elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1"):
+        elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1") and not forbidden:
             builder.map(name, tf32=value == "1")
         elif bears_on_precision(name.lower()) and name.startswith(("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")):
             builder.record("megatron_lm.an-environment-variable-which", name, value)
 
 
-def inference(run: Arguments, builder: ImportBuilder) -> None:
-    """Say where a program serves or generates, by its name, and trains nothing."""
-    if INFERENCE.search(run.launch.program):
-        builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
-
-
-def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = ()) -> None:
-    """Report what only a run of the script decides; `named`: files that were reported before."""
+def undecided(run: Arguments, builder: ImportBuilder, *, reads_files: bool) -> None:
+    """Report what only a run of the script decides; `reads_files`: the files that the script writes are read."""
     for text in dict.fromkeys(run.undecided):
         builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     if run.has_end is False and not run.decided_by:
         builder.record("megatron_lm.incomplete", "arguments", None)
+    read = [file.note for file in run.launch.files.values()] if reads_files else []
     for note in run.launch.notes:
-        if note not in named:
+        if note not in read:
             builder.record("megatron_lm.it-is-not-read-and-may", note, None)
     for name, value in run.launch.defaulted.items():
         builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)

@@ -15,8 +15,7 @@ from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, System, Unmapped
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
-from bridge.interop.megatron_lm import deepspeed_engine, te_precision_file
-from bridge.interop.megatron_lm import effects as megatron_effects
+from bridge.interop.megatron_lm import deepspeed_engine, effects, te_precision_file
 from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import (
@@ -33,7 +32,6 @@ from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_per_module, recognise
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
-from bridge.interop.table import Row
 from bridge.precision.config import MEGATRON_FIELDS
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
@@ -106,14 +104,15 @@ def _per_module(content: Mapping[str, Any]) -> ImportReport:
 
 def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     builder = ImportBuilder(TITLE)
+    if effects.INFERENCE.search(run.launch.program):
+        builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
     for written in run.overridden:
-        builder.record("megatron_lm.written-again-later", written.name, megatron_effects.shown(written))
-    megatron_effects.inference(run, builder)
-    megatron_effects.refused(run, builder)
+        builder.record("megatron_lm.written-again-later", written.name, written.shown)
     is_silent = not run.launch.line and not run.settings
-    named = _unsaid(run, builder) if is_silent else ()
-    is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
+    if is_silent:
+        builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
+    is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
     engine, semantics = deepspeed_engine.is_engine(run), None
     for key, written in run.settings.items():
@@ -124,27 +123,16 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
         is_open |= semantics is None
         is_unstated &= semantics is None or mode == "fp32"
     else:
-        megatron_effects.reduction(run, mode, builder)
+        effects.reduction(run, mode, builder)
     if is_unstated:
         builder.leave_mode(run.decided_by)
-    megatron_effects.scheme(mode, builder, engine=engine)
-    megatron_effects.unread(run, builder, modern=modern)
-    megatron_effects.sharding(run, builder, modern=modern)
-    megatron_effects.environment(run.launch.environment, builder)
-    read = [file.note for file in run.launch.files.values()] if semantics is not None else []
-    megatron_effects.undecided(run, builder, (*named, *read))
+    effects.scheme(mode, builder, engine=engine)
+    effects.unread(run, builder, modern=modern)
+    effects.sharding(run, builder, modern=modern)
+    effects.environment(run.launch.environment, builder)
+    effects.undecided(run, builder, reads_files=semantics is not None)
     semantics = semantics or ("fp32" if mode == "fp32" else "megatron_o2")
-    imported = builder.finish(semantics=semantics, label=run.label)
-    return replace(imported, recipe=None) if is_open else imported
-
-
-def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
-    """Report that nothing is started and no precision is stated, the files first that may; return these."""
-    decided = tuple(note for note in run.launch.notes if note.startswith("source "))
-    for note in decided:
-        builder.record("megatron_lm.nothing-is-started-here", note, None)
-    builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
-    return decided
+    return builder.finish(semantics=semantics, label=run.label, is_whole=not is_open)
 
 
 def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:
@@ -165,24 +153,23 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     """Map or report one setting; others decide about the reduction of gradients together."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
+    if written.refused is not None:
+        state = {True: "on", False: "off", None: "the run decides"}[written.value]
+        builder.record("megatron_lm.refused", written.name, written.refused, state=state)
     if key in READ_TOGETHER:
         return
     if written.value is None and key not in FILES:
         builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
     elif flag is not None:
         builder.map(written.name, **_fields(flag, written))
-    elif row is not None and (written.value is None or not _is_usual(row, written.value)):
-        builder.report(written.name, megatron_effects.shown(written), *row.record)
+    elif row is not None and str(written.value).lower() != str(row.harmless[0]).lower():
+        builder.report(written.name, written.shown, *row.record)
     elif row is not None or (bears_on_precision(key) and written.value is False):
         builder.map(written.name)
     elif bears_on_precision(key):
         near = did_you_mean(close_matches(written.name, [flag.option for flag in BY_NAME.values()], limit=1))
         words = TABLE.sentences["no-flag"]
         builder.report(written.name, written.value, words.reason, words.detail, near or words.remedy)
-
-
-def _is_usual(row: Row, value: object) -> bool:
-    return str(value).lower() == str(row.harmless[0]).lower()
 
 
 def _fields(flag: Flag, written: Written) -> dict[str, object]:
