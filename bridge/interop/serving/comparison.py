@@ -5,11 +5,10 @@ from itertools import product
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.serving.exporter import require_names
 from bridge.interop.serving.formats import title_of
 from bridge.interop.serving.manifest import Manifest
 from bridge.interop.serving.names import split
-from bridge.interop.serving.reader import READERS, ServingConfig
+from bridge.interop.serving.reader import ServingConfig
 from bridge.plan.precision_plan import compact
 from bridge.precision.foreign_names import PROJ
 
@@ -79,38 +78,31 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
 
     RunConfigError where the names of modules are not known, PayloadError where `reader` reads no such config.
     """
-    require_names(manifest)
-    if reader is not None and config.method in READERS and reader not in config.readers:
+    manifest.require_names()
+    if reader is not None and config.is_fp8 and reader not in config.readers:
         rule = f"quant_method {config.method} is read by {' and '.join(config.readers)}"
         raise PayloadError.of(config.path, rule, reader, "Name one of them with --for, or none.")
-    readers = (reader,) if reader in config.readers else config.readers
-    rows = _rows(manifest, config, readers, is_asked=reader is not None)
+    readers = [reader] if reader is not None and reader in config.readers else config.readers
+    found: dict[tuple[str, str | None, str | None], list[tuple[str, str, str]]] = {}
+    for row in manifest.rows:
+        for name, each in product(row.each(), readers):
+            serving = None if row.role in manifest.plain else config.scheme_of(name, each)
+            found.setdefault((row.role, row.scheme, serving), []).append((name, row.layer, each))
+    rows = []
+    for (role, training, serving), places in found.items():
+        names, layers, by = (tuple(dict.fromkeys(column)) for column in zip(*places, strict=True))
+        by = () if len(by) == len(readers) and reader is None else by
+        rows.append(
+            ServedRow(role=role, training=training, serving=serving, modules=len(names), layers=layers, readers=by)
+        )
     if config.kv_cache is not None:
         layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
         rows.append(ServedRow(role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers))
-    names = [name for row in manifest.rows for name in row.each()]
+    every = [name for row in manifest.rows for name in row.each()]
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
     return ServingComparison(
         mode=manifest.mode,
         rows=tuple(rows),
-        unmatched=tuple(config.unmatched(names)),
-        refused=tuple(split({name: config.scheme_of(name, "vllm") for name in names})) if by_vllm else (),
+        unmatched=tuple(config.unmatched(every)),
+        refused=tuple(split({name: config.scheme_of(name, "vllm") for name in every})) if by_vllm else (),
     )
-
-
-def _rows(manifest: Manifest, config: ServingConfig, readers: tuple[str, ...], *, is_asked: bool) -> list[ServedRow]:
-    """Return the rows of both, by module and scheme; `is_asked`: somebody chose the reader."""
-    found: dict[tuple[str, str | None, str | None], list[tuple[str, str, str]]] = {}
-    for row in manifest.rows:
-        is_plain = row.role in manifest.plain
-        for name, reader in product(row.each(), readers):
-            serving = None if is_plain else config.scheme_of(name, reader)
-            found.setdefault((row.role, row.scheme, serving), []).append((name, row.layer, reader))
-    rows = []
-    for (role, training, serving), places in found.items():
-        names, layers, by = (tuple(dict.fromkeys(column)) for column in zip(*places, strict=True))
-        by = () if len(by) == len(readers) and not is_asked else by
-        rows.append(
-            ServedRow(role=role, training=training, serving=serving, modules=len(names), layers=layers, readers=by)
-        )
-    return rows

@@ -11,13 +11,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import RunConfigError, listed
 from bridge.interop.contract import ExportReport, Unmapped
 from bridge.interop.serving.formats import COMPRESSED, SERVED, SYSTEMS
-from bridge.interop.serving.names import BY_TYPE, split
+from bridge.interop.serving.names import split
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator
 
     from bridge.interop.serving.formats import ServingSystem
     from bridge.interop.serving.manifest import Manifest, ManifestRow
@@ -31,78 +30,51 @@ def export(manifest: Manifest, system: str) -> ExportReport:
 
     RunConfigError where the names of modules are not known.
     """
-    require_names(manifest)
+    manifest.require_names()
     target = SYSTEMS[system]
-    found = [name for name in manifest.schemes if any(map(_has_form, _in(manifest, name)))]
-    chosen = [name for name in found if name in target.mixed] or found[:1] if len(found) > 1 else found
-    written = {
-        name: [row for row in _in(manifest, name) if _has_form(row) and row.role not in manifest.plain]
-        for name in chosen
-    }
-    quantised = {row for rows in written.values() for row in rows}
-    unmapped = (*_differences(manifest, target, chosen), *_fused(manifest, target, quantised))
-    notes = [
-        Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
-        for note in manifest.notes
-    ]
-    kept = [row for row in manifest.rows if row not in quantised]
+    formed = {row: row.scheme for row in manifest.rows if row.scheme in SERVED and row.format in FORWARD}
+    found = [name for name in manifest.schemes if name in formed.values()]
+    chosen = found if len(found) < 2 else [name for name in found if name in target.mixed] or found[:1]
+    written = {row: name for row, name in formed.items() if name in chosen and row.role not in manifest.plain}
+    kept = [row for row in manifest.rows if row not in written]
+    unmapped = [*_differences(manifest, target, chosen, formed)]
+    if target is SYSTEMS["vllm"]:
+        schemes = {name: written.get(row) for row in manifest.rows for name in row.each()}
+        remedy = "Give them one precision in training."
+        unmapped += [Unmapped("module", "fused", "unsupported", one.rstrip("."), remedy) for one in split(schemes)]
+    for note in manifest.notes:
+        entry = Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
+        unmapped.append(entry)
     payload: dict[str, Any] = {}
     if chosen[1:] or (chosen and chosen[0] not in target.fp8):
-        payload = _compressed(written, kept)
+        payload = _compressed({name: [row for row in written if row.scheme == name] for name in chosen}, kept)
     elif chosen:
         names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
         keys = {**SERVED[chosen[0]].fp8, **target.keys.get(chosen[0], {})}
         payload = {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
-    return ExportReport(payload=payload, unmapped=(*unmapped, *notes))
+    return ExportReport(payload=payload, unmapped=tuple(unmapped))
 
 
-def require_names(manifest: Manifest) -> None:
-    """Refuse a manifest with modules whose names where the model is served are not known."""
-    if not manifest.unnamed:
-        return
-    roles = list(dict.fromkeys(row.role for row in manifest.unnamed))
-    rule = f"the Hugging Face names of {listed(roles[:4])} are not known"
-    rule += f" in family {manifest.family}" if manifest.family else " from the model's shape alone"
-    remedy = f"State one of --model-type {', '.join(BY_TYPE)}, if the model is exported as one of these."
-    raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
-
-
-def _in(manifest: Manifest, scheme: str) -> list[ManifestRow]:
-    return [row for row in manifest.rows if row.scheme == scheme]
-
-
-def _has_form(row: ManifestRow) -> bool:
-    return row.scheme in SERVED and row.format in FORWARD
-
-
-def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) -> Iterator[Unmapped]:
+def _differences(
+    manifest: Manifest, target: ServingSystem, chosen: list[str], formed: Collection[ManifestRow]
+) -> Iterator[Unmapped]:
     """Yield what the config cannot state, and where the system's values differ."""
     for scheme in manifest.schemes:
-        rows = _in(manifest, scheme)
-        has_form = all(map(_has_form, rows))
-        if scheme not in written or not has_form:
+        rows = [row for row in manifest.rows if row.scheme == scheme]
+        has_form = all(row in formed for row in rows)
+        if scheme not in chosen or not has_form:
             why = "reads it where the model has no other scheme" if has_form else "has no form for it"
             detail = f"{target.title} {why}; {len(rows)} rows of the manifest are listed as not quantised"
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
-        if scheme in written and scheme in target.differences:
+        if scheme in chosen and scheme in target.differences:
             yield Unmapped("scheme", scheme, "semantics", **target.differences[scheme])
-    plain = (row.role for row in manifest.rows if row.scheme in written and row.role in manifest.plain)
+    plain = (row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain)
     for role in dict.fromkeys(plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
 
 
-def _fused(manifest: Manifest, target: ServingSystem, quantised: Collection[ManifestRow]) -> Iterator[Unmapped]:
-    """Yield the modules that vLLM loads as one and that the config gives different schemes."""
-    if target is SYSTEMS["vllm"]:
-        schemes = {name: row.scheme if row in quantised else None for row in manifest.rows for name in row.each()}
-        for refused in split(schemes):
-            yield Unmapped(
-                "module", "fused", "unsupported", refused.rstrip("."), "Give them one precision in training."
-            )
-
-
-def _compressed(written: Mapping[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
+def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
     """Return a config of compressed-tensors, a group for each scheme."""
     groups = {
         f"group_{number}": {

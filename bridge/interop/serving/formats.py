@@ -4,25 +4,17 @@ Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weig
 team's own quantizer factory, has no form in any dialect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.interop.table import rows
 
 ROWS = rows("serving")
-"""Schemes, families of models, fused modules and systems."""
+"""Schemes, families of models, fused modules and systems; the file describes their columns."""
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""
-COMPARED = {
-    "num_bits": 8,
-    "type": "int",
-    "strategy": None,
-    "group_size": None,
-    "block_structure": None,
-    "dynamic": False,
-}
-"""Keys of compressed-tensors that decide the values -> their defaults; a checkpoint has the result of the others."""
+COMPARED: dict[str, object] = ROWS["compared"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,15 +23,14 @@ class ServedScheme:
 
     title: str
     weights: Mapping[str, object]
-    """compressed-tensors' arguments of the weight."""
     inputs: Mapping[str, object]
-    """Those of the input; empty where it stays in high precision."""
     format: str
-    """compressed-tensors' format of the stored weight."""
     fp8: Mapping[str, object] = field(default_factory=dict)
-    """Keys of the fp8 dialect; empty where it has none for this scheme."""
-    algorithms: list[str] = field(default_factory=list)
-    """ModelOpt's names."""
+    algorithms: Sequence[str] = ()
+
+
+SERVED: dict[str, ServedScheme] = {name: ServedScheme(**row) for name, row in ROWS["schemes"].items()}
+"""Megatron's name of a scheme -> its row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +38,12 @@ class ServingSystem:
     """A system that serves a model."""
 
     title: str
-    fp8: list[str] = field(default_factory=list)
-    """Schemes that are written in the fp8 dialect where the model has no other; others are compressed-tensors."""
-    mixed: list[str] = field(default_factory=lambda: list(SERVED))
-    """Schemes that it reads from config groups of compressed-tensors, the only form for several schemes."""
+    fp8: Sequence[str] = ()
+    mixed: Sequence[str] = tuple(SERVED)
     keys: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Scheme -> further keys of its config."""
     differences: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Scheme -> detail and remedy of a difference of values from training."""
 
 
-SERVED: dict[str, ServedScheme] = {name: ServedScheme(**row) for name, row in ROWS["schemes"].items()}
-"""Megatron's name of a scheme -> its row."""
 SYSTEMS: dict[str, ServingSystem] = {name: ServingSystem(**row) for name, row in ROWS["systems"].items()}
 """Name of a system, as in `--for NAME` -> its row."""
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.audit.record import Record
-from bridge.errors import RunConfigError
-from bridge.interop.serving.names import Family, family_of, place_of
+from bridge.errors import RunConfigError, listed
+from bridge.interop.serving.names import BY_TYPE, Family, family_of, place_of
 from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 from bridge.precision import strict_yaml
 
@@ -49,15 +49,12 @@ class ManifestRow:
     @property
     def role(self) -> str:
         """The module's name without its layer: "mlp.router", "self_attention.linear_qkv", "output_layer"."""
-        return place_of(self.module).name
+        return place_of(self.module)[-1]
 
     def each(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""
         for name in self.served:
-            if "*" in name:
-                yield from (name.replace("*", str(number)) for number in range(self.copies))
-            else:
-                yield name
+            yield from (name.replace("*", str(number)) for number in range(self.copies if "*" in name else 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,15 +84,15 @@ class Manifest:
         ran = {(row.layer, row.module): row for row in gemms if row.gemm == "fprop"}
         rows: list[ManifestRow] = []
         changed = 0
-        for layer, module in _modules(plan):
+        modules = [(layer, one) for layer in plan.layers for one in layer.modules if one.kind in KINDS]
+        for layer, module in modules:
             row, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
             if found is not None:
                 scheme = found.scheme if found.scheme != "none" else None
                 changed += (row.scheme, row.format) != (scheme, found.right)
                 row = replace(row, scheme=scheme, format=found.right)
             rows.append(row)
-        notes = [ATTENTION] if plan.settings.attention else []
-        notes += plan.notes
+        notes = [*([ATTENTION] if plan.settings.attention else []), *plan.notes]
         notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
         return cls(
             precision=plan.label,
@@ -118,10 +115,14 @@ class Manifest:
             rule, remedy = "must be a folder of a run, or a manifest", "Write one with `manifest NAME --json`."
             raise RunConfigError.of("--run", rule, str(path), remedy) from None
 
-    @property
-    def unnamed(self) -> tuple[ManifestRow, ...]:
-        """Rows whose name where the model is served is not known."""
-        return tuple(row for row in self.rows if not row.served)
+    def require_names(self) -> None:
+        """Refuse modules whose names where the model is served are not known."""
+        roles = list(dict.fromkeys(row.role for row in self.rows if not row.served))
+        if roles:
+            rule = f"the Hugging Face names of {listed(roles[:4])} are not known"
+            rule += f" in family {self.family}" if self.family else " from the model's shape alone"
+            remedy = f"State one of --model-type {', '.join(BY_TYPE)}, if the model is exported as one of these."
+            raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -132,10 +133,6 @@ class Manifest:
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest as plain data."""
         return asdict(self)
-
-
-def _modules(plan: PrecisionPlan) -> Iterator[tuple[PlanLayer, PlanModule]]:
-    return ((layer, module) for layer in plan.layers for module in layer.modules if module.kind in KINDS)
 
 
 def _planned(plan: PrecisionPlan, family: Family | None, layer: PlanLayer, module: PlanModule) -> ManifestRow:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.errors import RunConfigError, close_matches
 from bridge.interop.serving.formats import ROWS
@@ -24,22 +24,13 @@ _PLACE = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transfo
 _ONE_EXPERT = re.compile(r"\blocal_experts\.\d+\.")
 
 
-class ModulePlace(NamedTuple):
-    """A module's place in Megatron's model."""
+def place_of(path: str) -> tuple[str, int, str]:
+    """Return block, layer and name within it by Megatron's name of a module; no block: it is in no layer.
 
-    block: str
-    """decoder or mtp; empty for a module in no layer."""
-    layer: int
-    name: str
-    """The name within the layer; the whole name of a module in no layer."""
-
-
-def place_of(path: str) -> ModulePlace:
-    """Return the place that Megatron's name states; the experts of a layer share one, as one module does."""
+    The experts of a layer share one, as one module does.
+    """
     found = _PLACE.fullmatch(path)
-    if found is None:
-        return ModulePlace("", 0, path)
-    return ModulePlace(found[1], int(found[2]), _ONE_EXPERT.sub("", found[3]))
+    return (found[1], int(found[2]), _ONE_EXPERT.sub("", found[3])) if found is not None else ("", 0, path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

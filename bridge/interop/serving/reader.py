@@ -1,7 +1,8 @@
 """The quantisation config of a served model, read from a file: the scheme that it gives to a module, by its name.
 
-Read are `config.json` with a `quantization_config`, that block alone, and ModelOpt's `hf_quant_config.json`. The same
-list of names means different modules in different systems: `TAKES` has each system's rule.
+Read are `config.json` with a `quantization_config`, that block alone, and ModelOpt's `hf_quant_config.json`. Each is a
+list of entries that stay in high precision, and rows of a target and its scheme. The same entry means different modules
+in different systems: `TAKES` has each system's rule.
 
 Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd modelopt.py
 (is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py; transformers 5.23.0
@@ -12,15 +13,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
-from bridge.interop.serving.formats import COMPRESSED, scheme_of_algorithm, scheme_of_fp8, scheme_of_group, words_of
+from bridge.interop.serving.formats import (
+    COMPRESSED,
+    ROWS,
+    scheme_of_algorithm,
+    scheme_of_fp8,
+    scheme_of_group,
+    words_of,
+)
 from bridge.interop.serving.manifest import LARGEST
 from bridge.interop.serving.names import HEAD
 from bridge.precision import strict_yaml
@@ -29,11 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODELOPT = "modelopt"
-READERS = {"fp8": ("vllm", "sglang", "hf"), "mxfp8": ("sglang", "hf")}
-"""Method -> systems that read its list of modules, each by its own rule; other methods have one rule."""
-METHODS = (COMPRESSED, *READERS, MODELOPT)
-LISTS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
-"""Keys of the list of modules that stay in high precision."""
+READERS: Mapping[str, list[str]] = ROWS["readers"]
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
 EXPRESSION = "re:"
@@ -67,11 +69,16 @@ class ServingConfig:
     """The quantisation config of a served model."""
 
     path: str
-    method: str | None
-    """One of `METHODS`; None: nothing is quantised."""
-    content: Mapping[str, Any] = field(default_factory=dict)
+    method: str | None = None
+    """One of `READERS`; None: nothing is quantised."""
     model_type: str | None = None
     """That of the config.json around it."""
+    kept: tuple[str, ...] = ()
+    """Entries of the list of modules that stay in high precision."""
+    targets: tuple[tuple[str, str | None], ...] = ()
+    """Name of a module, an expression or `LINEAR`, and its scheme as `formats` names it."""
+    kv_cache: str | None = None
+    """The format of stored keys and values in words; None: they are not quantised."""
 
     @classmethod
     def read(cls, path: Path) -> ServingConfig:
@@ -90,93 +97,91 @@ class ServingConfig:
         if block is None and "quant_method" in outer:
             block = outer
         if block is None and ("architectures" in outer or model_type):
-            return cls(path=path, method=None, model_type=model_type)
+            return cls(path=path, model_type=model_type)
         if not isinstance(block, Mapping):
             rule = "must be a config.json, its quantization_config, or an hf_quant_config.json"
             raise PayloadError(f"{path}: {rule}. Give the file next to the served weights.")
         stated = str(block.get("quant_method", ""))
         method = MODELOPT if stated.startswith(MODELOPT) else stated
-        if method not in METHODS:
-            raise PayloadError.of(f"{path}: quant_method", f"must be one of {', '.join(METHODS)}", stated)
-        if method == COMPRESSED and not isinstance(block.get("config_groups"), Mapping):
-            raise PayloadError(f"{path}: config_groups: must be a mapping of groups. Give a config with its groups.")
-        config = cls(path=path, method=method, content=block, model_type=model_type)
-        config.require_expressions()
-        return config
-
-    def require_expressions(self) -> None:
-        """Raise PayloadError for an entry that its reader takes for a regular expression, and that is none."""
-        for entry in self._entries:
-            if entry.startswith(EXPRESSION) or self.method in READERS:
+        if method not in READERS:
+            raise PayloadError.of(f"{path}: quant_method", f"must be one of {', '.join(READERS)}", stated)
+        kept = next((_texts(block[key]) for key in ROWS["lists"] if block.get(key)), ())
+        cache = _mapping(block.get("kv_cache_scheme"))
+        config = cls(
+            path=path,
+            method=method,
+            model_type=model_type,
+            kept=kept,
+            targets=_targets(block, method, path),
+            kv_cache=words_of(cache) if cache else str(block.get("kv_cache_quant_algo") or "") or None,
+        )
+        for entry in config.entries:
+            if entry.startswith(EXPRESSION) or config.is_fp8:
                 try:
                     re.compile(entry.removeprefix(EXPRESSION))
                 except re.error as error:
                     rule = f"must be a regular expression ({error})"
-                    raise PayloadError.of(f"{self.path}: list of modules", rule, entry) from None
+                    raise PayloadError.of(f"{path}: list of modules", rule, entry) from None
+        return config
 
     @property
-    def readers(self) -> tuple[str, ...]:
+    def readers(self) -> list[str]:
         """The systems whose rules for its lists differ; one empty name where all read it alike."""
-        return READERS.get(self.method or "", ("",))
+        return READERS[self.method or MODELOPT]
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether it is of the fp8 dialect, which each system reads by its own rule."""
+        return len(self.readers) > 1
 
     def scheme_of(self, name: str, reader: str) -> str | None:
         """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
         if self.method is None:
             return None
-        takes, kept, place = TAKES[reader if self.method in READERS else self.method], self._kept, _of_experts(name)
-        if self.method in READERS and not (kept and reader == "hf"):
-            kept = [*kept, HEAD]  # a list replaces it in transformers; it is no linear layer to the others
+        place = re.sub(r"(\.experts)\.\d+\..*", r"\1", name)  # what holds all experts of a layer, for one of them
+        takes, kept = TAKES[reader if self.is_fp8 else self.method], self.kept
+        if self.is_fp8 and not (kept and reader == "hf"):
+            kept = (*kept, HEAD)  # a list replaces it in transformers; it is no linear layer to the others
         if any(takes(entry, name, place) for entry in kept):
             return None
-        if self.method == COMPRESSED:
-            by_name = (scheme for target, scheme in self._targets if _named(target, name))
-            by_class = (scheme for target, scheme in self._targets if target == LINEAR)
-            return next(chain(by_name, by_class), None)
-        if self.method in READERS:
-            return scheme_of_fp8(self.content)
-        layers = self.content.get("quantized_layers")
-        own = layers.get(name, layers.get(place)) if isinstance(layers, Mapping) else self.content
-        return scheme_of_algorithm(str(_mapping(own).get("quant_algo", "")))
+        own = {name, place} if self.method == MODELOPT else {name}
+        by_name = [scheme for target, scheme in self.targets if target in own or _named(target, name)]
+        by_class = [scheme for target, scheme in self.targets if target == LINEAR]
+        return next(iter((*by_name, *by_class)), None)
 
     @property
-    def kv_cache(self) -> str | None:
-        """The format of stored keys and values in words; None: they are not quantised."""
-        scheme = _mapping(self.content.get("kv_cache_scheme"))
-        return words_of(scheme) if scheme else str(self.content.get("kv_cache_quant_algo") or "") or None
+    def entries(self) -> list[str]:
+        """The entries of its lists."""
+        return [*self.kept, *(target for target, _ in self.targets if target != LINEAR)]
 
     def unmatched(self, names: list[str]) -> list[str]:
         """Return the entries of a list of compressed-tensors that take none of the names; names of norms count not."""
-        entries = self._entries if self.method == COMPRESSED else []
+        entries = self.entries if self.method == COMPRESSED else []
         return [entry for entry in entries if "norm" not in entry and not any(_named(entry, name) for name in names)]
 
-    @cached_property
-    def _kept(self) -> list[str]:
-        """The entries of the list of modules that stay in high precision."""
-        return next((_texts(self.content[key]) for key in LISTS if self.content.get(key)), [])
 
-    @cached_property
-    def _targets(self) -> list[tuple[str, str | None]]:
-        """The targets of the config groups, names or classes, each with its scheme."""
-        groups = [_mapping(group) for group in self.content.get("config_groups", {}).values()]
-        schemes = [
-            scheme_of_group(_mapping(one.get("weights")), _mapping(one.get("input_activations"))) for one in groups
-        ]
-        pairs = zip(groups, schemes, strict=True)
-        return [(target, scheme) for group, scheme in pairs for target in _texts(group.get("targets"))]
+def _targets(block: Mapping[str, Any], method: str, path: str) -> tuple[tuple[str, str | None], ...]:
+    """Return the targets of a config, each with its scheme; PayloadError for groups that are none."""
+    if method == MODELOPT:
+        layers = block.get("quantized_layers")
+        found = layers if isinstance(layers, Mapping) else {LINEAR: block}
+        algorithms = {name: str(_mapping(row).get("quant_algo", "")) for name, row in found.items()}
+        return tuple((name, scheme_of_algorithm(algorithm)) for name, algorithm in algorithms.items())
+    if method != COMPRESSED:
+        return ((LINEAR, scheme_of_fp8(block)),)
+    groups = block.get("config_groups")
+    if not isinstance(groups, Mapping):
+        raise PayloadError(f"{path}: config_groups: must be a mapping of groups. Give a config with its groups.")
+    targets: list[tuple[str, str | None]] = []
+    for row in map(_mapping, groups.values()):
+        scheme = scheme_of_group(_mapping(row.get("weights")), _mapping(row.get("input_activations")))
+        targets += [(target, scheme) for target in _texts(row.get("targets"))]
+    return tuple(targets)
 
-    @property
-    def _entries(self) -> list[str]:
-        return [*self._kept, *(target for target, _ in self._targets if target != LINEAR)]
 
-
-def _texts(value: object) -> list[str]:
-    return [str(entry) for entry in value] if isinstance(value, list) else []
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _of_experts(name: str) -> str:
-    """Return the name of the module that holds all experts of a layer, for one of them; other names as they are."""
-    return re.sub(r"(\.experts)\.\d+\..*", r"\1", name)

@@ -182,7 +182,7 @@ def test_modules_that_vllm_fuses_need_one_scheme(tmp_path: Path) -> None:
     sample = SAMPLES / "deepseek_r1_nvfp4_hf_quant_config.json"
     latent = "fuses q_a_proj and kv_a_proj_with_mqa, whose schemes differ in self_attn of layers 1-4."
     assert compare(trained, ServingConfig.read(sample)).refused == (f"vLLM refuses the config: it {latent}",)
-    own = served(trained, "vllm").content
+    own = export(trained, "vllm").payload
     config = ServingConfig.of({**own, "ignore": [*own["ignore"], "model.layers.2.mlp.shared_experts.up_proj"]})
     assert (
         "fuses gate_proj and up_proj, whose schemes differ in mlp.shared_experts of"
@@ -197,7 +197,7 @@ def test_modules_that_vllm_fuses_need_one_scheme(tmp_path: Path) -> None:
     assert compare(mixed, served(mixed, "vllm"), "vllm").differences == ()
     stored, config_file = tmp_path / "manifest.json", tmp_path / "config.json"
     stored.write_text(json.dumps(mixed.to_dict()))
-    config_file.write_text(json.dumps(dict(served(mixed, "vllm").content)))
+    config_file.write_text(json.dumps(export(mixed, "vllm").payload))
     assert main(["manifest", "--run", str(stored), "--against", str(config_file)]) == 1
 
 
