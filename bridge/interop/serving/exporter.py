@@ -16,9 +16,8 @@ from bridge.interop.serving.formats import COMPRESSED, SERVED, SYSTEMS
 from bridge.interop.serving.names import split
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from bridge.interop.serving.formats import ServingSystem
     from bridge.interop.serving.manifest import Manifest, ManifestRow
 
 FORWARD = frozenset({"e4m3", "e2m1"})
@@ -34,7 +33,7 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     target = SYSTEMS[system]
     formed = {row: row.scheme for row in manifest.rows if row.scheme in SERVED and row.format in FORWARD}
     found = [name for name in manifest.schemes if name in formed.values()]
-    chosen = found if len(found) < 2 else [name for name in found if name in target.mixed] or found[:1]
+    chosen = found if len(found) < 2 else [name for name in found if name in target.get("mixed", SERVED)] or found[:1]
     written = {row: name for row, name in formed.items() if name in chosen and row.role not in manifest.plain}
     kept = [row for row in manifest.rows if row not in written]
     unmapped = [*_differences(manifest, target, chosen, formed)]
@@ -46,17 +45,17 @@ def export(manifest: Manifest, system: str) -> ExportReport:
         entry = Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
         unmapped.append(entry)
     payload: dict[str, Any] = {}
-    if chosen[1:] or (chosen and chosen[0] not in target.fp8):
+    if chosen[1:] or (chosen and chosen[0] not in target.get("fp8", ())):
         payload = _compressed({name: [row for row in written if row.scheme == name] for name in chosen}, kept)
     elif chosen:
         names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
-        keys = {**SERVED[chosen[0]].fp8, **target.keys.get(chosen[0], {})}
+        keys = {**SERVED[chosen[0]]["fp8"], **target.get("keys", {}).get(chosen[0], {})}
         payload = {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
     return ExportReport(payload=payload, unmapped=tuple(unmapped))
 
 
 def _differences(
-    manifest: Manifest, target: ServingSystem, chosen: list[str], formed: Collection[ManifestRow]
+    manifest: Manifest, target: Mapping[str, Any], chosen: list[str], formed: Collection[ManifestRow]
 ) -> Iterator[Unmapped]:
     """Yield what the config cannot state, and where the system's values differ."""
     for scheme in manifest.schemes:
@@ -64,10 +63,10 @@ def _differences(
         has_form = all(row in formed for row in rows)
         if scheme not in chosen or not has_form:
             why = "reads it where the model has no other scheme" if has_form else "has no form for it"
-            detail = f"{target.title} {why}; {len(rows)} rows of the manifest are listed as not quantised"
+            detail = f"{target['title']} {why}; {len(rows)} rows of the manifest are listed as not quantised"
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
-        if scheme in chosen and scheme in target.differences:
-            yield Unmapped("scheme", scheme, "semantics", **target.differences[scheme])
+        if scheme in chosen and scheme in target["differences"]:
+            yield Unmapped("scheme", scheme, "semantics", **target["differences"][scheme])
     plain = (row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain)
     for role in dict.fromkeys(plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
@@ -79,9 +78,9 @@ def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) 
     groups = {
         f"group_{number}": {
             "targets": ["Linear"] if len(written) == 1 else _patterns(rows),
-            "weights": dict(SERVED[scheme].weights),
-            "input_activations": dict(SERVED[scheme].inputs),
-            "format": SERVED[scheme].format,
+            "weights": dict(SERVED[scheme]["weights"]),
+            "input_activations": dict(SERVED[scheme]["inputs"]),
+            "format": SERVED[scheme]["format"],
         }
         for number, (scheme, rows) in enumerate(written.items())
     }

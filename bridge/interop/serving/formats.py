@@ -4,8 +4,7 @@ Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weig
 team's own quantizer factory, has no form in any dialect.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from bridge.interop.table import rows
@@ -15,37 +14,10 @@ ROWS = rows("serving")
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""
 COMPARED: dict[str, object] = ROWS["compared"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServedScheme:
-    """A scaling scheme in the dialects of serving systems."""
-
-    title: str
-    weights: Mapping[str, object]
-    inputs: Mapping[str, object]
-    format: str
-    fp8: Mapping[str, object] = field(default_factory=dict)
-    algorithms: Sequence[str] = ()
-
-
-SERVED: dict[str, ServedScheme] = {name: ServedScheme(**row) for name, row in ROWS["schemes"].items()}
-"""Megatron's name of a scheme -> its row."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServingSystem:
-    """A system that serves a model."""
-
-    title: str
-    fp8: Sequence[str] = ()
-    mixed: Sequence[str] = tuple(SERVED)
-    keys: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    differences: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-SYSTEMS: dict[str, ServingSystem] = {name: ServingSystem(**row) for name, row in ROWS["systems"].items()}
-"""Name of a system, as in `--for NAME` -> its row."""
+SERVED: dict[str, dict[str, Any]] = ROWS["schemes"]
+"""Megatron's name of a scheme -> its form in each dialect."""
+SYSTEMS: dict[str, dict[str, Any]] = ROWS["systems"]
+"""Name of a system, as in `--for NAME` -> what it reads."""
 
 
 def scheme_of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
@@ -54,7 +26,7 @@ def scheme_of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> st
         return None
     found = _compared(weights), _compared(inputs)
     for name, row in SERVED.items():
-        if found == (_compared(row.weights), _compared(row.inputs)):
+        if found == (_compared(row["weights"]), _compared(row["inputs"])):
             return name
     return f"{words_of(weights)} weights, {words_of(inputs) if inputs else 'unquantised'} inputs"
 
@@ -66,13 +38,13 @@ def scheme_of_fp8(config: Mapping[str, Any]) -> str:
     stated: dict[str, Any] = {"quant_method": method, "activation_scheme": inputs}
     stated |= {} if block is None else {"weight_block_size": block}
     blocks = f" in blocks of {block}" if block else ""
-    known = (name for name, row in SERVED.items() if row.fp8 == stated)
+    known = (name for name, row in SERVED.items() if row.get("fp8") == stated)
     return next(known, f"{method} weights{blocks}, {inputs} inputs")
 
 
 def scheme_of_algorithm(name: str) -> str | None:
     """Return the scheme of an algorithm of ModelOpt: a key of `SERVED`, or ModelOpt's name; None for an empty name."""
-    known = (scheme for scheme, row in SERVED.items() if name.upper() in row.algorithms)
+    known = (scheme for scheme, row in SERVED.items() if name.upper() in row.get("algorithms", ()))
     return next(known, f"ModelOpt's {name}") if name else None
 
 
@@ -80,7 +52,7 @@ def title_of(scheme: str | None, mode: str = "") -> str:
     """Return a scheme in words: the title of its row, the words that stand for it, or the dtype of high precision."""
     if scheme is None:
         return mode or "not quantised"
-    return SERVED[scheme].title if scheme in SERVED else scheme
+    return str(SERVED[scheme]["title"]) if scheme in SERVED else scheme
 
 
 def words_of(arguments: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ def test_compressed_tensors_reads_the_configs_and_gives_each_module_its_scheme()
 
     presets = {"FP8": "delayed", "FP8_BLOCK": "blockwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
     for preset, scheme in presets.items():
-        for role, own in (("weights", SERVED[scheme].weights), ("input_activations", SERVED[scheme].inputs)):
+        for role, own in (("weights", SERVED[scheme]["weights"]), ("input_activations", SERVED[scheme]["inputs"])):
             theirs = PRESET_SCHEMES[preset][role].model_dump()
             assert {key: str(theirs[key]) for key in own} == {key: str(own[key]) for key in own}, (preset, role)
     rows = [{"select": "*.linear_fc2", "precision": "mxfp8"}]
@@ -105,8 +105,8 @@ def test_compressed_tensors_reads_the_configs_and_gives_each_module_its_scheme()
             parent.add_module(name.rpartition(".")[2], torch.nn.Linear(1, 1, device="meta"))
         found = {}
         for group, written in zip(config.config_groups.values(), payload["config_groups"].values(), strict=True):
-            scheme = next(name for name, row in SERVED.items() if row.weights == written["weights"])
-            scheme = next(name for name in trained.schemes if SERVED[name].weights == SERVED[scheme].weights)
+            scheme = next(name for name, row in SERVED.items() if row["weights"] == written["weights"])
+            scheme = next(name for name in trained.schemes if SERVED[name]["weights"] == SERVED[scheme]["weights"])
             for name, _ in match_named_modules(tree, group.targets, config.ignore):
                 found[name] = scheme
         expected = {name: row.scheme for row in trained.rows for name in row.each() if row.scheme is not None}
