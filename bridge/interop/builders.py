@@ -128,16 +128,18 @@ class ImportBuilder:
         self.report("mode", None, "unsupported", detail, f"Give that, or take {default} with --assume-defaults.")
 
     def finish(
-        self, semantics: str, *, label: str = "", recipe: str | None = None, is_whole: bool = True
+        self, semantics: str = "", *, label: str = "", recipe: str | None = None, is_whole: bool = True
     ) -> ImportReport:
         """Return the report; PayloadError should a field have been given a value it cannot hold.
 
-        No recipe is named where the fields are not the whole precision of the run.
+        Without `semantics` they are those of Megatron Core. No recipe is named where the fields are not the whole
+        precision of the run.
         """
         try:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         except PrecisionTypeError as error:
             raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
+        semantics = semantics or semantics_of(config)
         if self.decided_by is not None:
             semantics = "unstated"
             for scheme in ("fp8", "fp4"):

@@ -12,24 +12,30 @@ class does not have, tell them apart; all fields are ours there, and none of the
 """
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
+from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
-from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.interop.megatron_bridge.exporter import DTYPES, TABLE, TWINS, export
-from bridge.interop.megatron_bridge.owners import MODULES, OWNERS, owned
+from bridge.interop.meaning import meaning, recipe_named
+from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
+from bridge.interop.megatron_lm.flags import report_other
 from bridge.interop.megatron_lm.stage_files import LAYOUT
+from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
+from bridge.precision.dtypes import SPELLINGS
 from bridge.registry.config import MixedPrecisionConfig, without_references
 from bridge.registry.registry import REGISTRY
 
 __all__ = ["SYSTEM", "export", "import_"]
 
+OWNERS = ("model", "optimizer", "ddp")
+RENAMED = {"enable_autocast": "autocast_enabled"}
+MODULES = "modules"
+"""The rows of single modules, which the configurations of this project alone have."""
 EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
 MADE_BY = "_recipe_"
@@ -73,7 +79,7 @@ def _named(name: str, builder: ImportBuilder) -> ImportReport:
     builder.map("mixed_precision", **config.to_dict())
     if "misnamed" in known.tags:
         builder.record("megatron_bridge.the-name-says-current", "mixed_precision", name)
-    return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
+    return builder.finish(recipe=recipe_named(config) or known.name)
 
 
 def _fields(
@@ -114,7 +120,7 @@ def _fields(
         builder.imply_scheme(
             lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=why
         )
-    return _finished(builder)
+    return builder.finish()
 
 
 def _own_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None) -> ImportReport:
@@ -131,12 +137,7 @@ def _own_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, 
             builder.map(prefix + name, **{name: named_dtype(value, prefix + name) if name in DTYPES else value})
     if not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
         builder.leave_mode(base or "the config that these fields override")
-    semantics = semantics_of(MixedPrecisionConfig.from_dict(builder.fields))
-    return builder.finish(semantics=semantics, recipe=str(named) if named in REGISTRY else None)
-
-
-def _finished(builder: ImportBuilder) -> ImportReport:
-    return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
+    return builder.finish(recipe=str(named) if named in REGISTRY else None)
 
 
 def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool) -> None:
@@ -158,26 +159,26 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
 
 def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
-    for where, name, value in owned(payload, builder):
+    for where, name, value in _owned(payload, builder):
         builder.map(where, **({TWINS.get(name, name): value} if value is not None else {}))
     is_half = builder.fields.get("fp16") or builder.fields.get("bf16")
     if base is not None:
         if not is_half:
             builder.leave_mode(base)
-        return _finished(builder)
+        return builder.finish()
     builder.record("megatron_bridge.without-mixed_precision-the-model", "mixed_precision", None)
     builder.fields |= {} if is_half else {"fp32": True}
     own = "the default of Megatron Core's own class"
     in_fp32 = None if builder.fields.get("fp32") else False
     owners = {"grad_reduce_in_fp32": "ddp"}
     builder.imply_scheme(lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=own)
-    return _finished(builder)
+    return builder.finish()
 
 
 def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
-    for where, name, value in owned(payload, builder):
+    for where, name, value in _owned(payload, builder):
         is_same = value == values[name] or (value in (None, False) and not values[name])
         is_derived = name in DTYPES and not imported.config.is_stated(name)
         if is_same or is_derived or TWINS.get(name, name) not in acting:
@@ -185,6 +186,53 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
         else:
             builder.record("megatron_bridge.written-over", where, value, name=name, held=values[name])
     return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
+
+
+class OwnerSetting(NamedTuple):
+    """A setting of precision in the section of an owner."""
+
+    path: str
+    field: str
+    value: Any
+
+
+def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[OwnerSetting]:
+    """Yield the owners' own settings that have a field; report the others."""
+    for owner in OWNERS:
+        section = payload.get(owner)
+        if not isinstance(section, Mapping):
+            continue
+        for key, value in section.items():
+            where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
+            if name in PEER_FIELDS:
+                yield OwnerSetting(where, name, named_dtype(value, where) if name in DTYPES else value)
+            elif ELSEWHERE.get(name) == owner:
+                _elsewhere(where, name, value, builder)
+            elif name == "quant_recipe" and MODULES in builder.fields:
+                builder.map(where)  # a sync wrote it from the rows
+            elif name == "quant_recipe" and isinstance(value, Mapping):
+                rows = rows_of(value, is_low=bool(builder.fields.get("fp8") or builder.fields.get("fp4")))
+                if rows is not None:
+                    builder.map(where, modules=rows)
+                else:
+                    builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
+            elif isinstance(value, Mapping) and "_target_" in value:
+                dtype = str(value["_target_"])
+                report_other(builder, where, name, SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype))
+            else:
+                report_other(builder, where, name, value)
+
+
+def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> None:
+    """Map a field that a section of Megatron's own holds; its default there is what an unstated field leaves."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        value = named_dtype(value, where)
+    read = MixedPrecisionConfig()
+    try:
+        read.state(**{name: value})
+    except PrecisionTypeError as error:
+        raise PayloadError.of(where, error.rule, error.value, "Correct the value there.") from None
+    builder.map(where, **({} if read.reading(name) == FIELD_DEFAULTS[name] else read.to_dict()))
 
 
 def recognise(document: Document) -> Recognised | None:
