@@ -10,13 +10,14 @@ An export finishes only with every stated field accounted for: a field that the 
 other system already, has no effect, or is reported as unmapped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
-from bridge.interop.table import record_named
+from bridge.interop.table import Unwritten, record_named
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.pytorch.loop import checked
@@ -76,11 +77,14 @@ class ImportBuilder:
         if not any(entry == other and type(value) is type(other.value) for other in self.unmapped):
             self.unmapped.append(entry)
 
-    def record(self, row: str, setting: str, value: object, /, **facts: object) -> None:
+    def record(
+        self, row: str, setting: str, value: object, state: Mapping[str, Any] = MappingProxyType({}), /, **facts: object
+    ) -> None:
         """Record that `setting` cannot be converted exactly, in the words of a row: "axolotl.documented-as-no-amp".
 
-        `facts` stand in its words, as the value does.
+        `facts` stand in its words, as the value does; `state` are the fields that it comes to all the same.
         """
+        self.fields.update(state)
         words = record_named(row, **{"system": self.system, "value": value, **facts})
         self.report(setting, value, words.reason, words.detail, words.remedy)
 
@@ -203,25 +207,17 @@ class ExportBuilder:
 
     def record_if_stated(self, row: str, fields: str | tuple[str, ...], /, **facts: object) -> None:
         """Record that one field, or each of several, cannot be converted exactly, where it is stated."""
-        words = record_named(row, system=self.system, **facts)
-        self.report_if_stated(fields, words.reason, words.detail, words.remedy)
-
-    def report_if_stated(self, fields: str | tuple[str, ...], reason: str, detail: str, remedy: str) -> None:
-        """Record that one field, or each of several, cannot be converted exactly, where it is stated."""
-        names = (fields,) if isinstance(fields, str) else fields
-        for field in names:
+        for field in (fields,) if isinstance(fields, str) else fields:
             if field in self.config.stated:
-                self.report(field, reason, detail, remedy)
-
-    def record_if_on(self, row: str, fields: tuple[str, ...], /, **facts: object) -> None:
-        """Record that none of `fields` has a form there: the first, and others that are stated and on."""
-        for field in fields:
-            if field == fields[0] or (field in self.config.stated and self.values[field] not in (False, None)):
                 self.record(row, field, **facts)
 
-    def finish(self, payload: Any) -> ExportReport:
-        """Return the report, after stated fields not mentioned so far are mapped or reported."""
+    def finish(self, payload: Any, unwritten: Sequence[Unwritten] = (), **facts: object) -> ExportReport:
+        """Return the report, after stated fields not mentioned so far are mapped or reported, by a row of `unwritten`.
+
+        In the words of a row stand `facts`, the values of all fields, and `mode`, `scheme` and `system`.
+        """
         unread = unread_fields(self.config)
+        known = {**self.values, "mode": self.config.mode, "scheme": self.config.scheme, "system": self.system, **facts}
         for field in self.config.field_names():
             if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
@@ -231,6 +227,8 @@ class ExportBuilder:
                 self.report(field, "semantics", detail, "See the record of the mode that was stated.")
             elif _is_off(field, self.values[field]):
                 self.map(field)
+            elif words := next((row.words for row in unwritten if row.holds(field, known)), None):
+                self.report(field, *words.about(known))
             elif why is None:
                 detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
                 reason = "semantics" if field == "modules" else "unsupported"

@@ -20,11 +20,11 @@ ROWS = {
     "te-recipe": ("te_recipe", "json"),
     "axolotl": ("axolotl", "yaml"),
     "huggingface": ("huggingface", "json yaml"),
-    "accelerate": ("accelerate.importer", "yaml json env"),
+    "accelerate": ("accelerate", "yaml json env"),
     "deepspeed": ("deepspeed", "json"),
     "lightning": ("lightning", "yaml json"),
     "torchao": ("pytorch.torchao", "json"),
-    "torchtitan": ("torchtitan", "json yaml text"),
+    "torchtitan": ("torchtitan", "json yaml toml"),
     "pytorch": ("pytorch.loop", "json"),
     "fsdp": ("pytorch.fsdp", "json"),
 }

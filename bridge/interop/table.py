@@ -11,8 +11,10 @@
         fp8_margin: {field: fp8_margin, reads: whole, least: 0, default: 0, since: LitGPT 0.5}
     - rows:
         quantize: the frozen weights are stored in few bits
-    sentences:                              # what the function reports: builder.record("litgpt.no-fp8", "fp8")
-      no-fp8: {detail: LitGPT has no FP8 and no FP4 training, remedy: Train in BF16 there.}
+    sentences:                              # what the function reports: builder.record("litgpt.no-masters", ...)
+      no-masters: {reason: semantics, detail: weights are {compute}, without FP32 masters}
+    unwritten:                              # why an export has no place for a field
+    - {fields: [fp8, fp4], detail: LitGPT has no FP8 and no FP4 training, remedy: Train in BF16 there.}
 
 A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*` and `[ab]` stand
 for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a name that looks as if it bore on
@@ -24,6 +26,7 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     remedy     what to do, a sentence; each reason has a usual one
     harmless   values that change nothing; [false] where there are none
     values     value -> the first three columns of it, or the detail alone; such a value is not read any further
+    also       value -> the sentence to report where the value is mapped, "torchao.gathered"
     field      the field that the setting becomes
     reads      switch, whole, number, text, dtype or section (a block): anything else is an error; or optimizer, the
                name of one, whose detail is a clause of `optimizers.py`; or block, of which each setting is asked for
@@ -40,7 +43,8 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     fields     of a group: settings that become the field of the same name, in the place of `rows`
 
 The system's function finds facts, and hands them to `Table.read` with the document; `Table.write` is a part backwards,
-by the first row of each field. `data` has whatever else the function reads.
+by the first row of each field. `data` has whatever else the function reads. A row of `unwritten` is about the `fields`
+of an export that are on and not mapped, where the fact `when` holds, if it has one.
 A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
 one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
 Sentences are whole, so that a grep finds them. In braces stand facts, and `value` and `lower`, the name in lower case.
@@ -105,6 +109,18 @@ def record(columns: str | Mapping[str, str], reason: str = "unsupported") -> Rec
     return Record(reason, row["detail"], row.get("remedy", REMEDIES[reason]))
 
 
+class Unwritten(NamedTuple):
+    """Why an export has no place for some fields."""
+
+    fields: Sequence[str]
+    when: str | None
+    words: Record
+
+    def holds(self, field: str, facts: Mapping[str, object]) -> bool:
+        """Return whether it is about a field, under these facts."""
+        return field in self.fields and (self.when is None or bool(facts[self.when]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One setting of a system, with the columns of the table."""
@@ -114,6 +130,7 @@ class Row:
     remedy: str | None = None
     harmless: Sequence[object] = ()
     values: Mapping[str, str | Mapping[str, str]] | None = None
+    also: Mapping[str, str] | None = None
     field: str | None = None
     reads: str = ""
     words: Mapping[str, object] | None = None
@@ -208,6 +225,9 @@ class Table:
             for fact, words in content.get("needs", {}).items()
         }
         self.sentences = {name: record(words) for name, words in content.get("sentences", {}).items()}
+        self.unwritten = [
+            Unwritten(row["fields"], row.get("when"), record(row)) for row in content.get("unwritten", ())
+        ]
         self.parts: dict[str, Part] = {}
         for group in content.get("settings", ()):
             self.parts.setdefault(group.get("part", ""), Part()).add(group)
@@ -219,8 +239,9 @@ class Table:
         for name, row in rows.named.items():
             if row.default is not None and name not in found and all(facts[need] for need in row.needs):
                 written = row.written(row.default)
-                builder.implied(given.name(name), written, f"{written} in {row.since or self.version}")
-                builder.fields[str(row.field)] = row.default
+                why = f"{written} in {row.since or self.version}"
+                builder.implied(given.name(name), written, why, **{str(row.field): row.default})
+                self._report_also(builder, given.name(name), row, (row.default,))
 
     def _read(
         self, builder: "ImportBuilder", given: Settings, rows: Part, under: str, facts: Mapping[str, object]
@@ -255,24 +276,38 @@ class Table:
             builder.report(name, value, *words.about({**facts, "value": value, "lower": key.lower()}))
         elif row.field is not None:
             builder.map(name, **({} if value is None and row.nulls == "unstated" else {row.field: value}))
+            self._report_also(builder, name, row, (value, given[key]))
+
+    def _report_also(self, builder: "ImportBuilder", name: str, row: Row, values: Sequence[object]) -> None:
+        """Report a value that is mapped, read or as it is written, where the row has a sentence for it."""
+        for value in values:
+            if row.also is not None and str(value) in row.also:
+                builder.record(row.also[str(value)], name, value)
 
     def write(
-        self, builder: "ExportBuilder", part: str, block: str = "", acting: Mapping[str, Any] | None = None
+        self,
+        builder: "ExportBuilder",
+        part: str,
+        block: str = "",
+        acting: Mapping[str, Any] | None = None,
+        **facts: object,
     ) -> dict[str, Any]:
         """Return the settings of a part for the fields of a precision, and map the fields to them, under `block`.
 
-        With the values of the fields that act, settings of other fields and values that change nothing are left out.
+        A setting that needs a fact which does not hold is left out. With the values of the fields that act, settings of
+        other fields and values that change nothing are left out too.
         """
         found: dict[str, Any] = {}
         written: set[str] = set()
         values = builder.values if acting is None else acting
         for name, row in self.parts[part].named.items():
             field = row.field or ""
-            if field not in values or field in written or (acting is not None and row.is_harmless(values[field])):
+            if field not in values or field in written or not all(facts.get(need, True) for need in row.needs):
                 continue
-            written.add(field)
-            builder.map(field, f"{block}.{name}" if block else name)
-            found[name] = row.written(values[field])
+            if acting is None or not row.is_harmless(values[field]):
+                written.add(field)
+                builder.map(field, f"{block}.{name}" if block else name)
+                found[name] = row.written(values[field])
         return found
 
     def recognise(self, document: "Document") -> Recognised | None:

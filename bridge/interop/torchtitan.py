@@ -10,16 +10,13 @@ it without a word, 0.2 refuses the file unless that module declares it, and 0.3 
 Its settings and sentences, with their sources, are `rows/torchtitan.yaml`.
 """
 
-import re
-import tomllib
 from typing import Any
 
-from bridge.errors import PayloadError
-from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, name_lists, schemes_for
-from bridge.interop.pytorch.amp import report_no_scaler
-from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, import_gather
+from bridge.interop.pytorch.amp import amp_fields, export_as_cast
+from bridge.interop.pytorch.torchao import FLOAT8_RECIPES
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.foreign_names import TORCHTITAN
@@ -27,7 +24,6 @@ from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("torchtitan")
-REDUCED = ("float32", "bfloat16", "float16")
 SHARDS = "data_parallel_shard_degree"
 BLOCKS = ("float8", "mx")
 QUANTIZE = tuple(f"quantize.{part}.{name}" for part in ("linear", "grouped_mm") for name in BLOCKS)
@@ -38,12 +34,6 @@ LINEAR = ("attention.", "feed_forward.", "shared_experts.")
 """Parts of the names of every linear layer that Megatron runs in a scheme, and of no router or output layer."""
 HIGH_ANYWAY = ("output", "router.gate", "moe.router.gate", "router")
 """Names in a list of modules that are left out, which Megatron keeps in the dtype of the run too."""
-PARTIAL = {
-    TABLE.sentences[name].detail
-    for name in ("torchao-scales-each", "experts-only-and-a-recipe", "modules-that-it-leaves-in-the")
-}
-"""Records of what the fields do not hold."""
-SECTION = re.compile(r"^\[(?:job|training|quantize)\b", re.MULTILINE)
 
 
 def import_(payload: object, *, sharded: object = True) -> ImportReport:
@@ -63,44 +53,31 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
     semantics = _mode(builder, training, whole, compute, fsdp=fsdp)
     if is_whole and semantics == "amp_o1":
         builder.record("torchtitan.without-fsdp-torchtitan", parallelism.name(SHARDS), parallelism[SHARDS])
-    _reduction(builder, training, semantics, fsdp=fsdp)
-    for path, block in _quantisers(builder, top).items():
-        _quantiser(builder, path, block)
-    TABLE.read(builder, top)
-    is_partial = any(loss.detail in PARTIAL for loss in builder.unmapped)
-    return builder.finish(semantics, is_whole=not (is_partial or top.given("converters")))
+    blocks = _quantisers(builder, top)
+    partial = [_quantiser(builder, path, block) for path, block in blocks.items()]
+    is_read = semantics != "fp32" or training.values.get("mixed_precision_reduce") == "float32"
+    TABLE.read(builder, top, fsdp=fsdp, half=is_read)
+    return builder.finish(semantics, is_whole=not (any(partial) or top.given("converters")))
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
     """Return the training section, and converters for MXFP8 or NVFP4."""
     builder = ExportBuilder(config, TABLE.title)
-    semantics, mode = semantics_of(config), config.mode
-    training = {"dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}
-    payload: dict[str, Any] = {"training": training}
-    setting = "training.mixed_precision_param"
-    compute = compute_dtype(config)
-    builder.exported_mode = "fp32" if compute == "fp32" else "bf16"
-    if compute == "fp16":
+    mode, setting = config.mode, "training.mixed_precision_param"
+    if compute_dtype(config) == "fp16":
+        compute = "bf16"
         builder.record_if_stated("torchtitan.there-is-no-fp16-bf16-was", (mode, "params_dtype", "autocast_dtype"))
-    elif semantics == "amp_o1":
-        fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
-        builder.record_if_stated("torchtitan.fp32-weights-are-gathered", fields)
     else:
-        training["mixed_precision_param"] = "float32" if mode == "fp32" else "bfloat16"
-        builder.map(mode, setting, "training.dtype")
-        builder.map_dtype("params_dtype", setting)
+        compute = export_as_cast(builder, "torchtitan.fp32-weights-are-gathered", setting, "training.dtype")
+    builder.exported_mode = compute
+    param = "float32" if compute == "fp32" else "bfloat16"
+    training = {"dtype": "float32", "mixed_precision_param": param, "mixed_precision_reduce": "float32"}
+    payload: dict[str, Any] = {"training": training}
     if mode != "fp32" and config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32", "training.mixed_precision_reduce")
-    elif mode != "fp32":
-        builder.record("torchtitan.gradients-are-reduced-in-float32", "grad_reduce_in_fp32")
-    family = "fp8" if config.fp8 else "fp4"
-    if config.scheme is not None and (config.scheme not in CONVERTERS or mode != "bf16"):
-        for field in (family, f"{family}_recipe"):
-            builder.record("torchtitan.torchtitan-has-rowwise", field, scheme=config.scheme)
-    elif config.scheme is not None or builder.values["modules"]:
+    if (config.scheme in CONVERTERS and mode == "bf16") or (config.scheme is None and builder.values["modules"]):
         payload["converters"] = _exported_converters(builder, num_layers)
-    report_no_scaler(builder, "there is no loss scale", "Use a BF16 recipe.")
-    return builder.finish(payload)
+    return builder.finish(payload, TABLE.unwritten)
 
 
 def _exported_converters(builder: ExportBuilder, num_layers: int | None) -> list[dict[str, Any]]:
@@ -110,8 +87,6 @@ def _exported_converters(builder: ExportBuilder, num_layers: int | None) -> list
         if builder.values[family] is not None:
             for field in (family, f"{family}_recipe"):
                 builder.map(field, f"converters.{CONVERTERS[str(config.scheme)]}")
-    if config.fp8 and not config.fp8_wgrad:
-        builder.record("torchtitan.every-gemm-runs", "fp8_wgrad")
     schemes = schemes_for(builder, num_layers, available=CONVERTERS, setting="converters.fqns")
     if schemes is None or not schemes.chooses:
         return [{CONVERTERS[str(config.scheme)]: {"fqns": list(LINEAR)}}] if config.scheme is not None else []
@@ -124,48 +99,22 @@ def _exported_converters(builder: ExportBuilder, num_layers: int | None) -> list
 
 def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute: str | None, *, fsdp: bool) -> str:
     name, param = training.name("dtype"), training.name("mixed_precision_param")
-    if whole == "bfloat16":
-        builder.map(name, bf16=True, params_dtype="bf16")
-        builder.record("torchtitan.without-masters", name, whole)
-        if compute is not None:
-            builder.map(param)
-        return "true"
     if whole is not None:
         builder.map(name)
-    fields: dict[str, Any] = {"bf16": True, "params_dtype": "bf16"}
+    if whole == "bfloat16":
+        builder.map(name, bf16=True, params_dtype="bf16", grad_reduce_in_fp32=fsdp)
+        builder.record("torchtitan.without-masters", name, whole)
+        builder.map(param) if compute is not None else None
+        return "true"
+    semantics = "fsdp_policy" if fsdp else "amp_o1"
+    fields = {"bf16": True, "params_dtype": "bf16"} if fsdp else amp_fields("bf16")
     if compute == "float32":
-        fields = {"fp32": True}
-    elif not fsdp:
-        fields = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
+        semantics, fields = "fp32", {"fp32": True}
     if compute is None:
-        builder.fields |= fields
-        builder.record("torchtitan.bfloat16-by-default", param, "bfloat16")
+        builder.record("torchtitan.bfloat16-by-default", param, "bfloat16", fields)
     else:
         builder.map(param, **fields)
-    if compute == "float32":
-        return "fp32"
-    return "fsdp_policy" if fsdp else "amp_o1"
-
-
-def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fsdp: bool) -> None:
-    """State in what FSDP reduces gradients; nothing else reads the setting."""
-    name, reduced = training.name("mixed_precision_reduce"), training.word("mixed_precision_reduce", REDUCED)
-    if not fsdp:
-        if semantics == "true":
-            builder.fields["grad_reduce_in_fp32"] = False
-        if reduced == "float32" and semantics != "true":
-            builder.map(name)
-        elif reduced is not None:
-            builder.record("torchtitan.read-under-fsdp", name, reduced)
-        return
-    fields = {} if semantics == "fp32" else {"grad_reduce_in_fp32": reduced in (None, "float32")}
-    if reduced is not None:
-        builder.map(name, **fields)
-    elif fields:
-        builder.fields |= fields
-        builder.record("torchtitan.float32-by-default", name, "float32")
-    if reduced in REDUCED[1:]:
-        builder.record("torchtitan.torchtitan-to-declare-float32", name, reduced)
+    return semantics
 
 
 def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
@@ -179,89 +128,56 @@ def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
     if not top.given("model"):
         return blocks
     model = top.section("model")
-    setting, named = model.name("converters"), model.values.get("converters") or []
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise TABLE.wrong("names-of-converters", model, "converters")
-    for path, block in blocks.items():
-        if path not in named:
-            builder.record("torchtitan.nothing-reads-it-it-is-not", path, dict(block.values), path=path)
-    known = [path for path in named if path in (*QUANTIZE, *BLOCKS)]
+    setting, named = model.name("converters"), _names(model, "converters") or []
+    for path in (path for path in blocks if path not in named):
+        builder.record("torchtitan.nothing-reads-it-it-is-not", path, dict(blocks[path].values), path=path)
     for path in named:
-        if path in known:
+        if path in (*QUANTIZE, *BLOCKS):
             builder.map(setting)
         else:
             builder.record("torchtitan.a-converter-that-this-bridge-does", setting, path)
-    return {path: blocks.get(path, Settings({}, TABLE.title, path)) for path in known}
+    return {path: blocks.get(path, Settings({}, TABLE.title, path)) for path in named if path in (*QUANTIZE, *BLOCKS)}
 
 
-def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
-    """Map one block, and report which modules it leaves out and its options."""
+def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> bool:
+    """Map one block, and report the modules it leaves out and its options; return whether any linear layer is left."""
     if "grouped_mm" in path:
         builder.record("torchtitan.experts-only-and-a-recipe", path, dict(block.values))
-        return
-    setting, recipe = block.name("recipe_name"), block.text("recipe_name")
-    fields = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
-    if path.endswith("mx") and recipe is not None and not recipe.startswith("mxfp8"):
+        return True
+    setting, is_mx = block.name("recipe_name"), path.endswith("mx")
+    recipe = block.text("recipe_name") if is_mx else block.word("recipe_name", FLOAT8_RECIPES)
+    fields = {"fp8": "e4m3", "fp8_recipe": "mxfp8"} if is_mx else {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+    if is_mx and recipe is not None and not recipe.startswith("mxfp8"):
         raise TABLE.wrong("recipes-of-mx", block, "recipe_name")
-    if path.endswith("float8"):
-        recipe = block.word("recipe_name", FLOAT8_RECIPES)
-        if recipe is None:
-            builder.record("torchtitan.tensorwise-by-default", setting, "tensorwise")
-        fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-    rowwise = recipe in FLOAT8_RECIPES[1:]
-    if rowwise:
-        builder.record("torchtitan.torchao-scales-each", setting, recipe)
-    elif builder.fields.get("fp8_recipe") not in (None, fields["fp8_recipe"]):
+    if builder.fields.get("fp8_recipe") not in (None, fields["fp8_recipe"]):
         raise block.wrong("", TABLE.sentences["one-converter"].detail, path, TABLE.sentences["one-converter"].remedy)
-    else:
-        builder.map(setting if block.given("recipe_name") else path, **fields)
-        _filter(builder, block, fields["fp8_recipe"])
-        gather = block.switch("enable_fsdp_float8_all_gather")
-        if gather is not None:
-            import_gather(builder, block.name("enable_fsdp_float8_all_gather"), gather)
-    TABLE.read(builder, block, "converter", rowwise=rowwise)
-
-
-def _filter(builder: ImportBuilder, block: Settings, scheme: str) -> None:
-    """Map the list of the modules that a block leaves out, and report those that run in the scheme here."""
-    given = block.values.get("filter_fqns")
-    default = ["output"] if block.path.endswith("mx") else []
-    listed = default if given is None else given
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-        raise TABLE.wrong("names-of-modules", block, "filter_fqns")
-    setting = block.name("filter_fqns")
+    is_rowwise = recipe in FLOAT8_RECIPES[1:]
+    TABLE.read(builder, block, "converter", scaled=not is_rowwise)
+    if is_rowwise:
+        builder.record("torchtitan.torchao-scales-each", setting, recipe)
+        return True
+    if recipe is None and not is_mx:
+        builder.record("torchtitan.tensorwise-by-default", setting, "tensorwise")
+    builder.map(setting if block.given("recipe_name") else path, **fields)
+    setting, listed = block.name("filter_fqns"), _names(block, "filter_fqns")
+    if listed is not None:
+        builder.map(setting)
+    listed = ["output"] if listed is None and is_mx else listed or []
     others = [one for one in listed if one not in HIGH_ANYWAY]
     if others:
-        builder.record("torchtitan.modules-that-it-leaves-in-the", setting, others, scheme=scheme)
-    if given is not None:
-        builder.map(setting)
+        builder.record("torchtitan.modules-that-it-leaves-in-the", setting, others, scheme=fields["fp8_recipe"])
     if "output" not in listed:
-        builder.record("torchtitan.output-runs-in-there-and-megatron", setting, listed, scheme=scheme)
+        builder.record("torchtitan.output-runs-in-there-and-megatron", setting, listed, scheme=fields["fp8_recipe"])
+    return bool(others)
 
 
-def _read(document: Any) -> Any:
-    """Return the parsed configuration, of TOML too."""
-    if not str(document.path).endswith(".toml"):
-        return document.mapping
-    try:
-        return tomllib.loads(document.text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PayloadError(f"{document.path}: must be TOML; {error}. Correct it there.") from None
-
-
-def _recognise(document: Any) -> Recognised | None:
-    try:
-        content = _read(document)
-    except PayloadError:
-        if SECTION.search(document.text) is not None:
-            raise
-        return None
-    if str(document.path).endswith(".toml") and "training" in content and ("job" in content or "quantize" in content):
-        return Recognised(0.85, "is TOML with `[training]` and `[job]` or `[quantize]`, as torchtitan 0.2 reads")
-    return TABLE.recognise_in(content)
+def _names(block: Settings, key: str) -> list[str] | None:
+    """Return a list of names, None where nothing is written."""
+    listed = block.values.get(key)
+    if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+        raise TABLE.wrong("list-of-names", block, key)
+    return listed
 
 
 CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast", default=True), NUM_LAYERS)
-SYSTEM = System(
-    "torchtitan", TABLE.title, TABLE.version, import_, export, _recognise, as_json, read=_read, context=CONTEXT
-)
+SYSTEM = System("torchtitan", TABLE.title, TABLE.version, import_, export, TABLE.recognise, as_json, context=CONTEXT)

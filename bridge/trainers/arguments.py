@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.accelerate.fp8 import FUNCTION, HANDLERS
+from bridge.interop.accelerate import FUNCTION, HANDLERS
 from bridge.interop.contract import ExportReport
 from bridge.interop.pytorch.torchao import FILTER, module_filter
 from bridge.interop.systems import system

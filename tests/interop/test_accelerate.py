@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bridge.errors import BridgeError
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate
 from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig

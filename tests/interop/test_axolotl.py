@@ -64,7 +64,7 @@ def test_emulated_bf16_is_pointed_out() -> None:
         ({"fp16": "auto"}, None, "Axolotl: fp16: must be true or false, got 'auto'"),
         ({"fp8": True}, "rtx4090", r"fp8: needs compute capability 9\.0 or later"),
         ({"fp8": True}, "a100", r"fp8: needs compute capability 9\.0 or later"),
-        ({"bf16": True}, "h1000", "gpu: must be a card or its compute capability"),
+        ({"bf16": True}, "h1000", "gpu: must be a GPU as in a target"),
     ],
 )
 def test_what_axolotl_refuses_is_refused(payload: dict[str, Any], gpu: str | None, message: str) -> None:

@@ -15,8 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
-from bridge.interop import huggingface
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate, huggingface
 from bridge.interop.reading.trainer_words import arguments
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bridge.interop import deepspeed, huggingface, torchtitan
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate, deepspeed, huggingface, torchtitan
 from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
 from bridge.interop.pytorch import loop

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bridge.errors import BackendUnavailableError
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate
 from bridge.interop.pytorch import torchao
 from bridge.pytorch import float8_linear_config_for, linear_schemes
 from bridge.registry.config import MixedPrecisionConfig

@@ -19,6 +19,7 @@ from typing import Any
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.meaning import semantics_of, unread_fields
 from bridge.interop.table import table
+from bridge.pytorch.loop import compute_dtype
 
 TABLE = table("pytorch")
 TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
@@ -53,54 +54,61 @@ def report_dropped_autocast(builder: ExportBuilder, why: str) -> None:
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     """Map the mode to `settings` as autocast over FP32 weights; return the compute it casts to, "fp32" for none."""
     config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
+    compute = compute_dtype(config)
+    builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
     if semantics == "fp32":
         builder.map("fp32", *settings)
         builder.map_dtype("params_dtype", *settings)
-        return "fp32"
+        return compute
+    if config.grad_reduce_in_fp32:
+        builder.map("grad_reduce_in_fp32")
     if semantics == "amp_o1":
-        compute: str = builder.values["autocast_dtype"] or mode
-        builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
         for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
             builder.map(field, *settings)
-        if config.fp32:
-            builder.map("fp32", *settings)
-        if config.fp16 and compute == "fp16":
-            builder.map("fp16", *settings)
-        elif mode != "fp32":
+        if mode in ("fp32", compute) and mode != "bf16":
+            builder.map(mode, *settings)
+        else:
             builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
-        if config.grad_reduce_in_fp32:
-            builder.map("grad_reduce_in_fp32")
         return compute
-    builder.exported_mode = "fp16" if mode == "fp16" else "fp32"
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
         if field == mode or (field in config.stated and field not in unread_fields(config)):
             builder.record("pytorch.keeps-fp32-weights", field, mode=mode)
-    if config.grad_reduce_in_fp32:
-        builder.map("grad_reduce_in_fp32")
-    else:
+    if not config.grad_reduce_in_fp32:
         builder.record_if_stated("pytorch.gradients-of-fp32-weights", "grad_reduce_in_fp32")
     return mode
+
+
+def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str:
+    """Map the mode to `settings` as a cast of the weights; return the compute.
+
+    `autocast` is the row that says what becomes of autocast over FP32 weights, which is cast like that too.
+    """
+    mode = builder.config.mode
+    compute = builder.exported_mode = compute_dtype(builder.config)
+    if semantics_of(builder.config) == "amp_o1":
+        fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
+        builder.record_if_stated(autocast, fields, compute=compute)
+    else:
+        builder.map(mode, *settings)
+        builder.map_dtype("params_dtype", settings[0])
+    return compute
 
 
 def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
     """Note the defaults of a `GradScaler` that `where` makes."""
     for field, value in TORCH_SCALER.items():
-        builder.fields[field] = value
         row = "torch-scaler-halves" if field == "hysteresis" else "torch-scaler-default"
-        facts = {"where": where, "field": field, "value": value}
-        builder.record(f"pytorch.{row}", f"GradScaler.{NAMES[field]}", value, **facts)
+        setting = f"GradScaler.{NAMES[field]}"
+        builder.record(f"pytorch.{row}", setting, value, {field: value}, where=where, field=field)
     builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
 
 
 def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ...] = ()) -> None:
     """Note what a `GradScaler` made by `where` cannot do of the FP16 scale that the config asks for."""
-    config = builder.config
-    if not config.fp16:
+    if not builder.config.fp16:
         return
-    if config.loss_scale is not None:
+    if builder.config.loss_scale is not None:
         builder.record("pytorch.always-scales-dynamically", "loss_scale", where=where)
-        for field in (*TORCH_SCALER, "min_loss_scale"):
-            builder.record_if_stated("pytorch.a-constant-scale-does", field, where=where)
         return
     for field, default in TORCH_SCALER.items():
         if field in settable:
@@ -119,10 +127,3 @@ def export_scaler(builder: ExportBuilder, where: str, setting: str) -> dict[str,
     report_scaler(builder, where, settable=("initial_loss_scale", "loss_scale_window"))
     config = builder.config
     return {"init_scale": float(config.initial_loss_scale or 65536.0), "growth_interval": int(config.loss_scale_window)}
-
-
-def report_no_scaler(builder: ExportBuilder, detail: str, remedy: str) -> None:
-    """Report what is stated of FP16's loss scale, of which the other system has none."""
-    for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
-        if builder.config.fp16 and builder.values[field] is not None:
-            builder.report_if_stated(field, "unsupported", detail, remedy)

@@ -16,7 +16,14 @@ def import_(payload: object) -> ImportReport:
     top = Settings(payload, TABLE.title)
     builder = ImportBuilder(TABLE.title)
     compute = _autocast(builder, top.section("autocast"))
-    _scaler(builder, top.section("grad_scaler"), compute)
+    block = top.section("grad_scaler")
+    is_used = block.switch("enabled") is not False and bool(block.values)
+    if compute == "fp16" and not is_used:
+        builder.record("pytorch.fp16-without-scale", "grad_scaler", None)
+    constant = is_used and block.switch("constant")
+    if is_used and compute != "fp16" and not constant:
+        builder.record("pytorch.scale-without-fp16", "grad_scaler", "enabled", compute=compute)
+    TABLE.read(builder, block, "constant" if constant else "scaler", used=is_used, fp16=compute == "fp16")
     TABLE.read(builder, top)
     return builder.finish("fp32" if compute == "fp32" else "amp_o1")
 
@@ -33,21 +40,16 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         for key, field in SCALE_FIELDS.items():
             builder.map(field, f"grad_scaler.{key}")
     if config.tf32 is not None:
-        payload["tf32"] = config.tf32
-        builder.map("tf32", "tf32")
+        payload |= TABLE.write(builder, "")
     linear = torchao.export(config)
     payload |= linear.payload
-    if linear.payload:
-        for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
-            if field in linear.mapped:
-                builder.map(field, *linear.mapped[field])
+    for field in ("fp8", "fp8_recipe", "fp8_wgrad") if linear.payload else ():
+        if field in linear.mapped:
+            builder.map(field, *linear.mapped[field])
         for loss in linear.unmapped:
-            if loss.reason == "approximated":
-                builder.report(loss.field, loss.reason, loss.detail, loss.remedy)
-    elif config.scheme is not None:
-        fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe")
-        builder.record_if_stated("pytorch.neither-torch-nor", fields, scheme=config.scheme)
-    return builder.finish(payload)
+            if loss.field == field and loss.reason == "approximated":
+                builder.report(field, loss.reason, loss.detail, loss.remedy)
+    return builder.finish(payload, TABLE.unwritten)
 
 
 def _autocast(builder: ImportBuilder, block: Settings) -> str:
@@ -69,24 +71,6 @@ def _autocast(builder: ImportBuilder, block: Settings) -> str:
     if enabled is not None:
         builder.map(block.name("enabled"))
     return compute
-
-
-def _scaler(builder: ImportBuilder, block: Settings, compute: str) -> None:
-    """Map the arguments of the loss scaler, or report why it has no effect."""
-    is_used = block.switch("enabled") is not False and bool(block.values)
-    if block.given("enabled"):
-        builder.map(block.name("enabled"))
-    if compute == "fp16" and not is_used:
-        builder.record("pytorch.fp16-without-scale", "grad_scaler", None)
-    elif is_used and block.switch("constant"):
-        builder.map(block.name("init_scale"), loss_scale=block.number("init_scale", least=0))
-        builder.map(block.name("constant"))
-    elif is_used and compute != "fp16":
-        builder.record("pytorch.scale-without-fp16", "grad_scaler", "enabled", compute=compute)
-    elif is_used:
-        for key, field in SCALE_FIELDS.items():
-            if block.given(key):
-                builder.map(block.name(key), **{field: block.number(key, least=0)})
 
 
 SYSTEM = System("pytorch", "plain PyTorch", TABLE.version, import_, export, TABLE.recognise, as_json)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ExportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, name_lists, schemes_for
+from bridge.interop.table import table
 from bridge.precision.foreign_names import HEADS, LLAMA
 from bridge.pytorch.float8 import float8_settings, with_one_scheme
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from bridge.precision.module_schemes import ModuleSchemes
     from bridge.registry.config import MixedPrecisionConfig
 
-TITLE = "torchao"
-VERSION = "torchao 0.18.0"
+TABLE = table("torchao")
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 FILTER = "filter_fqns"
 """Names of modules that are left out, as torchao's own filter functions take them."""
@@ -36,22 +36,17 @@ FILTER = "filter_fqns"
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
     """Return the config as data, empty where torchao has nothing for it; `convert_linears` applies it."""
-    builder = ExportBuilder(config, TITLE)
+    builder = ExportBuilder(config, TABLE.title)
     payload = float8_settings(config)
-    others = ("fp32", "fp16", "bf16", "params_dtype", "grad_reduce_in_fp32", "autocast_enabled", "autocast_dtype")
-    builder.record_if_stated("pytorch.is-the-trainer-business-torchao", others)
+    mapped: dict[str, str] = {}
     if "mxfp8" in payload:
-        for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
-            builder.map(field, "mxfp8.recipe")
+        mapped = dict.fromkeys(("fp8", "fp8_recipe", "fp8_wgrad"), "mxfp8.recipe")
     elif "float8" in payload:
-        builder.map("fp8", "float8")
-        builder.map("fp8_recipe", "float8.recipe_name")
+        mapped = {"fp8": "float8", "fp8_recipe": "float8.recipe_name"}
+        mapped |= {} if config.fp8_wgrad else {"fp8_wgrad": "float8.cast_config_input_for_grad_weight"}
         export_gather(builder)
-        if not config.fp8_wgrad:
-            builder.map("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
-    elif config.fp8 is not None:
-        fields = ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad")
-        builder.record_if_on("pytorch.no-such-scaling", fields, scheme=config.fp8_recipe)
+    for field, setting in mapped.items():
+        builder.map(field, setting)
     if payload or (config.scheme is None and builder.values["modules"]):
         schemes = schemes_for(builder, num_layers, available=("tensorwise", "mxfp8"), setting=FILTER)
         written: dict[str, Chosen] = {}
@@ -61,8 +56,8 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
                 payload[kind] = {**settings, FILTER: left_out(schemes, chosen)}
                 continue
             facts = {"scheme": chosen.scheme, "format": chosen.format, "written": written[kind].format}
-            builder.record("pytorch.one-format", "modules", **facts)
-    return builder.finish(payload)
+            builder.record("torchao.one-format", "modules", **facts)
+    return builder.finish(payload, TABLE.unwritten)
 
 
 def _blocks(config: MixedPrecisionConfig, schemes: ModuleSchemes | None) -> dict[Chosen, dict[str, Any]]:
@@ -90,31 +85,17 @@ def module_filter(left_out: Collection[str]) -> Callable[[torch.nn.Module, str],
     return takes
 
 
-def import_gather(builder: ImportBuilder, setting: str, gather: bool) -> None:
-    """Map the gather of weights in FP8, and report what Megatron does more."""
-    builder.map(setting, fp8_param_gather=gather)
-    if gather:
-        report_gather(builder, setting)
-
-
-def report_gather(builder: ImportBuilder, setting: str) -> None:
-    """Report what Megatron does more than gather weights in FP8."""
-    builder.record("pytorch.weights-are-gathered-as-fp8", setting, True)
-
-
 def export_gather(builder: ExportBuilder) -> None:
     """Report FP8 weights, which torchao has between ranks only."""
     if builder.config.fp8_param_gather:
-        builder.record_if_stated("pytorch.weights-are-gathered-as-fp8-under", ("fp8_param_gather", "fp8_param"))
+        builder.record_if_stated("torchao.gathered-under-fsdp", ("fp8_param_gather", "fp8_param"))
 
 
 def export_layers(builder: ExportBuilder, remedy: str) -> None:
     """Report a choice of modules, for which torchao's own stands."""
-    detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
-    if builder.config.first_last_layers_bf16:
-        builder.report("first_last_layers_bf16", "approximated", detail, remedy)
-    if builder.values["modules"]:
-        builder.report("modules", "semantics", f"{detail}, and no others", remedy)
+    for field, row in (("first_last_layers_bf16", "kept-layers"), ("modules", "kept-modules")):
+        if builder.values[field]:
+            builder.record(f"torchao.{row}", field, remedy=remedy)
 
 
-SYSTEM = System("torchao", TITLE, VERSION, export=export, write=as_json, context=(NUM_LAYERS,))
+SYSTEM = System("torchao", TABLE.title, TABLE.version, export=export, write=as_json, context=(NUM_LAYERS,))

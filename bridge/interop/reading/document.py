@@ -7,6 +7,7 @@ more aliases than any person writes, a key of the precision twice) is refused wi
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from bridge.precision.strict_yaml import MAX_BYTES
 
 __all__ = ["KINDS", "MAX_BYTES", "Document"]
 
-KINDS = ("yaml", "json", "shell", "python", "env", "text")
+KINDS = ("yaml", "json", "toml", "shell", "python", "env", "text")
 PRINTED = "- end of arguments -"
 """In the log of a run of Megatron-LM."""
 ARCHIVE = b"PK\x03\x04"
@@ -48,7 +49,7 @@ SUFFIXES = {
     ".slrm": "shell",
     ".py": "python",
     ".env": "env",
-    ".toml": "text",  # which only torchtitan reads; by its contents it may look like a shell script
+    ".toml": "toml",
 }
 
 
@@ -100,6 +101,11 @@ class Document:
             return strict_yaml.load_all(self.text, self.path, may_repeat=may_repeat, repeated=self.repeated) or (None,)
         if self.kind == "json":
             return (strict_json.loads(self.text, self.path),)
+        if self.kind == "toml":
+            try:
+                return (tomllib.loads(self.text),)
+            except (tomllib.TOMLDecodeError, RecursionError) as error:
+                raise PayloadError(f"{self.path}: must be TOML; {error}. Correct it there.") from None
         return (self.text,)
 
     @property
@@ -110,7 +116,7 @@ class Document:
     @property
     def mapping(self) -> dict[str, Any]:
         """The parsed value where it is a mapping, else an empty one: what `recognise` asks."""
-        content = self.content if self.kind in ("yaml", "json") else None
+        content = self.content if self.kind in ("yaml", "json", "toml") else None
         return content if isinstance(content, dict) else {}
 
     @property

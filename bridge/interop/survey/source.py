@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bridge.errors import BridgeError
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate
 from bridge.interop.conversion import Run
 from bridge.interop.table import rows
 from bridge.registry.config import MixedPrecisionConfig

@@ -3,18 +3,19 @@
 `mixed_precision: bf16` is autocast over FP32 weights; under FSDP it becomes a policy that gathers, computes *and
 reduces* in BF16, and under DeepSpeed the engine's own BF16 mode. `accelerate launch` goes by `distributed_type` alone:
 a block of another kind stays unread, and the empty blocks that earlier releases wrote mean nothing.
+Settings of FP8 are not always what runs: accelerate hands on only values that differ from its own defaults, so its
+default `amax_compute_algo="most_recent"` never reaches Transformer Engine, whose own default is "max".
 Its settings and sentences, with their sources, are `rows/accelerate.yaml`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.interop.accelerate.fp8 import BACK_ENDS, FUNCTION, HANDLERS, export_fp8, import_fp8
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
-from bridge.interop.pytorch.torchao import FILTER, export_layers, left_out
+from bridge.interop.pytorch.torchao import FILTER, export_gather, export_layers, left_out
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
@@ -22,6 +23,9 @@ from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("accelerate")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
+BACK_ENDS = ("TE", "AO", "MSAMP")
+HANDLERS = {"TE": "TERecipeKwargs", "AO": "AORecipeKwargs"}
+FUNCTION = "module_filter_func"
 PREFIX = "ACCELERATE_"
 
 
@@ -37,14 +41,14 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     if base != "fp32":
         fields = amp_fields(base) if sharding is None else {base: True, "params_dtype": base}
     builder.fields |= fields
-    if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
+    if compute == (top.values.get("mixed_precision") or "no") and top.given("mixed_precision"):
         builder.map("mixed_precision", **fields)
-    import_fp8(builder, top.section("fp8_config"), backend, on=compute == "fp8")
+    _float8(builder, top.section("fp8_config"), backend, on=compute == "fp8")
     if base == "fp16" and sharding not in ("deepspeed", "megatron"):
         assume_torch_scaler(builder, TABLE.title)
     if sharding == "fsdp" and base != "fp32":
-        builder.fields["grad_reduce_in_fp32"] = False
-        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, base=base)
+        state = {"grad_reduce_in_fp32": False}
+        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, state)
     decided_elsewhere = sharding == "deepspeed" and _deepspeed(builder, top, base)
     if base == "fp32":
         decided_by = TABLE.data["decides"]["model" if top.given("mixed_precision") else "program"]
@@ -74,37 +78,29 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int 
     payload: dict[str, Any] = {"mixed_precision": {"fp32": "no"}.get(compute, compute)}
     if shape == "yaml":
         payload = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"} | payload
-    is_fp8 = config.fp8 is not None and compute == "bf16"
-    block = export_fp8(builder) if is_fp8 else None
-    if block is not None and block["backend"] == "AO":
-        if shape == "arguments":
-            schemes = schemes_for(builder, num_layers, available=("tensorwise",), setting=FUNCTION)
-            block[FILTER] = left_out(schemes, schemes.run if schemes is not None else None)
-        else:
-            export_layers(builder, "Pass a module_filter_func to choose them: --context form=arguments.")
-    if config.fp8 is not None and compute != "bf16":
-        builder.record("accelerate.fp8-runs-under", "fp8", compute=compute)
-    if block is not None:
+    block = _exported_float8(builder) if config.fp8 is not None and compute == "bf16" else {}
+    if block.get("backend") == "AO" and shape == "arguments":
+        schemes = schemes_for(builder, num_layers, available=("tensorwise",), setting=FUNCTION)
+        block[FILTER] = left_out(schemes, schemes.run if schemes is not None else None)
+    elif block.get("backend") == "AO":
+        export_layers(builder, "Pass a module_filter_func to choose them: --context form=arguments.")
+    if block:
         payload["mixed_precision"] = "fp8"
         payload["fp8_config" if shape == "yaml" else HANDLERS[block.pop("backend")]] = block
     if shape == "arguments" and config.fp16 and config.loss_scale is None:
         payload["GradScalerKwargs"] = export_scaler(builder, TABLE.title, "GradScalerKwargs")
     else:
         report_scaler(builder, TABLE.title)
-    return builder.finish(payload)
+    return builder.finish(payload, TABLE.unwritten, compute=compute, written=bool(block))
 
 
 def _flattened(payload: object) -> object:
     """Return the payload with environment variables under the names of the YAML."""
     if not isinstance(payload, Mapping):
         return payload
-    found: dict[str, Any] = {}
-    fp8: dict[str, Any] = {}
-    for key, value in payload.items():
-        if isinstance(key, str) and key.startswith(PREFIX + "FP8_"):
-            fp8[key.removeprefix(PREFIX + "FP8_").lower()] = value
-        elif isinstance(key, str):
-            found[key.removeprefix(PREFIX).lower() if key.startswith(PREFIX) else key] = value
+    names = {key: key.removeprefix(PREFIX).lower() for key in payload if str(key).startswith(PREFIX)}
+    found = {names.get(key, key): value for key, value in payload.items()}
+    fp8 = {name.removeprefix("fp8_"): found.pop(name) for name in names.values() if name.startswith("fp8_")}
     if fp8 and isinstance(found.get("fp8_config", {}), dict):
         found["fp8_config"] = {**found.get("fp8_config", {}), **fp8}
     return found
@@ -140,6 +136,72 @@ def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None
     return acting if acting in flags else None
 
 
+def _float8(builder: ImportBuilder, block: Settings, backend: str, *, on: bool) -> None:
+    """Map the settings of FP8 for the back end that runs it, `backend` where the file does not say."""
+    fields: dict[str, Any] = {}
+    is_block = on and bool(block.switch("use_mxfp8_block_scaling"))
+    if on and block.given("backend"):
+        backend = str(block["backend"]).upper().replace("TORCHAO", "AO")
+        if backend not in BACK_ENDS:
+            raise TABLE.wrong("back-ends", block, "backend")
+    elif on:
+        builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", backend)
+    if on and backend == "TE":
+        fields = {"fp8": _format(builder, block, is_block=is_block), "fp8_recipe": "mxfp8" if is_block else "delayed"}
+    elif on and backend == "AO":
+        fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+        sentence = "a-function-chooses-modules" if block.given(FUNCTION) else "modules-not-layers"
+        builder.record(f"accelerate.{sentence}", block.name(FUNCTION), block.values.get(FUNCTION))
+    elif on:
+        builder.record("accelerate.ms-amp-keeps", block.name("opt_level"), block.values.get("opt_level", "O2"))
+    builder.fields |= fields
+    for key in filter(block.given, ("backend", "use_mxfp8_block_scaling") if on else ()):
+        builder.map(block.name(key), **fields)
+    acting = {one: one == backend for one in BACK_ENDS}
+    TABLE.read(builder, block, "fp8", fp8=on, delayed=fields.get("fp8_recipe") == "delayed", **acting)
+
+
+def _format(builder: ImportBuilder, block: Settings, *, is_block: bool) -> str:
+    """Return the format that Transformer Engine runs, and map or report the setting of it."""
+    name = "fp8_format" if block.given("fp8_format") or not block.given("format") else "format"
+    written = (block.text(name) or "HYBRID").upper()
+    if written not in ("HYBRID", "E4M3"):
+        raise TABLE.wrong("te-formats", block, name)
+    runs = "e4m3" if is_block else written.lower()
+    if not block.given(name):
+        sentence = "hybrid-over-mxfp8" if is_block else "hybrid-by-default"
+        builder.record(f"accelerate.{sentence}", block.name(name), written)
+    elif runs != written.lower():
+        builder.record("accelerate.accelerate-own-default", block.name(name), written)
+    else:
+        builder.map(block.name(name), fp8=runs)
+    return runs
+
+
+def _exported_float8(builder: ExportBuilder) -> dict[str, Any]:
+    """Return the block of FP8 with its back end, and map the fields to it; empty where no back end has the scheme."""
+    config = builder.config
+    block: dict[str, Any] = {"backend": "TE", "fp8_format": str(config.fp8).upper()}
+    mapped = {"fp8": "fp8_format", "fp8_recipe": "backend"}
+    if config.fp8 == "hybrid" and config.fp8_recipe == "tensorwise":
+        written = TABLE.write(builder, "fp8", "fp8_config", delayed=False)
+        block = {"backend": "AO", **written, "pad_inner_dim": True}
+        mapped |= {"fp8": "backend"} | ({} if config.fp8_param_gather else {"fp8_param": next(iter(written))})
+        export_gather(builder)
+    elif config.fp8_recipe == "mxfp8":
+        block["use_mxfp8_block_scaling"] = True
+        mapped["fp8_recipe"] = "use_mxfp8_block_scaling"
+    elif config.fp8_recipe == "delayed":
+        block |= TABLE.write(builder, "fp8", "fp8_config", AO=False) | {"amax_compute_algo": "max"}
+        if config.fp8_amax_compute_algo != "max":
+            builder.record("accelerate.accelerate-never-hands", "fp8_amax_compute_algo")
+    else:
+        return {}
+    for field, setting in mapped.items():
+        builder.map(field, f"fp8_config.{setting}")
+    return block
+
+
 def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
     """Report what DeepSpeed decides by itself; return whether a configuration of its own decides the dtype too."""
     block = top.section("deepspeed_config")
@@ -150,12 +212,12 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
             builder.record("accelerate.it-fills-what-the-file", "mixed_precision", top["mixed_precision"])
         return True
     if base != "fp32":
-        builder.fields["grad_reduce_in_fp32"] = False
-        builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, base=base)
+        state = {"grad_reduce_in_fp32": False}
+        builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, state)
     if base == "fp16":
-        builder.fields |= TABLE.data["scale of DeepSpeed"]
-        builder.record("accelerate.no-loss-scale-for-deepspeed", f"{block.path}.fp16.loss_scale", None)
-        builder.record("accelerate.accelerate-writes-it-inputs", f"{block.path}.fp16.auto_cast", True)
+        scale, setting = TABLE.data["scale of DeepSpeed"], f"{block.path}.fp16"
+        builder.record("accelerate.no-loss-scale-for-deepspeed", f"{setting}.loss_scale", None, scale)
+        builder.record("accelerate.accelerate-writes-it-inputs", f"{setting}.auto_cast", True)
     return False
 
 
@@ -165,9 +227,9 @@ def _compiled(builder: ImportBuilder, top: Settings, compute: str) -> None:
     if backend in (None, "NO", "no"):
         return
     if compute == "no":
-        builder.fields["tf32"] = True
-    sentence = "tf32-by-compiling" if compute == "no" else "compiled-kernels-may"
-    builder.record(f"accelerate.{sentence}", "dynamo_backend", backend)
+        builder.record("accelerate.tf32-by-compiling", "dynamo_backend", backend, {"tf32": True})
+    else:
+        builder.record("accelerate.compiled-kernels-may", "dynamo_backend", backend)
 
 
 def _recognise(document: Document) -> Recognised | None:
