@@ -221,22 +221,20 @@ class ExportBuilder:
         for field in self.config.field_names():
             if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
-            why = unread.get(field)
-            if field == self.exported_mode and not self.values[field]:
+            why, value = unread.get(field), self.values[field]
+            if field == self.exported_mode and not value:
                 detail = f"what {self.system} does instead is {field} to Megatron"
                 self.report(field, "semantics", detail, "See the record of the mode that was stated.")
-            elif _is_off(field, self.values[field]):
+            elif _is_off(field, value) or (why is not None and value == getattr(type(self.config), field)):
                 self.map(field)
+            elif why is not None:
+                self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
             elif words := next((row.words for row in unwritten if row.holds(field, known)), None):
                 self.report(field, *words.about(known))
-            elif why is None:
+            else:
                 detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
                 reason = "semantics" if field == "modules" else "unsupported"
                 self.report(field, reason, f"{self.system} {detail}", remedy)
-            elif self.values[field] == getattr(type(self.config), field):
-                self.map(field)
-            else:
-                self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
         names = self.config.field_names()
         unmapped = tuple(entry for name in names for entry in self.unmapped.get(name, ()))
         mapped = {name: self.mapped[name] for name in names if name in self.mapped and name not in self.unmapped}

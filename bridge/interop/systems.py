@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ROWS = {
     "megatron-lm": ("megatron_lm.importer", "shell yaml json text env"),
     "megatron-bridge": ("megatron_bridge.importer", "yaml json"),
-    "nemo1": ("nemo1.importer", "yaml"),
+    "nemo1": ("nemo1", "yaml"),
     "nemo2": ("nemo2", "python yaml json"),
     "te-recipe": ("te_recipe", "json"),
     "axolotl": ("axolotl", "yaml"),

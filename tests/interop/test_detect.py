@@ -38,8 +38,8 @@ def test_every_system_is_what_the_table_calls_it() -> None:
         ("yaml_cfg.yaml", "megatron-lm", "has `language_model` and `model_parallel`"),
         ("moe_args.yaml", "megatron-lm", "has `ARGS`"),
         ("run_config.yaml", "megatron-bridge", "has the target `megatron.bridge"),
-        ("megatron_gpt_config_new.yaml", "nemo1", "has `megatron_amp_O2`"),
-        ("megatron_gpt_config_old.yaml", "nemo1", "has `megatron_amp_O2`"),
+        ("megatron_gpt_config_new.yaml", "nemo1", "has `model.megatron_amp_O2`"),
+        ("megatron_gpt_config_old.yaml", "nemo1", "has `model.megatron_amp_O2`"),
         ("nemo2_plugin.py", "nemo2", "names `MegatronMixedPrecision`"),
     ],
 )

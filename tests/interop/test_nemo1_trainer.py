@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import PayloadError
-from bridge.interop.nemo1 import importer as nemo1
+from bridge.interop import nemo1
 from tests.interop.properties import reasons
 
 

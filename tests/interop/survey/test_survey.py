@@ -262,7 +262,7 @@ def test_broken_files_without_a_word_on_precision_are_passed_over(tmp_path: Path
 
 
 def test_a_project_file_in_toml_is_no_script(tmp_path: Path) -> None:
-    text = '[project]\ndependencies = [\n    "torch; python_version < \'4\'",\n]\nx = { fp16 = 1\n}\nexport = "bf16"\n'
+    text = '[project]\ndependencies = [\n    "torch; python_version < \'4\'",\n]\nx = { fp16 = 1 }\nexport = "bf16"\n'
     assert surveyed(tmp_path, pyproject_toml=text).unread == {}
 
 

@@ -1,1 +1,0 @@
-"""NeMo 1: its model configs."""
