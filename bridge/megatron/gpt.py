@@ -26,7 +26,7 @@ from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end
 from bridge.megatron.replacement import replaced
-from bridge.megatron.without_te import config_checks
+from bridge.megatron.without_te import OF_CONFIGS
 
 ACTIVATIONS = {
     "gelu": F.gelu,
@@ -85,7 +85,8 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
-        with warnings.catch_warnings(), config_checks():  # Megatron's own defaults trip over a deprecation of its own
+        with warnings.catch_warnings(), replaced(OF_CONFIGS):
+            # Megatron's own defaults trip over a deprecation of its own.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
             if config.multi_latent_attention:

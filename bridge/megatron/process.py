@@ -33,10 +33,12 @@ from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
-from bridge.megatron import device, wide_gemm, without_te
+from bridge.megatron import device, wide_gemm
 from bridge.megatron.agreement import require_agreement
 from bridge.megatron.peers import Peers, in_time
+from bridge.megatron.replacement import replaced
 from bridge.megatron.stop_request import StopRequest, noted_signals
+from bridge.megatron.without_te import OF_LAYERS
 
 TIMEOUT_MINUTES = 30.0
 _runs = itertools.count()
@@ -194,7 +196,7 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
 
 def _repair(stack: ExitStack) -> None:
     """Repair Megatron's layers, and leave out warnings about how it calls torch, on which a user cannot act."""
-    stack.enter_context(without_te.repaired_layers())
+    stack.enter_context(replaced(OF_LAYERS))
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
