@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,19 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.base import Container
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from bridge.errors import RunConfigError
-from bridge.front.bounded import BoundedRepository, bounded_references
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import (
     KEYS,
@@ -47,6 +50,7 @@ from bridge.front.problems import (
     warn_of_recipes,
 )
 from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.strict_yaml import require_bounded
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 
 if TYPE_CHECKING:
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.default_element import ResultDefault
     from hydra.core.override_parser.types import Override
+    from hydra.plugins.config_source import ConfigResult
 
     from bridge.registry.config import MixedPrecisionConfig
 
@@ -63,6 +68,10 @@ VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 JOB = "train"
 """The job's name where no script is run: `${hydra:job.name}`."""
+MAX_REFERENCES = 2_000
+"""A run's config resolves fewer than a hundred."""
+MAX_CHARACTERS = 2**20
+"""Of one value."""
 
 
 @contextmanager
@@ -103,6 +112,38 @@ def _launched(pattern: str) -> str:
 
     started: float = psutil.Process(os.getppid()).create_time()
     return datetime.fromtimestamp(started).astimezone().strftime(pattern)
+
+
+@contextmanager
+def bounded_references() -> Iterator[None]:
+    """Let OmegaConf refuse references that multiply, for the length of a ``with`` block.
+
+    It resolves a reference (``${...}``) as often as it is named: thirty lines of ``a: ${b}${b}`` would make a gigabyte.
+    """
+    resolve, numbers = Container.resolve_parse_tree, itertools.count(1)
+
+    def bounded(self: Container, *arguments: Any, **named: Any) -> Any:
+        found = resolve(self, *arguments, **named) if next(numbers) <= MAX_REFERENCES else None
+        if found is None or (isinstance(found, str) and len(found) > MAX_CHARACTERS):
+            raise InterpolationResolutionError("references that multiply are refused")
+        return found
+
+    Container.resolve_parse_tree = bounded  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
+
+
+class BoundedRepository(ConfigRepository):
+    """Hydra's repository of configs, whose files are looked at before Hydra reads them."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Return a config; RunConfigError for a file too large or deep, with multiplying aliases or a foreign tag."""
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is not None and source.scheme() == "file":
+            require_bounded(Path(source.path) / source._normalize_file_name(config_path), error=RunConfigError)  # noqa: SLF001
+        return super().load_config(config_path)
 
 
 @dataclass(frozen=True)
