@@ -8,16 +8,16 @@ Megatron has none (`seq_length`, `target.te`), None stands for "not known", and 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
-from bridge.rules.fields import DEFAULTS, differ
+from bridge.rules.fields import DEFAULTS, SWITCHES, differ
 from bridge.rules.inert import inert_fields
 from bridge.rules.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.shape.model import ModelShape
@@ -45,6 +45,27 @@ class View:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+
+
+class OffSwitch(NamedTuple):
+    """A switch of `SWITCHES` that is off in one config and has to be on."""
+
+    role: str
+    attribute: str
+    why: str
+    """Why it has to be on."""
+
+
+def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
+    """Yield each switch that is off in the optimizer or in DDP and has to be on."""
+    is_fsdp = value("ddp", "use_megatron_fsdp") is True
+    for name in SWITCHES:
+        on = [role for role in ("optimizer", "ddp") if value(role, name) is True]
+        needed = name == "use_distributed_optimizer" and is_fsdp
+        for role in ("optimizer", "ddp"):
+            if value(role, name) is False and (on or needed):
+                why = f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer"
+                yield OffSwitch(role, name, why)
 
 
 def _owner_of(field: str) -> str | None:

@@ -7,11 +7,11 @@ and the settings that two configs hold: pairs that must agree, and switches of s
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
@@ -163,27 +163,6 @@ PAIRS = (
 
 SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 """Switches that the optimizer and DDP both have to know; on in one config is meant for both."""
-
-
-class OffSwitch(NamedTuple):
-    """A switch of `SWITCHES` that is off in one config and has to be on."""
-
-    role: str
-    attribute: str
-    why: str
-    """Why it has to be on."""
-
-
-def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
-    """Yield each switch that is off in the optimizer or in DDP and has to be on."""
-    is_fsdp = value("ddp", "use_megatron_fsdp") is True
-    for name in SWITCHES:
-        on = [role for role in ("optimizer", "ddp") if value(role, name) is True]
-        needed = name == "use_distributed_optimizer" and is_fsdp
-        for role in ("optimizer", "ddp"):
-            if value(role, name) is False and (on or needed):
-                why = f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer"
-                yield OffSwitch(role, name, why)
 
 
 def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:

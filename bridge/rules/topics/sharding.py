@@ -1,8 +1,8 @@
 """FSDP: what its variants turn off, ignore or refuse."""
 
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.rules.context import RuleContext
-from bridge.rules.fields import SWITCHES, off_switches
+from bridge.rules.context import RuleContext, off_switches
+from bridge.rules.fields import SWITCHES
 from bridge.rules.inert import BUFFER
 from bridge.rules.rule import PARSER, error, mcore, no_effect, te, warning
 from bridge.rules.violation import Violation, all_of
