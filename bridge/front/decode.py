@@ -20,6 +20,7 @@ from bridge.precision.fields import coerce, default_of
 from bridge.precision.matchers import file_content
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
+from bridge.rules.shape.model import impossible_sizes
 from bridge.training.config import ConfigContainer
 
 if typing.TYPE_CHECKING:
@@ -48,8 +49,13 @@ def container(run: RunValues) -> ConfigContainer:
     if run.precision is not None:
         run.precision.finalize()
     needed = _needed_at_construction(run.precision, arguments["model"])
+    try:
+        model = _made("model", GPTConfig, arguments["model"], needed)
+    except RunConfigError:
+        refuse_impossible_sizes(run)  # says what Megatron stumbled over
+        raise
     return ConfigContainer(
-        model=_made("model", GPTConfig, arguments["model"], needed),
+        model=model,
         optimizer=_made("optimizer", MegatronOptimizerConfig, arguments["optimizer"]),
         ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"], _stored(run.precision)),
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
@@ -64,8 +70,16 @@ def require_startable(config: ConfigContainer, run: RunValues) -> None:
     """Refuse what shows before data and model are built."""
     from bridge.training.values import early_faults  # heavy
 
+    refuse_impossible_sizes(run)
     for fault in early_faults(config, run.origin_of):
         run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
+    run.problems.raise_any()
+
+
+def refuse_impossible_sizes(run: RunValues) -> None:
+    """Refuse numbers that no model can be built with, together with the problems found so far."""
+    for fault in impossible_sizes(run.model):
+        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
     run.problems.raise_any()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
-from bridge.front.decode import container, decoded_sections, require_startable
+from bridge.front.decode import container, decoded_sections, refuse_impossible_sizes, require_startable
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import (
@@ -34,7 +34,6 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
 from bridge.rules.section import ROLES, read_section
-from bridge.rules.shape.model import impossible_sizes
 from bridge.rules.target import target_of
 from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
@@ -165,6 +164,7 @@ def load_run(
     else:
         run = _run_of_tree(config_folder(config_path), config_name, overrides, config_dir=config_dir, trust=trust)
     run = replace(run, reading=run.reading.released(target_of(run.target), is_stated=run.target is not None))
+    refuse_impossible_sizes(run)
     if strict:
         _require_strict(run)
     run.problems.raise_any()
@@ -256,8 +256,6 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> RunValues:
     sections = {key: value for key, value in given.sections.items() if key != PRECISION} | {"target": target}
     run = RunValues(precision=precision, choice=chosen, sections=sections, problems=problems, name=given.name)
     _refuse_silence(sections.get("silence") or {}, problems)
-    for fault in impossible_sizes(run.model):
-        problems.add(fault.path, fault.rule, fault.value, fault.remedy)
     return run
 
 

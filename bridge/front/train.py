@@ -27,7 +27,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE
-from bridge.training.config import write_precision
+from bridge.sync.synchroniser import last_sync
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,7 +98,7 @@ def prepared(config: ConfigContainer) -> Work:
             f"'silence.{first}=why it is all right here' lets the run pass:",
             [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
-    return partial(train, config, checked, write_precision(config, checked.setup.prediction))
+    return partial(train, config, checked, last_sync(config, config.mixed_precision, checked.setup.prediction))
 
 
 def train(config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path) -> None:

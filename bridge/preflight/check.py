@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.preflight.setup import Setup
-from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.registry.registry import is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
@@ -25,7 +25,6 @@ from bridge.sync.prediction import Prediction
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
-    from bridge.registry.config import MixedPrecisionConfig
     from bridge.sync.schedule import Phase
 
 
@@ -184,7 +183,7 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
     rows = run.get("precision_schedule")
     if rows is None:
         return ()
-    own = first_phase(prediction.precision)
+    own: Any = prediction.precision
     train_iters = prediction.sections["train"].given("train_iters")
     if train_iters is None:
         rule = "a precision schedule needs the number of steps"
@@ -193,14 +192,6 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
 
     owners = [owner for owner in prediction.owners if owner.role in PRECISION_OWNERS]
     return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
-
-
-def first_phase(precision: Any) -> MixedPrecisionConfig:
-    """Return the precision of a schedule's first phase; RunConfigError where the run names no recipe."""
-    if precision is None:
-        remedy = "Name the recipe of the first phase with mixed_precision."
-        raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
-    return get_mixed_precision_config(precision)
 
 
 def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:

@@ -220,7 +220,7 @@ def _described(error: Exception, sections: Plan) -> Plan:
 
 
 def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
-    from bridge.training.config import write_precision
+    from bridge.sync.synchroniser import last_sync
     from bridge.training.loop import pretrain
 
     saved = str(folder / SAVED)
@@ -229,7 +229,7 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
     is_resumed = work == "resume"
     outcome["phase"] = PHASES[work] if is_resumed else "the configs are built"
     config = container(run_of(GivenRun(sections=_sections(plan, one, files[work]))))
-    write_precision(config)
+    last_sync(config, config.mixed_precision)
     outcome["phase"] = PHASES[work]
     summary = pretrain(config, run_dir=folder / work)
     if is_resumed:

@@ -8,10 +8,11 @@ import dataclasses
 import enum
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.errors import PrecisionTypeError
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.precision.fields import default_of
@@ -152,13 +153,56 @@ class Owner:
         written = vars(self.target).get(WRITTEN) if hasattr(self.target, "__dict__") else None
         return written if isinstance(written, dict) else {}
 
-    def remember(self, written: dict[str, Any], own: dict[str, Any]) -> None:
+    def remember(self, written: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""
         if not hasattr(self.target, "__dict__"):
             return
         record = {**self._written, **{attribute: (value, own[attribute]) for attribute, value in written.items()}}
         if record:
             vars(self.target)[WRITTEN] = record
+
+
+NO_CONFIGS = (type, str, dict, list, tuple, int, float)
+"""Types of what can be no owner."""
+
+
+def has_a_precision_field(owner: Owner) -> bool:
+    """Return whether there is anything of a precision to write into an object."""
+    return owner.role == "train" or any(owner.value(name) is not ABSENT for name in ATTRIBUTES)
+
+
+def refuse_wrong_objects(owners: Collection[Owner]) -> None:
+    """Refuse to have no owner, and what cannot be one.
+
+    That is a class, plain data, another role's config, one object in two roles, and one without any field to write.
+    """
+    if not owners:
+        rule = "a sync writes into at least one of model, optimizer, ddp and train"
+        raise PrecisionTypeError.of("model", rule, None, "Give the model's config, for example.")
+    seen: dict[int, str] = {}
+    for owner in owners:
+        target, role = owner.target, role_of(owner.target)
+        kind = f"must be a config object in that role, got {target!r:.80}"
+        if isinstance(target, NO_CONFIGS):
+            cls = OWNERS.get(owner.role, "one of Megatron's config classes")
+            raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {cls}.")
+        if role not in ("config", owner.role):
+            raise PrecisionTypeError(f"{owner.role}: {kind}. Give it as {role}.")
+        if id(target) in seen:
+            what = f"is the same object as {seen[id(target)]}, and the two hold different things"
+            raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
+        if not has_a_precision_field(owner):
+            rule, remedy = "has no field of a precision", "Give the object that Megatron reads."
+            raise PrecisionTypeError.of(owner.role, rule, target, remedy)
+        seen[id(target)] = owner.role
+
+
+def role_of(target: Any) -> str:
+    """Return the role a config object plays, by its class; "config" for a class that is none of Megatron's."""
+    bases = type(seen_through(target)).__mro__
+    names = {base.__name__ for base in bases if base.__module__.startswith("megatron.core")}
+    by_class = {cls: role for role, cls in OWNERS.items()}
+    return next((by_class[name] for name in names if name in by_class), "config")
 
 
 def in_one_form(value: Any) -> Any:

@@ -1,33 +1,47 @@
-"""`predict`: the values of every section of a run after the last sync before it, and where they come from.
+"""`plan` and `predict`: what a sync writes, and a run as the last sync before it leaves it. Pure: nothing is written.
 
     prediction = predict(config, {"model": {"num_layers": 80}, "ddp": {}}, target=Target(mcore=Version("0.18")))
     prediction.values["model"]["bf16"], prediction.shape.kinds, prediction.parallel.tensor
 
-It is pure, and made once a command. The plan of the sync itself says what is written. Rules, plan, memory, alignment
-and rehearsal ask the prediction, and nothing else foresees a sync.
+A prediction is made once a command. Rules, plan, memory, alignment, rehearsal and the run's own sync ask it, and
+nothing else foresees a sync.
+
+The plan says for each route what the owner holds, what the recipe says, and the verdict. A setting that two owners hold
+gets one answer. Megatron Bridge's runtime resolves two settings of sharding before a run, not in `setup` (0.6.2,
+training/config.py, `_validate_and_apply_megatron_fsdp_configs`, `_validate_and_sync_distributed_optimizer_settings`),
+and so does the last plan before a run: the gradient buffer is not reused under Megatron-FSDP, and a switch that is on
+in one of optimizer and DDP is on in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import Finding, RunConfigError
-from bridge.precision.config import PrecisionConfig
-from bridge.rules.fields import DEFAULTS
+from bridge.precision.config import FIELDS, PrecisionConfig
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.context import off_switches
+from bridge.rules.fields import DEFAULTS, PAIRS
+from bridge.rules.inert import BUFFER
 from bridge.rules.section import ROLES, Section, read_section
 from bridge.rules.shape.model import ModelShape, read_shape
 from bridge.rules.shape.parallel import Parallel, read_parallel
 from bridge.rules.target import Target
-from bridge.sync.owner import OwnerValues, own_values, seen_through
-from bridge.sync.plan import plan
+from bridge.sync.module_recipe import module_recipe
+from bridge.sync.owner import OwnerValues, own_values, same, seen_through
 from bridge.sync.report import SyncRow
+from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
 
-OWNERS = ("model", "optimizer", "ddp", "train")
+WRITTEN_INTO = ("model", "optimizer", "ddp", "train")
 """The sections that a sync writes into."""
+SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
+"""Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
 Origins = Callable[[str], str]
+
+_BY_ROLE = {role: tuple(r for r in ROUTES if r.owner == role and r.attribute is not None) for role in OWNERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +85,7 @@ class Prediction:
     @cached_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
         """Section -> fields that are set and that this Megatron Core does not have -> the versions that have them."""
-        return {role: self.sections[role].absent_from(role, self.target.mcore) for role in OWNERS}
+        return {role: self.sections[role].absent_from(role, self.target.mcore) for role in WRITTEN_INTO}
 
     @cached_property
     def model(self) -> Section:
@@ -155,7 +169,7 @@ def _predicted(
     precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target, origins: Origins | None
 ) -> Prediction:
     values = {role: dict(section.values) for role, section in sections.items()}
-    owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in OWNERS)
+    owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in WRITTEN_INTO)
     rows = tuple(plan(precision, owners, is_last=True)) if precision is not None else ()
     for row in rows:
         if row.verdict != "absent":
@@ -169,3 +183,248 @@ def _predicted(
         rows=rows,
         values=values,
     )
+
+
+def plan(
+    config: PrecisionConfig, owners: Sequence[OwnerValues], *, keep_own: bool = False, is_last: bool = False
+) -> list[SyncRow]:
+    """Return one row per precision field of every owner.
+
+    With `keep_own` an owner's own value stays where it differs from a stated one; with `is_last` the settings that
+    sharding decides are resolved too.
+    """
+    rows: list[SyncRow] = []
+    scheme = scheme_of(config, owners)
+    on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
+    on["low"] = on["fp8"] or on["fp4"]
+    for owner in owners:
+        for route in _routes_for(owner, config):
+            is_active = on[route.family] and route.scheme in (None, scheme)
+            if not config.is_stated(route.field):
+                is_active |= route.rule == "stated"  # the owner's value is not touched
+            elif route.is_harmless:
+                is_active |= config.reading(route.field) != route.neutral
+            rows.append(_row(config, owner, route, is_active=is_active, keep_own=keep_own))
+        rows.extend(_nan_check(config, owner))
+    rows = _one_answer(_counts_that_act(rows, owners))
+    by_role = {owner.role: owner for owner in owners}
+    if not is_last:
+        return rows
+    if under_fsdp(by_role):
+        rows = [_off_under_fsdp(row, by_role) if row.attribute == BUFFER and row.new else row for row in rows]
+    return [*rows, *sharding_rows(by_role)]
+
+
+def _routes_for(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
+    """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
+    routes = list(_BY_ROLE.get(owner.role, ()))
+    if owner.role not in OWNERS:
+        renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
+        routes = [route for route in renamed if route.attribute is not None and owner.has(route.attribute)]
+    known = {route.attribute for route in routes}
+    for field in config.field_names():
+        if field not in known and owner.has(field) and owner.role != "train":
+            routes.append(_same_named(field, owner))
+    return routes
+
+
+def _same_named(field: str, owner: OwnerValues) -> Route:
+    # A class without `fp8` that has `fp8_recipe` is an optimizer's, whatever its name.
+    role = "optimizer" if field == "fp8_recipe" and not owner.has("fp8") else None
+    for route in ROUTES:
+        if field == route.field == route.attribute and role in (None, route.owner):
+            return route
+    return Route(field=field, owner=owner.role, attribute=field, family=FIELDS[field].family, rule="value")
+
+
+class Decision(NamedTuple):
+    """The value of one attribute of an owner after the sync."""
+
+    value: Any
+    verdict: str
+    by: str
+    """The source that decided it."""
+    why: str
+
+
+def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
+    attribute = route.attribute or route.field
+    old, since, replaces_own = owner.value(attribute), None, False
+    if not owner.has(attribute):
+        new = None
+        verdict, by, why = "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute"
+        since = route.since if owner.is_megatron and route.since != FIRST else None
+    else:
+        if is_active:
+            new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
+        else:
+            new, verdict, by, why = _put_out_of_action(config, owner, route, attribute)
+        is_same = same(old, new)
+        if is_same and verdict != "keep":
+            verdict = "agree"
+        replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), new)
+        if replaces_own and not is_same and (verdict == "set" or route.rule == "dtype"):
+            verdict = "override"
+    return SyncRow(
+        owner=owner.role,
+        attribute=attribute,
+        field=route.field,
+        old=old,
+        new=new,
+        verdict=verdict,
+        by=by,
+        why=why,
+        replaces_own=replaces_own,
+        since=since,
+    )
+
+
+def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str, *, keep_own: bool) -> Decision:
+    """Return the decision about an attribute whose field acts in this run."""
+    stated, source = config.is_stated(route.field), config.source_of(route.field)
+    own = owner.own(attribute)
+    reading = config.reading(route.field)
+    if route.field == "modules":
+        reading = module_recipe(config, owner) if reading else None
+    mode = f"the mode is {config.mode}"
+    if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
+        return Decision(None, "set", "stated", "stated as None")
+    if route.rule == "dtype" and not stated:
+        return Decision(config.mode, "derive", "mode", mode)
+    if route.rule == "autocast dtype" and not stated:
+        return _autocast_dtype(config, owner)
+    if route.rule == "switch":
+        return Decision(reading, "set", source if stated else "mode", "stated" if stated else mode)
+    if stated:
+        is_kept = keep_own and route.field not in SCHEME_FIELDS and owner.is_own(attribute) and not same(own, reading)
+        if is_kept:
+            return Decision(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
+        return Decision(reading, "set", source, "stated")
+    if route.rule == "count" and attribute in owner.defaults:
+        verdict = "keep" if config.scheme else "agree"
+        return Decision(own, verdict, owner.role, "the recipe does not state it")
+    if route.rule == "stated" and not owner.is_own(attribute):
+        return Decision(own, "agree", owner.role, "the recipe does not state it")
+    if owner.is_own(attribute):
+        return Decision(own, "keep", owner.role, "its own value, and the recipe does not state it")
+    return Decision(reading, "set", "default", "not stated: the default of the config")
+
+
+def _put_out_of_action(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str) -> Decision:
+    """Return the decision about an attribute whose family or scheme is off in this run."""
+    what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
+    why = f"no {what or (route.family or '').upper()} in this run"
+    neutral = route.neutral
+    if neutral is CLASS_DEFAULT:
+        neutral = owner.defaults.get(attribute, config.reading(route.field))
+    return Decision(neutral, "neutralise", "mode", why)
+
+
+def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues) -> Decision:
+    """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
+    is_on = config.autocast_enabled or (
+        not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
+    )
+    if is_on and owner.is_own("autocast_dtype"):
+        return Decision(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
+    dtype = config.reading("params_dtype") or config.mode
+    return Decision(dtype, "derive", "mode", "follows params_dtype")
+
+
+def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
+    """Return the row that lets the first overflows of a dynamic loss scale pass.
+
+    Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; configs built in Python
+    meet a fatal NaN check at the first overflow (megatron-core 0.16.1 param_and_grad_buffer.py, arguments.py).
+    """
+    attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
+    if attribute is None or not owner.has(attribute):
+        return []
+    old, own = owner.value(attribute), owner.own(attribute)
+    is_dynamic = config.fp16 and config.loss_scale is None
+    if is_dynamic:
+        why = "a dynamic loss scale overflows by design, and this check would end the run"
+        decision = Decision(False, "agree" if old is False else "derive", "mode", why)
+    elif same(old, own):
+        return []
+    else:
+        decision = Decision(own, "keep", owner.role, "its own value: the loss scale is not dynamic")
+    new, verdict, by, why = decision
+    row = SyncRow.derived((owner.role, attribute), (old, new), by=by, why=why)
+    return [replace(row, field="loss_scale", verdict=verdict)]
+
+
+def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list[SyncRow]:
+    """Give layers kept in BF16 Megatron's own counts where the owner holds 0 and 0, which would switch them off."""
+    for owner in owners:
+        mine = {row.attribute: index for index, row in enumerate(rows) if row.owner == owner.role}
+        counts = [mine[name] for name in LAYER_COUNTS if name in mine]
+        flag = mine.get("first_last_layers_bf16")
+        if flag is None or rows[flag].new is not True or any(rows[index].new != 0 for index in counts):
+            continue
+        for index in counts:
+            default = owner.defaults.get(rows[index].attribute)
+            if rows[index].verdict == "keep" and default:
+                why = "first_last_layers_bf16 is on, and 0 would switch it off"
+                rows[index] = replace(
+                    rows[index], new=default, verdict="override", by="Megatron's default", why=why, replaces_own=False
+                )
+    return rows
+
+
+def scheme_of(config: PrecisionConfig, owners: Iterable[OwnerValues]) -> str | None:
+    """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default."""
+    field = "fp8_recipe" if config.fp8 else "fp4_recipe"
+    if config.scheme is not None and not config.is_stated(field):
+        for owner in owners:
+            if owner.has(field) and owner.is_own(field) and owner.own(field) is not None:
+                own = owner.own(field)
+                return str(getattr(own, "value", own))
+    return config.scheme
+
+
+def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
+    """Return the rows with one owner's own value given to the other owner of the setting, where the recipe has none.
+
+    Where both owners have a value of their own, both stay: if they differ, `disagreements` names them.
+    """
+    answered = list(rows)
+    at = {(row.owner, row.attribute): index for index, row in enumerate(rows)}
+    for pair in PAIRS:
+        for place, other in ((pair.one, pair.two), (pair.two, pair.one)):
+            if place not in at or other not in at:
+                continue
+            kept, row = rows[at[place]], rows[at[other]]
+            # A row that was set from the config's default is open.
+            is_open = row.by == "default" and row.verdict != "absent"
+            if kept.verdict != "keep" or not is_open or same(kept.new, row.new):
+                continue
+            why = f"as {place[0]}.{place[1]}, which has a value of its own that the recipe does not state"
+            verdict = "agree" if same(row.old, kept.new) else "derive"
+            answered[at[other]] = replace(row, new=kept.new, verdict=verdict, by=place[0], why=why, replaces_own=False)
+    return answered
+
+
+def under_fsdp(owners: Mapping[str, OwnerValues]) -> bool:
+    """Return whether Megatron-FSDP shards the run."""
+    ddp = owners.get("ddp")
+    return ddp is not None and ddp.value("use_megatron_fsdp") is True
+
+
+def _off_under_fsdp(row: SyncRow, owners: Mapping[str, OwnerValues]) -> SyncRow:
+    """Return a row of the gradient buffer with its reuse off."""
+    verdict = "agree" if row.old is False else "neutralise"
+    why, is_own = "Megatron-FSDP does not implement it", owners[row.owner].is_own(BUFFER)
+    return replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=is_own)
+
+
+def sharding_rows(owners: Mapping[str, OwnerValues]) -> list[SyncRow]:
+    """Return a row for each switch that is off in one of optimizer and DDP and on in the other, or needed by FSDP."""
+    if not {"optimizer", "ddp"} <= owners.keys():
+        return []
+    return [
+        SyncRow.derived(
+            (role, name), (False, True), by="ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer", why=why
+        )
+        for role, name, why in off_switches(lambda role, name: owners[role].value(name))
+    ]

@@ -20,7 +20,7 @@ from bridge.precision.matchers import matchers_in
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, OwnerValues, same
-from bridge.sync.plan import plan
+from bridge.sync.prediction import plan
 from bridge.sync.report import plain
 
 SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
@@ -87,7 +87,7 @@ class PrecisionSchedule:
     def __init__(
         self,
         rows: Sequence[Mapping[str, Any]],
-        precision: str | MixedPrecisionConfig,
+        precision: str | MixedPrecisionConfig | None,
         *,
         train_iters: int,
         model: Any,
@@ -96,7 +96,8 @@ class PrecisionSchedule:
     ) -> None:
         given = {"model": model, "optimizer": optimizer, "ddp": ddp}
         owners = [Owner(role, target).read() for role, target in given.items() if target is not None]
-        self.phases = planned_phases(rows, get_mixed_precision_config(precision), owners, train_iters=train_iters)
+        own = get_mixed_precision_config(precision) if precision is not None else None
+        self.phases = planned_phases(rows, own, owners, train_iters=train_iters)
         self.rows = [dict(row) for row in rows]
         self._model = model
         self._entered: Phase | None = None
@@ -184,12 +185,19 @@ def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
 
 
 def planned_phases(
-    rows: Sequence[Mapping[str, Any]], own: MixedPrecisionConfig, owners: Sequence[OwnerValues], *, train_iters: int
+    rows: Sequence[Mapping[str, Any]],
+    own: MixedPrecisionConfig | None,
+    owners: Sequence[OwnerValues],
+    *,
+    train_iters: int,
 ) -> tuple[Phase, ...]:
     """Return the phases, each planned onto the owners and held against the first.
 
     Arguments and errors as for `PrecisionSchedule`, the owners as a sync sees them.
     """
+    if own is None:
+        remedy = "Name the recipe of the first phase with mixed_precision."
+        raise RunConfigError.of(_WHERE, "needs a recipe of the run", None, remedy)
     rows = _checked(rows)
     phases: list[Phase] = []
     built: dict[tuple[str, str], Any] = {}

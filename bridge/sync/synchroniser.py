@@ -12,11 +12,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import (
     Finding,
-    PrecisionTypeError,
     SyncCheckError,
     SyncConflictError,
     UnknownPolicyError,
@@ -35,17 +34,12 @@ from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed, installed_text
 from bridge.sync.module_recipe import recipe_object
-from bridge.sync.owner import ABSENT, ATTRIBUTES, Owner, OwnerValues, class_defaults, in_one_form, same, seen_through
-from bridge.sync.plan import plan, scheme_of, sharding_rows, under_fsdp
-from bridge.sync.prediction import Prediction
+from bridge.sync.owner import ABSENT, Owner, OwnerValues, class_defaults, in_one_form, refuse_wrong_objects, same
+from bridge.sync.prediction import Prediction, plan, scheme_of, sharding_rows, under_fsdp
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
-from bridge.sync.routes import OWNERS
 
 BF16_SUMS = "disable_bf16_reduced_precision_matmul"
 """Field that Megatron turns into a switch of the process."""
-
-KEEP = " or 'keep'"
-
 
 POLICIES = ("override", "error", "keep")
 
@@ -74,7 +68,7 @@ def synchronize(
             "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
             scheme are the recipe's in any case.
         strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and bring
-            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.plan`).
+            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.prediction`).
 
     Returns:
         Every precision field of every owner, with old and new value, verdict, who decided, and why. A warning is
@@ -112,7 +106,7 @@ def write(
         rule = f"must be one of {', '.join(POLICIES)}"
         raise UnknownPolicyError.of("on_conflict", rule, on_conflict, did_you_mean(matches), matches)
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
-    refuse_wrong_objects(list(owners.values()))
+    refuse_wrong_objects(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
     if known is not None and known.is_of(config, list(values.values())):
         planned: Sequence[SyncRow] = known.rows
@@ -122,13 +116,14 @@ def write(
     name = config.recipe or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
-    trial = try_on_copies(list(owners.values()), rows, is_last=strict)
+    trial = try_on_copies(owners, rows, is_last=strict)
     asked = sync_findings(config, values, trial.rows, scheme=scheme_of(config, values.values()), is_last=strict)
     fatal = [finding for finding in trial.findings if finding.severity == "error"]
-    fatal += [finding for finding in asked if is_refused(finding, is_last=strict)]
+    refused = ("refused", "strict") if strict else ("refused",)
+    fatal += [finding for finding in asked if finding.severity == "error" and BY_ID[finding.id].sync in refused]
     if fatal:
         raise SyncCheckError(f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal)
-    apply(list(owners.values()), trial.values)
+    apply(owners, trial.values)
     _forbid_bf16_sums(config, owners.get("model"))
     return SyncReport(
         precision=config.label,
@@ -154,23 +149,34 @@ def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:
     return replace(row, old=held, new=new)
 
 
-def last_sync(
-    config: PrecisionConfig | None, given: Mapping[str, Any], known: Prediction | None = None
-) -> SyncReport | None:
-    """Write a finalized config into the objects of a run, and run the checks that waited for it.
+def last_sync(run: Any, precision: Any, known: Prediction | None = None) -> SyncReport | None:
+    """Write a finalized precision into the sections of a run's container, and run the checks that waited for it.
 
     Args:
-        config: The precision; None: the owners keep their own settings, which have to agree.
-        given: Role -> object, or None where there is none.
-        known: The run as it was foreseen.
+        run: A `ConfigContainer`, of ours or of Megatron Bridge; it holds the precision and the planned schedule then.
+        precision: The config; None: the owners keep their own settings, which have to agree.
+        known: The run as it was foreseen: its plan is applied unless the container has changed since.
     """
-    report = None
-    if config is None:
+    given: dict[str, Any] = {role: getattr(run, role) for role in PRECISION_OWNERS}
+    if any(owner is not None for owner in given.values()):
+        given["train"] = run.train  # alone it holds nothing of a precision
+    rows, schedule, report = getattr(run, "precision_schedule", None), None, None
+    if rows is not None:
+        from bridge.sync.schedule import PrecisionSchedule  # few runs have one
+
+        owners = {role: given[role] for role in PRECISION_OWNERS}
+        schedule = PrecisionSchedule(
+            getattr(rows, "rows", rows), precision, train_iters=run.train.train_iters, **owners
+        )
+    if precision is None:
         _require_agreement(given)
         _share_sharding(given)
     else:
-        report = write(config, given, strict=True, known=known)
+        report = write(precision, given, strict=True, known=known)
     _finalize(given)
+    run.mixed_precision = precision
+    if schedule is not None:
+        run.precision_schedule = schedule
     return report
 
 
@@ -233,62 +239,20 @@ def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
-NO_CONFIGS = (type, str, dict, list, tuple, int, float)
-"""Types of what can be no owner."""
-
-
-def has_a_precision_field(owner: Owner) -> bool:
-    """Return whether there is anything of a precision to write into an object."""
-    return owner.role == "train" or any(owner.value(name) is not ABSENT for name in ATTRIBUTES)
-
-
-def refuse_wrong_objects(owners: list[Owner]) -> None:
-    """Refuse to have no owner, and what cannot be one.
-
-    That is a class, plain data, another role's config, one object in two roles, and one without any field to write.
-    """
-    if not owners:
-        rule = "a sync writes into at least one of model, optimizer, ddp and train"
-        raise PrecisionTypeError.of("model", rule, None, "Give the model's config, for example.")
-    seen: dict[int, str] = {}
-    for owner in owners:
-        target, role = owner.target, role_of(owner.target)
-        kind = f"must be a config object in that role, got {target!r:.80}"
-        if isinstance(target, NO_CONFIGS):
-            cls = OWNERS.get(owner.role, "one of Megatron's config classes")
-            raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {cls}.")
-        if role not in ("config", owner.role):
-            raise PrecisionTypeError(f"{owner.role}: {kind}. Give it as {role}.")
-        if id(target) in seen:
-            what = f"is the same object as {seen[id(target)]}, and the two hold different things"
-            raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
-        if not has_a_precision_field(owner):
-            rule, remedy = "has no field of a precision", "Give the object that Megatron reads."
-            raise PrecisionTypeError.of(owner.role, rule, target, remedy)
-        seen[id(target)] = owner.role
-
-
-def role_of(target: Any) -> str:
-    """Return the role a config object plays, by its class; "config" for a class that is none of Megatron's."""
-    bases = type(seen_through(target)).__mro__
-    names = {base.__name__ for base in bases if base.__module__.startswith("megatron.core")}
-    by_class = {cls: role for role, cls in OWNERS.items()}
-    return next((by_class[name] for name in names if name in by_class), "config")
-
-
 def megatron_version() -> str:
     """Return the version of the megatron-core that is installed or on the path, or "unknown"."""
     return installed_text("mcore") or "unknown"
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
+    keep = " or 'keep'"
     conflicts = [
         Finding(
             path=f"{row.owner}.{row.attribute}",
             rule=f"its own value differs from {plain(row.new)!r} of {_decision(row)}",
             value=plain(row.old),
             where="set by you or your model provider",
-            remedy=f"Drop one of the two, or use on_conflict='override'{KEEP if row.can_be_kept else ''}.",
+            remedy=f"Drop one of the two, or use on_conflict='override'{keep if row.can_be_kept else ''}.",
             id=OVERRIDE,
         )
         for row in rows
@@ -328,35 +292,36 @@ OVERRULED_BY = {"attention_softmax_in_fp32": "Drop it, or set apply_query_key_la
 """Attribute of `DERIVED` -> the remedy where a stated value of it does not stay."""
 
 
-class Trial:
-    """The outcome on copies: `rows` with what Megatron derived, `findings`, and the values each owner has to take."""
+class Trial(NamedTuple):
+    """The outcome on copies."""
 
-    def __init__(self, rows: list[SyncRow]) -> None:
-        self.rows = rows
-        self.findings: list[Finding] = []
-        self.values: dict[int, dict[str, Any]] = {}
+    rows: list[SyncRow]
+    """The plan with what Megatron derived."""
+    findings: list[Finding]
+    values: dict[str, dict[str, Any]]
+    """Role -> attribute -> the value that the owner has to take."""
 
 
-def try_on_copies(owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
+def try_on_copies(owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
     """Apply `rows` to copies of the owners and let Megatron validate them.
 
     Findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's validation
     refuses the owner as it was, too, or that it would refuse a model that is not complete yet. With `is_last` what
     waits for `finalize` is judged as what is made already.
     """
-    trial = Trial(list(rows))
-    for owner in owners:
-        wanted = {row.attribute: row.new for row in rows if row.owner == owner.role and row.verdict != "absent"}
+    trial = Trial(rows, [], {})
+    for role, owner in owners.items():
+        wanted = {row.attribute: row.new for row in rows if row.owner == role and row.verdict != "absent"}
         values = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
         if owner.is_megatron:
             twin, finding = _validated_copy(owner, wanted, is_last=is_last)
             derived = _difference(owner, twin, wanted)
-            trial.findings += _overruled(trial.rows, owner, derived)
-            trial.rows = _with_derived(trial.rows, owner, derived)
-            values.update(derived)
+            trial.findings.extend(_overruled(rows, owner, derived))
+            trial = trial._replace(rows=_with_derived(trial.rows, owner, derived))
+            values |= derived
             if finding is not None:
                 trial.findings.append(finding)
-        trial.values[id(owner)] = values
+        trial.values[role] = values
     return trial
 
 
@@ -511,46 +476,32 @@ def sync_findings(
     return ask(_RULES, context)
 
 
-def is_refused(finding: RuleFinding, *, is_last: bool) -> bool:
-    """Return whether a sync does not go on after this finding."""
-    refused = ("refused", "strict") if is_last else ("refused",)
-    return finding.severity == "error" and BY_ID[finding.id].sync in refused
-
-
-def apply(owners: list[Owner], values: dict[int, dict[str, Any]]) -> None:
-    """Write `values` (by identity of the owner) and remember them; after an error every owner is as it was."""
-    before = [(owner, dict(vars(owner.target)) if hasattr(owner.target, "__dict__") else {}) for owner in owners]
+def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write `values` (by role and attribute) and remember them; after an error every owner is as it was."""
+    before = {role: dict(vars(owner.target)) for role, owner in owners.items() if hasattr(owner.target, "__dict__")}
     done: list[tuple[Owner, str, Any]] = []
     try:
-        for owner in owners:
-            own = {name: owner.own(name) for name in values[id(owner)]}
-            for name, value in values[id(owner)].items():
+        for role, owner in owners.items():
+            own = {name: owner.own(name) for name in values[role]}
+            for name, value in values[role].items():
                 done.append((owner, name, owner.value(name)))
                 setattr(owner.target, name, value)
-            owner.remember(values[id(owner)], own)
+            owner.remember(values[role], own)
     except Exception as error:
-        _undo(before, done)
+        for owner, name, value in reversed(done):
+            if name not in before.get(owner.role, ()):  # a property or a slot
+                with contextlib.suppress(Exception):  # the one that refused refuses again
+                    setattr(owner.target, name, value)
+        for role, state in before.items():
+            vars(owners[role].target).clear()
+            vars(owners[role].target).update(state)
         owner, name, _ = done[-1]
+        finding = Finding(
+            path=f"{owner.role}.{name}",
+            rule=f"cannot be set ({type(error).__name__}: {' '.join(str(error).split())})",
+            value=values[owner.role][name],
+            remedy=f"Make it writable, or give another object as {owner.role}.",
+        )
         raise SyncCheckError(
-            "The recipe cannot be written into these configs; nothing was changed:",
-            [
-                Finding(
-                    path=f"{owner.role}.{name}",
-                    rule=f"cannot be set ({type(error).__name__}: {' '.join(str(error).split())})",
-                    value=values[id(owner)][name],
-                    remedy=f"Make it writable, or give another object as {owner.role}.",
-                )
-            ],
+            "The recipe cannot be written into these configs; nothing was changed:", [finding]
         ) from error
-
-
-def _undo(before: list[tuple[Owner, dict[str, Any]]], done: list[tuple[Owner, str, Any]]) -> None:
-    states = {id(owner): state for owner, state in before}
-    for owner, name, value in reversed(done):
-        if name not in states[id(owner)]:  # a property or a slot
-            with contextlib.suppress(Exception):  # the one that refused refuses again
-                setattr(owner.target, name, value)
-    for owner, state in before:
-        if hasattr(owner.target, "__dict__"):
-            vars(owner.target).clear()
-            vars(owner.target).update(state)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.preflight.check import first_phase, resolve_precision
+from bridge.preflight.check import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.target import target_of
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.sync.prediction import Prediction
     from bridge.sync.report import SyncReport
     from bridge.sync.schedule import PrecisionSchedule
 
@@ -198,52 +197,12 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     if precision is not None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
-    report = _written(config, precision)
+    from bridge.sync.synchroniser import last_sync  # the classes of this module do without the sync
+
+    report = last_sync(config, precision)
     if report is not None:
         report.log_all(log)
     return report
-
-
-def write_precision(config: ConfigContainer, known: Prediction | None = None) -> SyncReport | None:
-    """Write the precision of a container, None or finalized already, for a caller that logs the report.
-
-    `known` is the run as it was foreseen: its plan is applied unless the container has changed since.
-    """
-    precision: Any = config.mixed_precision
-    return _written(config, precision, known)
-
-
-def _written(
-    config: ConfigContainer, precision: MixedPrecisionConfig | None, known: Prediction | None = None
-) -> SyncReport | None:
-    from bridge.sync.synchroniser import last_sync  # the classes of this module do without the sync
-
-    given: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
-    if any(owner is not None for owner in given.values()):
-        given["train"] = config.train  # alone it holds nothing of a precision
-    schedule = _schedule(config, precision)
-    report = last_sync(precision, given, known)
-    config.mixed_precision = precision
-    if schedule is not None:
-        config.precision_schedule = schedule
-    return report
-
-
-def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig | None) -> PrecisionSchedule | None:
-    rows: Any = getattr(config, "precision_schedule", None)  # Megatron Bridge's container has none
-    if rows is None:
-        return None
-    own = first_phase(precision)
-    from bridge.sync.schedule import PrecisionSchedule  # few runs have one
-
-    return PrecisionSchedule(
-        rows.rows if isinstance(rows, PrecisionSchedule) else rows,
-        own,
-        train_iters=config.train.train_iters,
-        model=config.model,
-        optimizer=config.optimizer,
-        ddp=config.ddp,
-    )
 
 
 def __getattr__(name: str) -> Any:

@@ -79,8 +79,8 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
         PrecisionTypeError: `config` is no config object.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
-    from bridge.sync.owner import Owner  # an import of this module does without the sync
-    from bridge.sync.synchroniser import NO_CONFIGS, has_a_precision_field, role_of, write
+    from bridge.sync.owner import NO_CONFIGS, Owner, has_a_precision_field, role_of  # an import does without the sync
+    from bridge.sync.synchroniser import write
 
     precision = get_mixed_precision_config(mixed_precision_config)
     precision.finalize()

@@ -14,7 +14,7 @@ from bridge.errors import RunConfigError, WrongValueError
 from bridge.front.decode import container, decode, decode_fields
 from bridge.front.loader import run_of
 from bridge.front.problems import GivenRun, Origins, Problems
-from bridge.training.config import write_precision
+from bridge.sync.synchroniser import last_sync
 
 
 class Colour(enum.Enum):
@@ -163,7 +163,7 @@ def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> Non
     run = container(run_of(GivenRun(sections={"model": model, "mixed_precision": {"bf16": True}})))
     assert run.model is not None
     assert run.model.pipeline_dtype is None
-    report = write_precision(run)
+    report = last_sync(run, run.mixed_precision)
     assert report is not None
     assert run.model.pipeline_dtype is torch.bfloat16
     assert (report.row("model.pipeline_dtype").old, report.row("model.pipeline_dtype").verdict) == (None, "derive")
@@ -178,7 +178,7 @@ def test_gradient_buffers_are_reused_for_weights_that_the_precision_stores() -> 
     run = container(run_of(GivenRun(sections=sections)))
     assert run.ddp is not None
     assert run.ddp.fp8_param_gather is False, "the sync writes it"
-    write_precision(run)
+    last_sync(run, run.mixed_precision)
     assert run.ddp.fp8_param_gather is True
 
 

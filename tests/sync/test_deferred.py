@@ -12,13 +12,13 @@ from bridge.errors import SyncCheckError
 from bridge.preflight.check import check_run
 from bridge.sync import synchroniser
 from bridge.sync.owner import Owner
-from bridge.sync.plan import plan
+from bridge.sync.prediction import plan
+from bridge.sync.synchroniser import last_sync
 from bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,
     OptimizerConfig,
     runtime_config_update,
-    write_precision,
 )
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
@@ -143,7 +143,7 @@ def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since
         foreseen = check_run(config, target=None).setup.prediction
         if change:
             config.optimizer.loss_scale = 1024.0
-        report = write_precision(config, foreseen)
+        report = last_sync(config, config.mixed_precision, foreseen)
         assert report.row("optimizer.loss_scale").new == (1024.0 if change else None)
         assert config.model.params_dtype is torch.bfloat16
         assert len(planned) == change

@@ -19,7 +19,7 @@ from bridge.precision.dtypes import dtype_token
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.section import read_section
 from bridge.sync.owner import OwnerValues
-from bridge.sync.plan import plan
+from bridge.sync.prediction import plan
 from bridge.sync.routes import NOT_ROUTED, ROUTES, Route, routes_of
 from bridge.sync.synchroniser import megatron_version
 

@@ -266,7 +266,7 @@ RULES = (
         when=_unrouted,
         message="no config that the recipe is written into has a field of this name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),
-        source="this project: bridge.sync.plan",
+        source="this project: bridge.sync.prediction",
     ),
     info(
         id="PB132",
