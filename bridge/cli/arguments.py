@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.plan.run import PlannedRun
     from bridge.rules.rule import RuleFinding
     from bridge.sync.schedule import Phase
 
@@ -115,13 +114,6 @@ def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
 
     first = run.prediction
     return [(phase, plan_of(first.under(phase.precision))) for phase in phases_of(run.sections, first)[1:]]
-
-
-def planned_run(run: RunValues) -> PlannedRun:
-    """Return a run as the calculators take it."""
-    from bridge.plan.run import PlannedRun
-
-    return PlannedRun(prediction=run.prediction)
 
 
 def decisive_findings(run: RunValues) -> list[RuleFinding]:

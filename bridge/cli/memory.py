@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, planned_run, print_planned, read_run, show, show_planned
+from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +31,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     from bridge.plan.fit import fit, memory_to_fit
 
     values = read_run(chosen)
-    run = planned_run(values)
+    run = values.report.setup.planned
     if chosen.fit:
         memory_to_fit(run)
     activations = _activations(run)

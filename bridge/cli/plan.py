@@ -11,7 +11,6 @@ from bridge.cli.arguments import (
     add_run_command,
     later_plans,
     plan_of,
-    planned_run,
     print_json,
     print_planned,
     read_run,
@@ -98,7 +97,7 @@ def _align(chosen: argparse.Namespace) -> None:
     from bridge.plan.alignment import align_report
 
     run = read_run(chosen)
-    this = planned_run(run)
+    this = run.report.setup.planned
     report = align_report(this.plan, this.workload)
     if chosen.json:
         print_planned(run, report.to_dict())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.run_folder import RunFolder
-from bridge.cli.arguments import planned_run, text_of, write_file
+from bridge.cli.arguments import text_of, write_file
 from bridge.cli.recipes import field_differences
 from bridge.errors import BridgeError, RunConfigError
 from bridge.registry.config import MixedPrecisionConfig
@@ -80,10 +80,11 @@ def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
 
 def _planned(path: Path) -> PlannedRun | None:
     """Return the run of a folder as the calculators take it; None where it cannot be planned here."""
-    from bridge.front.loader import load_run  # Hydra is heavy
+    from bridge.front.loader import load_run
+    from bridge.plan.run import PlannedRun
 
     try:
-        planned = planned_run(load_run(config_file=path / "config.yaml"))
+        planned = PlannedRun(prediction=load_run(config_file=path / "config.yaml").prediction)
         planned.plan  # noqa: B018  computed once; a model that has no plan raises
     except BridgeError:
         return None

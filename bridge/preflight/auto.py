@@ -15,9 +15,10 @@ from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
-from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, View, reading_of
+from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.shape.model import ModelShape
@@ -255,8 +256,11 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
 
 
 def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
-    setup = Setup(config, target=target)
-    found = ask(_RULES, setup)
+    views = {role: View({**DEFAULTS[role], **reading_of(config)}) for role in PRECISION_OWNERS}
+    run = RuleContext(config, views=views, target=target)
+    run.read_owners()
+    run.read_target(backend=None, environment=None)
+    found = ask(_RULES, run)
     ids = {one.id for one in found}
     verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]
     reasons = [
@@ -267,9 +271,9 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
         if _VERDICT_OF[one.id] == verdict
     ]
     needs: tuple[tuple[str, str], ...] = ()
-    if setup.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
-        te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(setup) else setup.row.min_transformer_engine
-        floors = (("te", te), ("cuda", setup.row.min_cuda))
+    if run.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
+        te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(run) else run.row.min_transformer_engine
+        floors = (("te", te), ("cuda", run.row.min_cuda))
         needs = tuple((product, least) for product, least in floors if least is not None)
     return Support(verdict=verdict, reason="; ".join(reasons) or f"{config.scheme} is native", needs=needs)
 

@@ -1,9 +1,12 @@
 """`check`: every rule asked about one setup, all findings at once.
 
-report = check(Setup("bf16_with_mxfp8_mixed", model=model, target=parse_target("h100x8")))
-report.exit_code(strict=False)      # 0, 1 (warnings, where they count) or 2 (errors)
+    setup = Setup("bf16_mixed", model={"num_layers": 80, "hidden_size": 8192}, target=parse_target("h100x8"))
+    setup.scheme, setup.model.num_layers, setup.target.gpu
+    check(setup).exit_code(strict=False)      # 0, 1 (warnings, where they count) or 2 (errors)
 
-`check_run` makes the setup of a `ConfigContainer`, or of the sections of a run that a file was read into.
+`Setup` is a whole run as rules see it, after the recipe has been written into the owners: Megatron's own objects,
+subclasses of them, mappings from YAML, or nothing at all. `check_run` makes the setup of a `ConfigContainer`, or of the
+sections of a run that a file was read into. Nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -11,21 +14,179 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.preflight.setup import Setup
-from bridge.registry.registry import is_auto
-from bridge.rules.context import PRECISION_OWNERS
+from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.nearest import label_of_owners, nearest_label
+from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, View
+from bridge.rules.fields import gradient_dtypes
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
-from bridge.rules.section import ROLES
+from bridge.rules.section import ROLES, Malformed
 from bridge.rules.target import Target, target_of
-from bridge.sync.prediction import Prediction
+from bridge.rules.violation import Violation
+from bridge.sync.prediction import Origins, Prediction, predict
 
 if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.run import PlannedRun
+    from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
     from bridge.sync.schedule import Phase
+
+
+class Setup(RuleContext):
+    """A run before it is built. Read-only by intent; made again for each check.
+
+    Args:
+        precision: A recipe's name, a config, a mapping of stated fields, or None: the owners keep their own settings.
+            Or the prediction of the run, which then says all that it holds.
+        target: Where it is going to run; None: nothing is known but what is installed.
+        environment: Environment variables of the run; None: not known.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
+            GPU.
+        is_own: The run is one of scripts/train.py, whose build does not honour every field.
+        is_resumed: The run reads a checkpoint.
+        is_bridge: Megatron Bridge wrote the run's file.
+        origins: Path of a setting -> its source.
+        choice: What `auto` was resolved to, for reports.
+        sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
+    """
+
+    def __init__(
+        self,
+        precision: str | MixedPrecisionConfig | Mapping[str, Any] | Prediction | None = None,
+        *,
+        target: Target | None = None,
+        environment: Mapping[str, str] | None = None,
+        backend: str | None = None,
+        is_own: bool = False,
+        is_resumed: bool = False,
+        is_bridge: bool = False,
+        origins: Origins | None = None,
+        choice: Choice | None = None,
+        **sections: Any,
+    ) -> None:
+        self.unknown, self.malformed = {}, []
+        if isinstance(precision, Mapping):
+            precision = self._stated(precision)
+        if not isinstance(precision, Prediction):
+            config = get_mixed_precision_config(precision) if precision is not None else None
+            precision = predict(config, sections, target=target)
+        run: Prediction = precision
+        self.prediction, self.sections = run, run.sections
+        self.malformed += [one for section in run.sections.values() for one in section.malformed]
+        super().__init__(
+            run.precision,
+            rows=run.rows,
+            views={role: View(values) for role, values in run.values.items()},
+            given=frozenset(role for role, section in run.sections.items() if section.is_given),
+            target=run.target,
+            origins=origins,
+        )
+        self.is_whole = True
+        self.is_own, self.is_bridge, self.is_resumed = is_own, is_bridge, is_resumed
+        self.choice = choice
+        self.read_owners()
+        self.read_target(backend, environment)
+        self._read_kind()
+
+    def _stated(self, given: Mapping[str, Any]) -> MixedPrecisionConfig:
+        """Return the config of plain fields; keys that are none, and values of a wrong type, are noted."""
+        stated: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in MixedPrecisionConfig.field_names():
+                self.unknown[str(name)] = value
+                continue
+            try:
+                stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
+            except PrecisionTypeError as error:
+                self.malformed.append(Malformed(path=error.path, value=value, why=error.rule))
+        return MixedPrecisionConfig.from_dict(stated)
+
+    def _read_kind(self) -> None:
+        """Set what kind of run it is."""
+        model = self.model
+        self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
+        self.rank: int | None = self.peft.rank or self.peft.dim
+        routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
+        self.has_ncclep = routes == ("flex", "ncclep")
+        modules = model.recompute_modules
+        self.recomputed: tuple[str, ...] = ()
+        if model.recompute_granularity == "selective" and isinstance(modules, list | tuple):
+            self.recomputed = tuple(map(str, modules))
+        self.has_peft = "peft" in self.given
+
+    @cached_property
+    def overflow(self) -> Violation | None:
+        """The fullest rank, where it needs more memory than its GPU has.
+
+        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of models that cannot
+        be planned.
+        """
+        trains = self.has_model and self.has_optimizer
+        if not trains or not self.has_gpu or self.is_emulated:
+            return None
+        try:
+            found = self.planned.overflow
+        except BridgeError:
+            return None
+        if found is None:
+            return None
+        sizes = (found.needed_bytes, found.memory_bytes, found.activation_bytes)
+        needed, memory, activations = (f"{size / 2**30:,.0f} GiB" for size in sizes)
+        but, severity = "", "warning" if found.may_fit else None
+        if found.uncounted:
+            but = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
+        elif found.may_fit:
+            but = f" by this count, in which the {activations} of activations may be {found.margin:.0%} too high"
+        return Violation(severity=severity, needed=needed, memory=memory, stage=found.stage, but=but)
+
+    @cached_property
+    def planned(self) -> PlannedRun:
+        """The run as the calculators take it."""
+        from bridge.plan.run import PlannedRun  # heavy for an import of the config classes
+
+        return PlannedRun(prediction=self.prediction)
+
+    @cached_property
+    def selection(self) -> ModuleSelection | None:
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+
+        None without any, and for a model that cannot be planned, which other findings name.
+        """
+        if self.model.quant_recipe is None:
+            return None
+        try:
+            return self.plan.selection
+        except RunConfigError:
+            return None
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
+        from bridge.plan.precision_plan import plan_of  # most checks do without it
+
+        return plan_of(self.prediction)
+
+    @property
+    def label(self) -> str:
+        """The precision in a few words; one without a recipe's name is named by the nearest."""
+        if self.precision is None:
+            return label_of_owners(self.prediction.values["model"])
+        return self.precision.label if self.precision.recipe is not None else nearest_label(self.precision)
+
+    @property
+    def flow(self) -> str:
+        """The dtypes of a gradient, from the weight gradient to the master weight."""
+        weights = self.mode
+        main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
+        master = self.optimizer.main_params_dtype if self.has_precision_aware else "fp32"
+        wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
+        return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """`RuleContext`: what a rule may ask about a precision and the configs it is written into.
 
 `finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check with
-`bridge.preflight.setup.Setup`, which knows the whole run. A value that is not given is Megatron's class default; where
+`bridge.preflight.check.Setup`, which knows the whole run. A value that is not given is Megatron's class default; where
 Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that needs it stays silent.
 """
 
@@ -103,8 +103,8 @@ class RuleContext:
     data: Any
     peft: Any
     sections: Mapping[str, Any]
-    malformed: Sequence[Any]
-    unknown: Mapping[str, Any]
+    malformed: list[Any]
+    unknown: dict[str, Any]
     """Keys of the precision that are no field -> their values."""
     has_ncclep: bool
     has_peft: bool
@@ -216,6 +216,20 @@ class RuleContext:
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has."""
         raise NotImplementedError
+
+    def read_target(self, backend: str | None, environment: Mapping[str, str] | None) -> None:
+        """Set what is known of the GPUs of the run, their libraries and its variables."""
+        target = self.target
+        self.backend = backend
+        self.environment = environment or {}
+        self.has_environment = environment is not None
+        self.cuda, self.cudnn, self.capability = target.cuda, target.cudnn, target.capability
+        self.has_gpu = target.gpu is not None and target.gpu.is_gpu
+        self.is_emulated = backend in ("emulated", "te_cpu") or (
+            backend is None and target.gpu is not None and not target.gpu.is_gpu
+        )
+        self.calls_te = backend == "te_cpu" or not self.is_emulated
+        self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
 
     @cached_property
     def inert(self) -> dict[str, str]:

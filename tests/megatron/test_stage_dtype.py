@@ -16,8 +16,7 @@ from megatron.core.transformer import TransformerConfig
 
 from bridge.megatron.process import training_process
 from bridge.precision.dtypes import dtype_token
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.rules.section import read_section
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.target import Target

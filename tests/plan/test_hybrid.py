@@ -30,8 +30,7 @@ from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.modules import layer_modules, output_modules
 from bridge.plan.precision_plan import precision_plan
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel

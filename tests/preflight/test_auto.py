@@ -4,8 +4,7 @@ import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.preflight.auto import POLICIES, count_parameters, generations, matrix, resolve_auto, support
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.target import parse_target
 

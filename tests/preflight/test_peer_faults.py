@@ -8,8 +8,7 @@ import pytest
 from precision_bridge_recipes.blockwise import _warn_of_the_name
 
 from bridge.errors import PrecisionConfigError, UnknownRecipeError
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.target import parse_target

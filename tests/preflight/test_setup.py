@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.precision.dtypes import dtype_token
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules import versions

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup
 from bridge.rules.target import parse_target
 
 

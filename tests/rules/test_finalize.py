@@ -4,8 +4,7 @@ import pytest
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionConfigError
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.rules.rulebook import RULES
 
 PREFIX = "mixed_precision."

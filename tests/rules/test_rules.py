@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.fields import DEFAULTS

@@ -6,8 +6,7 @@ import pytest
 
 from bridge import ConfigContainer, MixedPrecisionConfig, get_mixed_precision_config, runtime_config_update, synchronize
 from bridge.errors import SyncConflictError
-from bridge.preflight.check import check
-from bridge.preflight.setup import Setup
+from bridge.preflight.check import Setup, check
 
 pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 
