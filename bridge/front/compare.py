@@ -25,8 +25,7 @@ from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
-from bridge.front.sweep import report_sweep
-from bridge.front.train import plain_container, prepared
+from bridge.front.train import plain_container, prepared, report_sweep
 from bridge.training.config import ConfigContainer
 
 SEEDS = 3

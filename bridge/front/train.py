@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bridge.audit.setting import FILE as ORIGINS
+from bridge.compare.gap import GATE
 from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, is_first_process, main
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from bridge.compare.comparison import Comparison
     from bridge.front.main import Work
     from bridge.preflight.check import Report
     from bridge.sync.report import SyncReport
@@ -55,7 +57,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
         config_path=config_path or config_folder(),
         name="train",
         words=words,
-        around=AroundSweep(after=_after_sweep),
+        around=AroundSweep(after=report_sweep),
     )
 
 
@@ -77,10 +79,19 @@ def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _after_sweep(folder: Path, runs: Sequence[Path]) -> None:
-    from bridge.front.sweep import report_sweep  # SciPy is heavy
+def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float = GATE) -> list[Comparison]:
+    """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
+    from bridge.compare.arm import read_arm
+    from bridge.compare.comparison import compare  # SciPy is heavy
+    from bridge.report.comparison import show_comparisons, write_comparisons
 
-    report_sweep(folder, runs)
+    arms = [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
+    if len(arms) < 2:
+        return []
+    comparisons = compare(arms, gate=gate)
+    write_comparisons(folder, comparisons)
+    show_comparisons(comparisons)
+    return comparisons
 
 
 def prepared(config: ConfigContainer) -> Work:
