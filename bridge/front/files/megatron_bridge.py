@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.files.own_fields import has_text, newer_fields, own_fields
+from bridge.front.files.field_names import has_text, newer_fields, own_fields, release_of
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
-from bridge.front.files.release import release_of
 from bridge.front.problems import OWNERS, PRECISION, SECTIONS
 from bridge.registry.config import without_references
 from bridge.rules.fields import DEFAULTS, FIELDS
