@@ -102,7 +102,6 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
 
 
 def _support_matrix(chosen: argparse.Namespace) -> None:
-    """Print the matrix, or one target's column of it with the reasons."""
     from bridge.preflight.auto import matrix, support
     from bridge.rules.target import parse_target
 

@@ -40,7 +40,6 @@ def _add_path(parser: Any, name: str) -> None:
 
 
 def _inspect(chosen: argparse.Namespace) -> None:
-    """Print the contents of a checkpoint."""
     contents = Contents.read(checkpoint_at(chosen.path))
     if chosen.json:
         print_json(contents.to_dict())

@@ -98,7 +98,6 @@ def _convert(chosen: argparse.Namespace) -> int:
 
 
 def _print_payload(text: str, files: dict[str, str], chosen: argparse.Namespace, report: TextIO) -> None:
-    """Print the payload and the files that it names, or where --out has written them."""
     if chosen.out is not None and not text:
         print(f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone")
     elif chosen.out is not None:
@@ -127,7 +126,6 @@ def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Names
 
 
 def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO) -> None:
-    """Print every run: as JSON on stdout, or as lines."""
     if chosen.json:
         found = [_as_dict(one, exported, chosen.to) for one, exported in results]
         print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})

@@ -64,7 +64,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _explain(chosen: argparse.Namespace) -> None:
-    """Print the explanation, or the list of fields or rules."""
     if chosen.field == LIST:
         found: Any = [rule_dict(rule) for rule in RULES]
         text = "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)

@@ -26,7 +26,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _gradients(chosen: argparse.Namespace) -> int:
-    """Run both, print the comparison."""
     from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
     from bridge.training.passes import check_gradients

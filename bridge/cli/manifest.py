@@ -51,7 +51,6 @@ def _manifest(chosen: argparse.Namespace) -> int:
 
 
 def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Manifest:
-    """Return the manifest of a file, of a run folder with its record, or of the run that the arguments describe."""
     from bridge.interop.serving.manifest import Manifest
     from bridge.interop.serving.names import BY_TYPE
 
@@ -70,7 +69,6 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
 
 
 def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
-    """Print the config, and on stderr what it cannot state."""
     from bridge.interop.contract import as_json
     from bridge.interop.conversion import records
     from bridge.interop.serving.exporter import export

@@ -27,7 +27,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _memory(chosen: argparse.Namespace) -> None:
-    """Print the memory of a rank of each pipeline stage, and the activations under each kind of recomputation."""
     from bridge.plan.fit import fit, memory_to_fit
 
     values = read_run(chosen)
@@ -67,7 +66,6 @@ def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], boo
 
 
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
-    """Return the activations of each stage under each kind of recomputation."""
     from bridge.plan.memory_schedule import activation_bytes
 
     found: dict[str, tuple[int, ...]] = {}

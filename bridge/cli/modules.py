@@ -88,7 +88,6 @@ def _modules(chosen: argparse.Namespace) -> int:
 
 
 def _refuse_rows(run: RunValues) -> None:
-    """Refuse a file together with rows of `modules`."""
     rows = module_rows(run.precision.reading("modules")) if run.precision is not None else ()
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
@@ -96,7 +95,6 @@ def _refuse_rows(run: RunValues) -> None:
 
 
 def _with_file(run: RunValues, path: str) -> RunValues:
-    """Return the run with a file's recipe as it stands."""
     from bridge.interop.megatron_lm.te_precision_file import read
 
     model = {**run.model, "quant_recipe": read(path)}

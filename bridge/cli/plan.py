@@ -39,7 +39,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _plan(chosen: argparse.Namespace) -> None:
-    """Print the plan, or how it differs from another."""
     run = read_run(chosen)
     plan, later = plan_of(run), later_plans(run)
     if later and (chosen.picture or chosen.against or chosen.csv):

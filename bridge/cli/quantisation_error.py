@@ -45,7 +45,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
-    """Measure and print."""
     from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.training.passes import measure_quantisation

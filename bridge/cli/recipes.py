@@ -82,7 +82,6 @@ def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
 
 
 def _comment(path: Path) -> str:
-    """Return the comment that a YAML file begins with."""
     from bridge.precision import strict_yaml  # for the recipes of a folder alone
 
     lines = strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)).splitlines()
@@ -122,7 +121,6 @@ class NamedRecipe:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    """Print the fields of a recipe by subject, and its faults if it has any."""
     named = NamedRecipe.of(chosen.name, chosen.config_dir)
     config = named.config
     faults = [str(fault) for fault in config.faults()]

@@ -38,7 +38,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> None:
-    """Write the report, and the JSON of its numbers next to an HTML page."""
     from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
 

@@ -34,7 +34,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _sources(chosen: argparse.Namespace) -> None:
-    """Print what each source says, whether they agree, and the winner."""
     from bridge.interop.survey.survey import survey
 
     found = survey(chosen.folder)
@@ -73,7 +72,6 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
 
 
 def _grouped(members: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    """Return the members by key, both in the order in which they come."""
     groups: dict[str, list[T]] = {}
     for member in members:
         groups.setdefault(key(member), []).append(member)
@@ -115,7 +113,6 @@ def _line(source: Source, *, named: bool) -> str:
 
 
 def _together(same: list[Source], *, everything: bool) -> str:
-    """Return one thing that several sources say."""
     more = 0 if everything else max(0, len(same) - 2)
     places = [_place(source) for source in same[: len(same) - more]]
     return f"{'; '.join(places)}{f' and {more} more' if more else ''}: {same[0].says}"

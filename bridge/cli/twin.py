@@ -45,7 +45,6 @@ def add_parsers(commands: Any) -> None:
 
 
 def _twin(chosen: argparse.Namespace) -> None:
-    """Write the twin, read it back, and print in what it differs."""
     values = read_run(chosen)
     base = REGISTRY.get(chosen.base)
     if chosen.json and not chosen.output:
@@ -69,7 +68,6 @@ def _twin(chosen: argparse.Namespace) -> None:
 
 
 def _difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
-    """Yield every field in which two runs differ, and whether it is one of precision."""
     before, after = _flat(values), _flat(twin)
     for field in dict.fromkeys([*before, *after]):
         one, two = before.get(field), after.get(field)

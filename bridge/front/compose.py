@@ -266,7 +266,6 @@ class Composition:
         return GivenRun(sections=sections, choice=self.choice, recipe=self.recipe, origins=self.origins, name=name)
 
     def _require_complete(self, raw: Any) -> None:
-        """Refuse values that are missing (``???``), all of them at once."""
         absent = sorted(path for path, value in leaves(raw, "").items() if value == "???")
         if absent:
             needs = "needs a value" if len(absent) == 1 else "need values"
@@ -371,7 +370,6 @@ def _recipes_from(search: Search, overrides: Sequence[Override], *, trust: bool)
 
 
 def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
-    """Refuse overrides of sections and groups that do not exist, and options that are no names, all of them at once."""
     problems = Problems(Origins.of_keys((override.key_or_group for override in overrides), COMMAND_LINE))
     for override in overrides:
         key = override.key_or_group

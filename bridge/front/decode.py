@@ -84,7 +84,6 @@ def refuse_impossible_sizes(run: RunValues) -> None:
 
 
 def _declare_te_cpu(run: RunValues) -> None:
-    """Declare that this process runs Transformer Engine on its CPU, where the run asks for it."""
     if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
         return
     own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
@@ -218,7 +217,6 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
 
 
 def _recipe(value: Mapping[str, Any], annotation: Any) -> Any:
-    """Return Megatron's per-module recipe from the content of its file, or from what Megatron Bridge saves of it."""
     try:
         return annotation.from_config_dict(file_content(value))
     except Exception as error:  # noqa: BLE001  Megatron asserts, and raises NotImplementedError and others

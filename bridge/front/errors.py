@@ -106,7 +106,6 @@ def translated(
 
 
 def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
-    """Return the error for a number with more digits than Python reads, None where there is none."""
     most = sys.get_int_max_str_digits()
     if not most:
         return None
@@ -119,7 +118,6 @@ def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
 
 
 def _of_word(error: OverrideParseException) -> RunConfigError:
-    """Return the error for a word that is no override."""
     word = str(error.override)
     known = "=" not in word and word.partition(".")[0] in KEYS
     if known or word in REGISTRY:
@@ -132,7 +130,6 @@ def _of_word(error: OverrideParseException) -> RunConfigError:
 
 
 def _near(cause: OmegaConfBaseException | None) -> tuple[str, list[str]]:
-    """Return advice on a key that does not exist, from those that do."""
     known = [str(key) for key in getattr(cause, "parent_node", None) or ()]
     matches = close_matches(str(getattr(cause, "key", "")), known)
     return did_you_mean(matches) or (f"There are {', '.join(known)}." if known else "Remove it."), matches
@@ -141,7 +138,6 @@ def _near(cause: OmegaConfBaseException | None) -> tuple[str, list[str]]:
 def _missing(
     error: MissingConfigException, overrides: Sequence[str], repository: IConfigRepository | None
 ) -> BridgeError:
-    """Return the error for an option, a file of a defaults list or a primary config that does not exist."""
     message = str(error)
     parent = re.match(r"In '([^']*)'", message)
     name = error.missing_cfg_file

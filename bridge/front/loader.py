@@ -186,7 +186,6 @@ def _require_strict(run: RunValues) -> None:
 def _run_of_tree(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> RunValues:
-    """Return the values of a run that a Hydra tree describes, its sections of ours decoded for the problems' sake."""
     from bridge.front.compose import Search, composed  # Hydra is heavy
 
     with composed(Search(str(folder), name, config_dir), overrides, trust=trust) as composition:
@@ -196,7 +195,6 @@ def _run_of_tree(
 
 
 def _run_of_file(path: Path, name: str, overrides: Sequence[str], *, trust: bool) -> RunValues:
-    """Return the values of a run that a file describes."""
     from bridge.front.config_file import read_config_file
 
     read = read_config_file(path, overrides, trust=trust)
@@ -348,7 +346,6 @@ def config_folder(given: Path | str | None = None) -> Path:
 
 
 def _file(given: Path | str) -> Path:
-    """Return the path of a config file: here, or else in the repository."""
     if not str(given).isprintable():
         rule, remedy = "must be a path of printable characters", "Rename the file."
         raise RunConfigError.of("--config", rule, str(given), remedy)

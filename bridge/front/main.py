@@ -151,7 +151,6 @@ def _config_path(given: str | None) -> str | None:
 
 
 def _run(prepare: Prepare, arguments: argparse.Namespace, search: Search, name: str, around: AroundSweep) -> None:
-    """Do what the flags ask for: answer by Hydra alone, show the config, sweep, or run."""
     overrides: list[str] = arguments.overrides
     if arguments.experimental_rerun:
         register()
@@ -170,7 +169,6 @@ def _run(prepare: Prepare, arguments: argparse.Namespace, search: Search, name: 
 
 
 def _answer(arguments: argparse.Namespace, search: Search) -> None:
-    """Have Hydra print its help, complete a word, or say what it found."""
     if arguments.shell_completion:
         register()
     else:
@@ -184,7 +182,6 @@ def _nothing(_config: DictConfig) -> None:
 
 
 def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, around: AroundSweep) -> None:
-    """Run a job for each combination of values, and what comes after the sweep."""
     with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
         sections = _check(composition)
         if around.before is not None:
@@ -323,7 +320,6 @@ def _check(composition: Composition) -> dict[str, dict[str, Any]]:
 
 
 def _is_multirun(search: Search, overrides: Sequence[str]) -> bool:
-    """Return whether the command line or the primary config asks for a sweep without the flag."""
     if any(word.lower().startswith("hydra.mode=") for word in overrides):
         return any(word.lower() == "hydra.mode=multirun" for word in overrides)
     return str(search.primary("hydra.mode")).upper() == RunMode.MULTIRUN.name

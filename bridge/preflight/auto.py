@@ -193,7 +193,6 @@ def _policy(gpu: Gpu) -> Policy:
 
 
 def _first(candidates: tuple[str, ...], target: Target) -> tuple[str | None, list[tuple[str, str]]]:
-    """Return the first candidate that the target runs well, and why the ones before it were passed over."""
     rejected: list[tuple[str, str]] = []
     for name in candidates:
         found = support(name, target)

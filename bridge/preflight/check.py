@@ -108,7 +108,6 @@ class Setup(RuleContext):
         return MixedPrecisionConfig.from_dict(stated)
 
     def _read_kind(self) -> None:
-        """Set what kind of run it is."""
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
         self.rank: int | None = self.peft.rank or self.peft.dim

@@ -36,7 +36,6 @@ def to_config(node: object) -> MixedPrecisionConfig:
 
 
 def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
-    """Return the one recipe that a node was composed from, None where there is none or more than one."""
     if not hasattr(node, "_get_flag"):
         return None
     names = [name for name in REGISTRY.names() if node._get_flag(recipe_flag(name))]
@@ -44,7 +43,6 @@ def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
 
 
 def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> MixedPrecisionConfig:
-    """Return the config of plain fields, which were composed over those of a recipe where one is known."""
     if not values:
         remedy = "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
         raise PrecisionTypeError.of(GROUP, "states no field of a precision", values, remedy)

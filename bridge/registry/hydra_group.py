@@ -164,7 +164,6 @@ def _primary_configs(search_path: ConfigSearchPath) -> Iterator[dict[str, Any]]:
 
 
 def _names_group(entry: object) -> bool:
-    """Return whether an entry of a defaults list chooses an option of the group."""
     keys = entry if isinstance(entry, dict | DictConfig) else [entry]
     words = [str(key).split()[-1].partition("@")[0].lstrip("/") for key in keys if str(key).strip()]
     return any(word == GROUP or word.startswith(f"{GROUP}/") for word in words)

@@ -368,8 +368,6 @@ def _source(function: RecipeFunction) -> tuple[Path | None, int | None]:
 
 
 def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
-    """Return the function with its config marked as made by the recipe, however it is called."""
-
     @functools.wraps(function)
     def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
         config = function(*args, **options)

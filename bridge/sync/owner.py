@@ -255,7 +255,6 @@ def _defining_class(cls: type) -> type:
 
 @functools.cache
 def _annotated(cls: type, attribute: str) -> type | None:
-    """Return the class in the annotation of a dataclass field, Optional[...] or not."""
     annotation = typing.get_type_hints(cls).get(attribute)
     members = [member for member in typing.get_args(annotation) or (annotation,) if member is not type(None)]
     return members[0] if len(members) == 1 and isinstance(members[0], type) else None

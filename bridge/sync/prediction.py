@@ -216,7 +216,6 @@ def plan(
 
 
 def _routes_for(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
-    """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
     routes = list(_BY_ROLE.get(owner.role, ()))
     if owner.role not in OWNERS:
         renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
@@ -280,7 +279,6 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
 
 
 def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str, *, keep_own: bool) -> Decision:
-    """Return the decision about an attribute whose field acts in this run."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     own = owner.own(attribute)
     reading = config.reading(route.field)
@@ -311,7 +309,6 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute
 
 
 def _put_out_of_action(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str) -> Decision:
-    """Return the decision about an attribute whose family or scheme is off in this run."""
     what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
     why = f"no {what or (route.family or '').upper()} in this run"
     neutral = route.neutral
@@ -412,7 +409,6 @@ def under_fsdp(owners: Mapping[str, OwnerValues]) -> bool:
 
 
 def _off_under_fsdp(row: SyncRow, owners: Mapping[str, OwnerValues]) -> SyncRow:
-    """Return a row of the gradient buffer with its reuse off."""
     verdict = "agree" if row.old is False else "neutralise"
     why, is_own = "Megatron-FSDP does not implement it", owners[row.owner].is_own(BUFFER)
     return replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=is_own)

@@ -253,7 +253,6 @@ def _refuse_what_no_config_holds(
 
 
 def _of_fixed_fields(needed: Sequence[str], precision: MixedPrecisionConfig, number: int) -> Finding:
-    """Return the finding about fields of a phase that are fixed once the model is built."""
     more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
     rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
     remedy = "State the values of phase 1"

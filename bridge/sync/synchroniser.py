@@ -378,7 +378,6 @@ def _post_init(owner: Owner, twin: Any) -> Exception | None:
 
 @contextlib.contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Put back the switch of the process that Megatron's validation sets for `BF16_SUMS`."""
     torch = sys.modules.get("torch")
     if torch is None:
         yield

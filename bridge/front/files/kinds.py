@@ -64,7 +64,6 @@ def file_in(folder: Path) -> Path:
 
 
 def _mapping(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds."""
     text = strict_yaml.decoded(data, str(path), error=RunConfigError)
     documents = strict_yaml.load_all(text, str(path), error=RunConfigError)
     if len(documents) > 1:
@@ -79,7 +78,6 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the sections of a file of our own; RunConfigError for an unknown one, and for anything to instantiate."""
     problems = Problems(Origins.of_keys(map(str, whole), name))
     problems.refuse_targets(whole)
     problems.raise_any()

@@ -136,7 +136,6 @@ class _Container:
 
 
 def _taken(fields: dict[str, Any], names: Iterable[str], role: str) -> dict[str, Any]:
-    """Take fields out of a section, and return dotted key -> value of each."""
     return {f"{role}.{name}": fields.pop(name) for name in names}
 
 

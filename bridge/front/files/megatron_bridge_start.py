@@ -44,7 +44,6 @@ def _overlap(path: str, value: Any, *, shared: bool = False) -> Row:
 
 
 def _fsdp(path: str, value: Any, *, when: Callable[[Start], Any] | None = None) -> Row:
-    """Return the row of a field that Megatron-FSDP decides about."""
     return Row(
         path=path,
         when=lambda start: start.is_fsdp and (when is None or bool(when(start))),
