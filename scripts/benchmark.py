@@ -163,13 +163,21 @@ def _default_run() -> Iterator[Any]:
     warnings.simplefilter("ignore")
     from bridge.front.loader import load_container
     from bridge.megatron.process import training_process
+
+    config = load_container(config_path=HERE.parent / "conf")
+    with training_process(config.model, seed=config.train.seed, threads=1) as process:
+        yield _built(process)
+
+
+def _built(process: Any, *words: str) -> Any:
+    """Build a run of `make train` with some overrides."""
+    from bridge.front.loader import load_container
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
-    config = load_container(config_path=HERE.parent / "conf")
+    config = load_container(words, config_path=HERE.parent / "conf")
     runtime_config_update(config)
-    with training_process(config.model, seed=config.train.seed, threads=1) as process:
-        yield build_run(config, process)
+    return build_run(config, process)
 
 
 def _wide_gemm() -> Any:
@@ -227,15 +235,9 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
     from bridge.front.loader import load_container
     from bridge.megatron.backend import Backend, running
     from bridge.megatron.process import training_process
-    from bridge.training.config import runtime_config_update
-    from bridge.training.run import build_run
 
     def built(recipe: str, process: Any) -> Any:
-        config = load_container(
-            [f"mixed_precision={recipe}", "precision_backend=emulated"], config_path=HERE.parent / "conf"
-        )
-        runtime_config_update(config)
-        run = build_run(config, process)
+        run = _built(process, f"mixed_precision={recipe}", "precision_backend=emulated")
         return run, run.batches_of(run.splits.train, start=0)
 
     first = load_container(config_path=HERE.parent / "conf")

@@ -22,7 +22,7 @@ import resource
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,14 +55,6 @@ class Answer:
     findings: tuple[RuleFinding, ...] = ()
     fit: str = ""
     """Whether it fits into its GPUs."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Row:
-    """The findings of one rule with one outcome."""
-
-    recipes: set[str] = field(default_factory=set)
-    first: RuleFinding
 
 
 def answers(folder: Path) -> list[Answer]:
@@ -119,23 +111,23 @@ def summary(found: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def rows(found: Iterable[Answer]) -> list[Row]:
-    """Return a row for each rule and severity, the worst and the most frequent first."""
-    table: dict[tuple[str, str], Row] = {}
+def rows(found: Iterable[Answer]) -> dict[tuple[str, str], dict[str, RuleFinding]]:
+    """Return (severity, rule) -> recipe -> its first finding, the worst and the most frequent rules first."""
+    table: dict[tuple[str, str], dict[str, RuleFinding]] = {}
     for answer in found:
         for finding in answer.findings:
-            table.setdefault((finding.severity, finding.id), Row(first=finding)).recipes.add(answer.name)
-    return sorted(table.values(), key=lambda row: (SEVERITIES.index(row.first.severity), -len(row.recipes)))
+            table.setdefault((finding.severity, finding.id), {}).setdefault(answer.name, finding)
+    return dict(sorted(table.items(), key=lambda row: (SEVERITIES.index(row[0][0]), -len(row[1]))))
 
 
 def table(found: Sequence[Answer]) -> str:
     """Return the findings as a Markdown table, each with its first example and the changes that mend it."""
     lines = ["| Rule | Recipes | Finding, of the first of them | Ways out |", "|---|---|---|---|"]
-    for row in rows(found):
-        one = row.first
-        said = f"{one.path}: {one.rule}".replace("|", "\\|")
-        ways = "; ".join(one.remedies).replace("|", "\\|")
-        lines.append(f"| {one.severity} {one.id}, {one.title} | {len(row.recipes)} | {said} | {ways} |")
+    for (severity, rule), recipes in rows(found).items():
+        one = next(iter(recipes.values()))
+        cells = [f"{one.path}: {one.rule}", "; ".join(one.remedies)]
+        said, ways = (cell.replace("|", "\\|") for cell in cells)
+        lines.append(f"| {severity} {rule}, {one.title} | {len(recipes)} | {said} | {ways} |")
     return "\n".join(lines)
 
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib import figure  # noqa: F401  (for the forks, whose first rank draws)
 
+from bridge.audit.run_folder import RunFolder
 from bridge.errors import BridgeError
 from bridge.front.loader import load_container
 from bridge.training.config import runtime_config_update
@@ -200,8 +201,7 @@ def measure(row: Row, folder: Path) -> None:
     if any(rank.exitcode for rank in ranks):
         row["failed"] = [rank.exitcode for rank in ranks]
         return
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [record for record in records if record["kind"] == "train"]
+    steps = RunFolder(folder).metrics("train")
     row["losses"] = [step["loss"] for step in steps]
     row["ms"] = statistics.median(1000 * TOKENS / step["tokens_per_second"] for step in steps[1:])
 

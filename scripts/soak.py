@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -31,6 +30,7 @@ from typing import NoReturn
 import psutil
 
 import bridge.training.loop  # noqa: F401  imported once, for all attempts
+from bridge.audit.run_folder import RunFolder
 from bridge.checkpoint.folder import folder_of, is_finished, iterations
 from bridge.checkpoint.manifest import damage
 from bridge.front.train import main_train
@@ -82,10 +82,7 @@ class Run:
 
     def losses(self) -> list[tuple[int, float]]:
         """Return (step, loss) of every record."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-        records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the making
-        return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
+        return [(record["step"], record["loss"]) for record in RunFolder(self.folder).metrics("train")]
 
     def attempt(self, seconds: float) -> tuple[int | None, list[str]]:
         """Start or resume the run, and kill it after some seconds; return its exit code and processes left behind."""

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,13 @@ def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
     """Return the rows of the last measured step."""
     last = max((row.step for row in rows), default=0)
     return [row for row in rows if row.step == last]
+
+
+def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
+    """Return the rows of each operand that has some, in the order of `OPERANDS`."""
+    known = list(rows)
+    found = {operand: [row for row in known if row.operand == operand] for operand in OPERANDS}
+    return {operand: own for operand, own in found.items() if own}
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:

@@ -182,7 +182,9 @@ def pickle_fault(checkpoint: Path) -> str | None:
             _require_plain(path.read_bytes())
         for stored in listing.objects:
             name = stored.key
-            _require_plain(_bytes_of(checkpoint, stored), is_module_state=MODULE_KEY in name)
+            with (checkpoint / stored.file).open("rb") as stream:
+                stream.seek(stored.offset)
+                _require_plain(stream.read(stored.length), is_module_state=MODULE_KEY in name)
     except _NotAllowedError as error:
         return _foreign(name, error.name)
     except Exception:  # noqa: BLE001  as above
@@ -209,12 +211,6 @@ def _require_plain(data: bytes, *, is_module_state: bool = False) -> None:
         for leaf in torch.utils._pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint8 and leaf.numel():
                 _Reader(leaf.numpy().tobytes(), MODULE_STATE).load()
-
-
-def _bytes_of(checkpoint: Path, stored: Stored) -> bytes:
-    with (checkpoint / stored.file).open("rb") as stream:
-        stream.seek(stored.offset)
-        return stream.read(stored.length)
 
 
 def _listing(found: Any) -> Listing:

@@ -1,13 +1,13 @@
 """One arm of a comparison: a finished run, read from its folder."""
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from bridge.audit.quantisation import QuantisationRow, last_measured
+from bridge.audit.quantisation import by_operand, last_measured
 from bridge.audit.run_folder import RunFolder
 from bridge.compare.gap import Curve
 from bridge.errors import RunConfigError
@@ -69,8 +69,10 @@ def read_arm(folder: Path) -> Arm | None:
         flat = flat_fields(run.config)
         summary = run.summary or {}
         failed = run.json_of(FAILED).get("error")
-        curve = _curve(run.metrics("train"))
-        sqnr_db = _sqnr(run.quantisation)
+        train = run.metrics("train")
+        losses = tuple(math.nan if record["loss"] is None else float(record["loss"]) for record in train)
+        finite = (row for row in last_measured(run.quantisation) if math.isfinite(row.sqnr_db))
+        sqnr_db = {operand: fmean(row.sqnr_db for row in own) for operand, own in by_operand(finite).items()}
         label = str(summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe")
         return Arm(
             folder=folder,
@@ -79,7 +81,7 @@ def read_arm(folder: Path) -> Arm | None:
             rest={name: value for name, value in flat.items() if is_rest(name)},
             seed=tuple(flat.get(name) for name in SEEDS),
             warm_up=int(flat["train.lr_warmup_iters"]),
-            curve=curve,
+            curve=Curve(steps=tuple(int(record["step"]) for record in train), losses=losses),
             summary=summary,
             sqnr_db=sqnr_db,
             failure=failed or summary.get("failure"),
@@ -112,16 +114,3 @@ def flat_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[section] = values
     return flat
-
-
-def _curve(records: Sequence[Mapping[str, Any]]) -> Curve:
-    losses = tuple(math.nan if record["loss"] is None else float(record["loss"]) for record in records)
-    return Curve(steps=tuple(int(record["step"]) for record in records), losses=losses)
-
-
-def _sqnr(rows: Sequence[QuantisationRow]) -> dict[str, float]:
-    values = defaultdict[str, list[float]](list)
-    for row in last_measured(rows):
-        if math.isfinite(row.sqnr_db):
-            values[row.operand].append(row.sqnr_db)
-    return {operand: sum(each) / len(each) for operand, each in values.items()}

@@ -146,13 +146,14 @@ def _labels(arms: Sequence[Arm]) -> list[str]:
     """Return a label for each recipe; equal ones get the fields of precision that tell them apart."""
     labels = [arm.label for arm in arms]
     return [
-        label if labels.count(label) == 1 else f"{label}, {_apart(arm, [one for one in arms if one.label == label])}"
+        label if labels.count(label) == 1 else f"{label}, {_apart(arm, arms)}"
         for label, arm in zip(labels, arms, strict=True)
     ]
 
 
-def _apart(arm: Arm, others: Sequence[Arm]) -> str:
-    return ", ".join(f"{name}={arm.precision.get(name)}" for name in _varied([one.precision for one in others]))
+def _apart(arm: Arm, arms: Sequence[Arm]) -> str:
+    varied = _varied([one.precision for one in arms if one.label == arm.label])
+    return ", ".join(f"{name}={arm.precision.get(name)}" for name in varied)
 
 
 def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -51,12 +51,8 @@ def propose(
 ) -> list[Proposal]:
     """Return a proposal for each module with an operand that lost more than a bit.
 
-    Args:
-        rows: Measured operands (`bridge.audit.quantisation.QuantisationRow`); of several steps the last counts.
-        scheme: That of the run; None: rows alone choose one.
-        fp8_format: The run's `fp8`.
-        num_layers: Layers of the model; prediction layers behind them have no number in a row.
-        schemes: Those of `FINER` that the target runs.
+    Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction layers behind its
+    `num_layers` have no number in a row. `schemes` are those of `FINER` that the target runs.
     """
     modules: dict[tuple[int, str], list[Any]] = {}
     for row in last_measured(rows):

@@ -78,14 +78,9 @@ class PrecisionReport:
             BridgeError: There is no recipe of that name, it is neither a name nor a recipe, or a row of `modules` takes
                 no linear layer that multiplied.
         """
-        from bridge.registry.config import MixedPrecisionConfig
         from bridge.registry.registry import get_mixed_precision_config
 
-        given: object = config
-        if not isinstance(given, str | MixedPrecisionConfig):
-            rule = "config: must be a recipe or the name of one"
-            raise PrecisionTypeError(f"{rule}, got {type(given).__name__}. Give a MixedPrecisionConfig.")
-        config = get_mixed_precision_config(given) if isinstance(given, str) else given
+        config = get_mixed_precision_config(config)
         autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
         wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or config.mode), "float32")
         found = []

@@ -43,11 +43,7 @@ def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict
 
 
 def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig) -> ModuleSchemes:
-    """Return the schemes of a recipe for a model with linear layers at these places.
-
-    Args:
-        places: Layer, from 0, and Megatron's name within it.
-        config: The recipe.
+    """Return the schemes of a recipe for a model whose linear layers have these numbers, from 0, and Megatron's names.
 
     Raises:
         PrecisionTypeError: A row takes no layer, or the model has no layer that a row names.

@@ -128,8 +128,7 @@ def _plan_of(chunks: Sequence[torch.nn.Module], recipe: MixedPrecisionConfig | s
         raise PrecisionTypeError(
             f"model: a recipe is planned for a Megatron model with its config, got {what}. Use check_precision."
         )
-    precision = get_mixed_precision_config(recipe) if isinstance(recipe, str) else recipe
-    return precision_plan(precision, config, mcore=installed("mcore"))
+    return precision_plan(get_mixed_precision_config(recipe), config, mcore=installed("mcore"))
 
 
 @contextmanager

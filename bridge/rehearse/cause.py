@@ -10,21 +10,10 @@ import ast
 import linecache
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("megatron", "transformer_engine")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cause:
-    """Where an error was raised, and the settings that its condition reads."""
-
-    where: str = ""
-    """File and line within its package: "megatron/core/transformer/transformer_config.py:1088"."""
-    fields: tuple[str, ...] = ()
-    """section.field of each setting, in order of reading."""
 
 
 def first_of(error: BaseException) -> BaseException:
@@ -34,16 +23,20 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-def cause_of(error: BaseException, sections: Mapping[str, Mapping[str, Any]]) -> Cause:
-    """Return the cause of an error; both parts are empty for one of another package."""
+def cause_of(error: BaseException, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+    """Return where an error was raised, and section.field of each setting that its condition reads, in that order.
+
+    The place is a file and a line within its package: "megatron/core/transformer/transformer_config.py:1088". Both
+    are empty for an error of another package.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _place(frame.filename)]
     where = f"{_place(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     for frame in reversed(frames):
         for names in _conditions(frame.filename, frame.lineno or 0):
             fields = [f"{section}.{name}" for name in names for section in sections if name in sections[section]]
             if fields:
-                return Cause(where=where, fields=tuple(fields))
-    return Cause(where=where)
+                return where, fields
+    return where, []
 
 
 def _place(file: str) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bridge.rehearse.layout import SPLIT, Split
@@ -13,17 +12,6 @@ from bridge.rules.shape.model import has_experts
 
 PREDICTION = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
 """Fields of prediction layers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeptLayers:
-    """The layers that are kept."""
-
-    layers: tuple[int, ...]
-    """Their numbers in the run, from 0, in order."""
-    start: int
-    """How many of them are first layers that the run keeps in BF16."""
-    end: int
 
 
 def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
@@ -40,26 +28,29 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
         needs_last=shape.has_mtp,
     )
     why = "keeps both ends, each kind of layer, and whole stages"
-    run.set("model.num_layers", len(kept.layers), why)
-    counts = {"num_layers_at_start_in_bf16": kept.start, "num_layers_at_end_in_bf16": kept.end}
-    for name, now, count in zip(counts, (settings.start, settings.end), counts.values(), strict=True):
+    run.set("model.num_layers", len(kept), why)
+    counts = {
+        "num_layers_at_start_in_bf16": (settings.start, sum(layer < settings.start for layer in kept)),
+        "num_layers_at_end_in_bf16": (settings.end, sum(layer >= shape.num_layers - settings.end for layer in kept)),
+    }
+    for name, (now, count) in counts.items():
         if now != count:
             owner = "model" if run.precision is None or name not in run.precision else "mixed_precision"
             run.set(f"{owner}.{name}", count, "fewer layers are kept in all")
-    _state_kinds(run, kept.layers)
-    _renumber_rows(run, kept.layers)
+    _state_kinds(run, kept)
+    _renumber_rows(run, kept)
     if shape.mtp_num_layers > 2 and "mtp_num_layers" in run.model:
         run.set("model.mtp_num_layers", 2, "prediction layers are alike")
-    fields = split.fields(len(kept.layers))
+    fields = split.fields(len(kept))
     for name in SPLIT:
         before = run.model.pop(name, None)
         if before not in (None, False, fields.get(name)):
             run.note(f"model.{name}", before, fields.get(name), "the split of the run at two stages")
     recomputed = whole_number(read_field(run.model, "recompute_num_layers"))
     if recomputed:
-        most = len(kept.layers) // (stages * run.layout.virtual)
+        most = len(kept) // (stages * run.layout.virtual)
         run.set("model.recompute_num_layers", min(recomputed, max(1, most)), "the layers of a stage are fewer")
-    run.layers = tuple(str(layer + 1) for layer in kept.layers)
+    run.layers = tuple(str(layer + 1) for layer in kept)
     return fields
 
 
@@ -127,8 +118,8 @@ def kept_layers(
     limit: int,
     wanted: Sequence[int] = (),
     needs_last: bool = False,
-) -> KeptLayers:
-    """Return the layers of these kinds to keep: as many as the split can share.
+) -> tuple[int, ...]:
+    """Return the layers of these kinds to keep, by their numbers from 0 on: as many as the split can share.
 
     They are the `start` and `end` layers that stay in BF16, fewer where the limit asks for it, one of each kind between
     them, and the wanted ones as far as the limit goes. `needs_last`: prediction layers are built as the last one is.
@@ -148,8 +139,7 @@ def kept_layers(
     spare = [layer for layer in _spread(middle, size) if layer not in chosen]
     spare += [layer for layer in middle if layer not in chosen and layer not in spare]
     chosen |= set(spare[: size - len(chosen)])
-    ends = sum(layer < start for layer in chosen), sum(layer >= count - end for layer in chosen)
-    return KeptLayers(layers=tuple(sorted(chosen)), start=ends[0], end=ends[1])
+    return tuple(sorted(chosen))
 
 
 def _shared(start: int, end: int, most: int) -> tuple[int, int]:

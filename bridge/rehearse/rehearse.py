@@ -124,13 +124,7 @@ def rehearse(
         layers=small.shape.num_layers,
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
-        left_out=(
-            *small.left_out,
-            *(
-                Finding(path=one["field"], rule=one["reason"], value=one["value"], remedy="", severity="warning")
-                for one in answer["left_out"]
-            ),
-        ),
+        left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
         unknown=_unknown(target, versions, small, answer),
     )
 
@@ -222,7 +216,11 @@ def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
         planned = sum(row.item in GEMMS for module in modules for row in module.rows)
         different, found = _compared(plan, first["records"])
         equal = planned - different
-        findings = [*findings, *found, *(_resume_findings(first) if "resumed_loss" in first else ())]
+        findings += found
+        if first.get("resumed_loss", first["loss"]) != first["loss"]:
+            rule = f"the step after a resume has the loss of the same step without a break, {first['loss']:.6f}"
+            resumed = f"{first['resumed_loss']:.6f}"
+            findings.append(Finding(path="checkpoint", rule=rule, value=resumed, remedy="", severity="warning"))
     return Launched(
         round=one,
         seconds=launch["seconds"],
@@ -273,10 +271,3 @@ def _findings(error: dict[str, Any], phase: str) -> list[Finding]:
     where = f", {error['where']}" if error["where"] else ""
     rule = f"{error['type']} when {phase}{where}"
     return [Finding(path=", ".join(error["fields"]) or "run", rule=rule, value=error["message"], remedy="")]
-
-
-def _resume_findings(first: dict[str, Any]) -> list[Finding]:
-    if first["loss"] == first["resumed_loss"]:
-        return []
-    rule = f"the step after a resume has the loss of the same step without a break, {first['loss']:.6f}"
-    return [Finding(path="checkpoint", rule=rule, value=f"{first['resumed_loss']:.6f}", remedy="", severity="warning")]

@@ -75,6 +75,7 @@ def shrink(
     _shrink_tokens(run)
     _replace_schedule(run)
     _replace_optimizer(run)
+    _replace_kernels(run)
     _drop(run)
     _leave_out(run, sections, place)
     run.rounds = layout.rounds(processes, split)
@@ -171,8 +172,7 @@ def _replace_optimizer(run: SmallRun) -> None:
 
 
 def _drop(run: SmallRun) -> None:
-    """Take kernels of a GPU out of the model, its sizes, which each launch has, and functions, saved as text."""
-    _replace_kernels(run)
+    """Take the sizes out of the model, which each launch has, and functions, saved as text."""
     for name in INITIALISERS:
         run.model.pop(name, None)
     sizes = {**Round().fields(), "overlap_p2p_comm": None, "batch_p2p_comm": None}

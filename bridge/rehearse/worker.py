@@ -63,22 +63,26 @@ def main(file: Path) -> None:
 
 def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
     sections = plan["sections"]
-    _declare(sections)
+    is_te = sections["precision_backend"] == te_cpu.BACKEND
+    if is_te:  # before Megatron is imported
+        low = sections["model"] | (sections.get("mixed_precision") or {})
+        own = low.get("fp4_recipe") if low.get("fp4") else low.get("fp8_recipe")
+        te_cpu.declare(sections.get("target"), schemes=[own, *schemes_of_rows(low.get("modules"))])
     rounds = [Round(**{**one, "kinds": tuple(one["kinds"])}) for one in plan["rounds"]]
     left_out = _leave_out(sections, rounds)
     for entry in left_out:
-        if entry["field"] in ANOTHER_MODEL:
-            rule = f"a rehearsal without it would be one of another model ({entry['reason']})"
-            raise RunConfigError.of(entry["field"], rule, entry["value"], "Use `precision-bridge check` for this run.")
+        if entry["path"] in ANOTHER_MODEL:
+            rule = f"a rehearsal without it would be one of another model ({entry['rule']})"
+            raise RunConfigError.of(entry["path"], rule, entry["value"], "Use `precision-bridge check` for this run.")
     left_out += [
-        {"field": name, "value": value, "reason": f"a CPU needs {os.environ[name]}"}
+        {"path": name, "value": value, "rule": f"a CPU needs {os.environ[name]}"}
         for name, value in plan["variables"].items()
         if os.environ[name] != value
     ]
-    gone = [kind for kind, path in SIZES.items() if path in {entry["field"] for entry in left_out}]
+    gone = [kind for kind, path in SIZES.items() if path in {entry["path"] for entry in left_out}]
     for name in IN_EVERY_RANK:
         import_module(name)
-    if sections["precision_backend"] == te_cpu.BACKEND and plan["saves_without_state"]:
+    if is_te and plan["saves_without_state"]:
         from bridge.megatron.te_cpu.patches import save_without_state
 
         save_without_state()
@@ -93,16 +97,9 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         launches.append({"round": dataclasses.asdict(one), "seconds": seconds, "outcomes": outcomes})
     from bridge.megatron.te_cpu.install import installed_te
 
-    te = installed_te() if sections["precision_backend"] == te_cpu.BACKEND else None
+    te = installed_te() if is_te else None
     versions = {"mcore": metadata.version("megatron-core"), "te": te.version if te is not None else None}
     return {"left_out": left_out, "launches": launches, "versions": versions}
-
-
-def _declare(sections: dict[str, Any]) -> None:
-    if sections["precision_backend"] == te_cpu.BACKEND:
-        low = sections["model"] | (sections.get("mixed_precision") or {})
-        own = low.get("fp4_recipe") if low.get("fp4") else low.get("fp8_recipe")
-        te_cpu.declare(sections.get("target"), schemes=[own, *schemes_of_rows(low.get("modules"))])
 
 
 def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, Any]]:
@@ -129,7 +126,7 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
             key = path.partition(".")[2]
             held.pop(key, None)
             if values.get(key) not in (None, False, [], DEFAULTS[name].get(key)):
-                found.append({"field": path, "value": values.get(key), "reason": reason})
+                found.append({"path": path, "value": values.get(key), "rule": reason})
     return found
 
 
@@ -214,9 +211,9 @@ def _described(error: Exception, sections: Plan) -> Plan:
         path = getattr(first, "path", "")
         parts = {name: getattr(first, name) for name in ("path", "rule", "value", "remedy")} if path else {}
         return {"findings": [parts or {"path": "run", "rule": str(first), "remedy": ""}]}
-    cause = cause_of(first, {name: sections[name] for name in ("model", "optimizer", "ddp")})
+    where, fields = cause_of(first, {name: sections[name] for name in ("model", "optimizer", "ddp")})
     text = " ".join(str(first).split())
-    return {"type": type(first).__name__, "message": text, **dataclasses.asdict(cause)}
+    return {"type": type(first).__name__, "message": text, "where": where, "fields": fields}
 
 
 def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:

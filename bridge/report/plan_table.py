@@ -6,6 +6,7 @@ Equal layers, modules and stages share a line, and columns that are equal everyw
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,25 +24,27 @@ COMMON = HEADINGS[5:]
 BROKEN = ("layers", "modules", "scales x, w, dy")
 """Columns that may be broken over lines."""
 FORWARD = ("fprop", "forward", "lookup", "qk")
-Line = tuple[str, ...]
+Line = dict[str, str]
+"""Heading -> value, for all of `HEADINGS`."""
 
 
 def plan_table(plan: PrecisionPlan) -> RenderableType:
     """Return the plan as something rich can print."""
-    groups = [(layers, _folded(modules)) for layers, modules in plan.folded()]
-    lines = [line for _, folded in groups for _, line in folded]
-    shared = {heading: _same(lines, HEADINGS.index(heading)) for heading in COMMON}
+    groups = [(layers, [(module.name, line_of(module)) for module in modules]) for layers, modules in plan.folded()]
+    lines = [line for _, named in groups for _, line in named]
+    shared = {heading: _same(lines, heading) for heading in COMMON}
     kept = [heading for heading in HEADINGS if shared.get(heading) is None]
     sections: list[list[Row]] = []
-    for layers, folded in groups:
-        labels = [compact([layer.label for layer in layers])] + [""] * len(folded)
-        sections.append(
-            [
-                {"layers": label, "modules": _modules(names)}
-                | {heading: _coloured(line[HEADINGS.index(heading)]) for heading in kept}
-                for label, (names, line) in zip(labels, folded, strict=False)
-            ]
-        )
+    for layers, named in groups:
+        modules: dict[tuple[str, ...], list[str]] = {}  # with the same line together
+        for name, line in named:
+            modules.setdefault(tuple(line.values()), []).append(name)
+        rows: list[Row] = []
+        for values, names in modules.items():
+            label = "" if rows else compact([layer.label for layer in layers])
+            cells = {heading: _coloured(value) for heading, value in zip(HEADINGS, values, strict=True)}
+            rows.append({"layers": label, "modules": _modules(names)} | {heading: cells[heading] for heading in kept})
+        sections.append(rows)
     parts = [table(*sections, title=plan.label + NUMBERED, keys=2, wraps=BROKEN)]
     everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
     if everywhere:
@@ -55,21 +58,22 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
     """Return the cells in which two plans differ, equal ones folded."""
     if not differences:
         return Text(f"The plans of {before} and {after} are the same.")
-    modules_of: dict[tuple[str, ...], list[str]] = {}
-    for row in differences:
-        key = (compact(row.layers), row.item, row.column, row.before or "-", row.after or "-")
-        modules_of.setdefault(key, []).append(row.module)
-    items_of: dict[tuple[str, str, str, str, str], list[str]] = {}
-    for (layers, item, column, old, new), modules in modules_of.items():
-        items_of.setdefault((layers, _modules(modules), column, old, new), []).append(item)
+    modules_of: dict[PlanDifference, list[str]] = {}
+    for one in differences:
+        modules_of.setdefault(replace(one, module=""), []).append(one.module)
+    items_of: dict[PlanDifference, list[str]] = {}
+    for one, modules in modules_of.items():
+        items_of.setdefault(replace(one, module=_modules(modules), item=""), []).append(one.item)
     rows: list[Row] = []
     last = ("", "")
-    for (layers, named, column, old, new), items in items_of.items():
-        what = ", ".join(items) + ("" if column == "format" else f": {column}")
-        place = (layers, named) if (layers, named) != last else ("", "")
-        last = (layers, named)
-        cells = {"layers": place[0], "modules": place[1], "what": what}
-        rows.append({**cells, "before": _coloured(old), "after": _coloured(new)})
+    for one, items in items_of.items():
+        place = compact(one.layers), one.module
+        named = dict(zip(("layers", "modules"), place if place != last else ("", ""), strict=True))
+        what = ", ".join(items) + ("" if one.column == "format" else f": {one.column}")
+        rows.append(
+            {**named, "what": what, "before": _coloured(one.before or "-"), "after": _coloured(one.after or "-")}
+        )
+        last = place
     return table(rows, title=f"{before} -> {after}{NUMBERED}", wraps=[*rows[0]])
 
 
@@ -98,15 +102,8 @@ def _summary(plan: PrecisionPlan) -> str:
     return f"{low} of {linears} linear layers compute in {name} ({plan.settings.scheme} scaling)."
 
 
-def _folded(modules: Sequence[PlanModule]) -> list[tuple[list[str], Line]]:
-    found: dict[Line, list[str]] = {}
-    for module in modules:
-        found.setdefault(line_of(module), []).append(module.name)
-    return [(names, line) for line, names in found.items()]
-
-
 def line_of(module: PlanModule) -> Line:
-    """Return a module's formats in the columns of `HEADINGS`; empty where it has none."""
+    """Return a module's formats; empty where it has none."""
     formats = {row.item: row.format for row in module.rows}
     scales = {row.item: row.scale for row in module.rows}
     forward = next((formats[item] for item in FORWARD if item in formats), "")
@@ -117,12 +114,13 @@ def line_of(module: PlanModule) -> Line:
         scale = tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
     weight = module.row("weight") or PlanRow(item="weight")
     kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
-    return forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept
+    values = (forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept)
+    return dict(zip(HEADINGS, values, strict=True))
 
 
-def _same(lines: Sequence[Line], column: int) -> str | None:
+def _same(lines: Sequence[Line], heading: str) -> str | None:
     """Return the value that all lines with a weight share, or None."""
-    values = {line[column] for line in lines if line[4]}
+    values = {line[heading] for line in lines if line["weight"]}
     return values.pop() if len(values) == 1 else None
 
 

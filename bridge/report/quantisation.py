@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bridge.audit.quantisation import OPERANDS, QuantisationRow, last_measured
+from bridge.audit.quantisation import QuantisationRow, by_operand, last_measured
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHAT_IF
 from bridge.report.curves import figure_of
@@ -41,21 +41,19 @@ def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> Render
 def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
     """Return, per operand and over all measured steps, the mean and the worst layer, for the end of a run."""
     lines = []
-    for operand in OPERANDS:
-        chosen = [row for row in rows if row.operand == operand and math.isfinite(row.sqnr_db)]
-        if chosen:
-            lowest = min(chosen, key=lambda row: row.sqnr_db)
-            lines.append(
-                {
-                    "operand": f"{operand} ({lowest.format})",
-                    "dB, mean": _mean(chosen, "sqnr_db"),
-                    **{f"if {scheme}": _mean(chosen, f"{scheme}_db") for scheme in WHAT_IF},
-                    "lowest": f"{lowest.sqnr_db:.1f}",
-                    "where": f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
-                    "to zero": _percent(max(row.underflow for row in chosen)),
-                    "saturated": _percent(max(row.saturated for row in chosen)),
-                }
-            )
+    for operand, own in by_operand(row for row in rows if math.isfinite(row.sqnr_db)).items():
+        lowest = min(own, key=lambda row: row.sqnr_db)
+        lines.append(
+            {
+                "operand": f"{operand} ({lowest.format})",
+                "dB, mean": _mean(own, "sqnr_db"),
+                **{f"if {scheme}": _mean(own, f"{scheme}_db") for scheme in WHAT_IF},
+                "lowest": f"{lowest.sqnr_db:.1f}",
+                "where": f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
+                "to zero": _percent(max(row.underflow for row in own)),
+                "saturated": _percent(max(row.saturated for row in own)),
+            }
+        )
     title = f"Signal to quantisation noise; the most that went to zero or saturated{NUMBERED}"
     return table(lines, title=title, numbers={name for row in lines for name in row} - {"operand", "where"})
 
@@ -76,21 +74,21 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
     """
     steps = sorted({row.step for row in rows})
     places = sorted({(row.layer, row.module) for row in rows})
-    present = [operand for operand in OPERANDS if any(row.operand == operand for row in rows)]
+    present = by_operand(rows)
     figure = figure_of(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places)))
     figure.suptitle(
         f"{title}\nsignal to quantisation noise, against that of a healthy tensor in the same format", fontsize=11
     )
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
     image = None
-    for panel, operand in zip(axes, present, strict=True):
+    for panel, (operand, own) in zip(axes, present.items(), strict=True):
         grid = [[math.nan] * len(steps) for _ in places]
-        for row in rows:
-            if row.operand == operand and row.format in FORMATS:
+        for row in own:
+            if row.format in FORMATS:
                 healthy = FORMATS[row.format].healthy_db
                 grid[places.index((row.layer, row.module))][steps.index(row.step)] = row.sqnr_db - healthy
         image = panel.imshow(grid, aspect="auto", vmin=-WORST_DB, vmax=0, cmap="cividis", interpolation="nearest")
-        formats = ", ".join(dict.fromkeys(row.format for row in rows if row.operand == operand))
+        formats = ", ".join(dict.fromkeys(row.format for row in own))
         panel.set_title(f"{operand} ({formats})", fontsize=10)
         every = max(1, len(steps) // 6)
         panel.set_xticks(range(0, len(steps), every), [str(step) for step in steps[::every]])

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.audit.early_warnings import Signs, early_warnings
-from bridge.audit.quantisation import OPERANDS, last_measured
+from bridge.audit.quantisation import by_operand, last_measured
 from bridge.audit.run_folder import RunFolder
 from bridge.report.table import cell, facts
 
@@ -55,13 +55,11 @@ def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:
 
 def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
     """Return the largest underflow and saturation of each operand at the last measured step."""
-    last, found = last_measured(run.quantisation), []
-    for operand in OPERANDS:
-        own = [row for row in last if row.operand == operand]
-        if own:
-            shares = [max(getattr(row, name) for row in own) for name in ("underflow", "saturated")]
-            text = f"{100 * shares[0]:.2g} % to zero, {100 * shares[1]:.2g} % saturated, at most; step {own[0].step}"
-            found.append((operand, text))
+    found = []
+    for operand, own in by_operand(last_measured(run.quantisation)).items():
+        shares = [max(getattr(row, name) for row in own) for name in ("underflow", "saturated")]
+        text = f"{100 * shares[0]:.2g} % to zero, {100 * shares[1]:.2g} % saturated, at most; step {own[0].step}"
+        found.append((operand, text))
     return found
 
 

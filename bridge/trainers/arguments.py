@@ -21,15 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> ExportReport:
-    """Return a recipe as `system(name)` writes it.
-
-    Args:
-        name: The system, as in ``precision-bridge convert --to``.
-        recipe: A recipe's name, or a config.
-        context: Facts that the exporter takes.
-
-    Returns:
-        The export; a warning is logged for each stated field that the trainer has no exact setting for.
+    """Return a recipe as `system(name)` writes it; log each stated field that the trainer has no exact setting for.
 
     Raises:
         PayloadError: The trainer cannot run the format or the autocast of the recipe.

@@ -29,7 +29,6 @@ class Audit:
         self._run = run
         self._path = run_dir / FILE
         self._phase: Phase | None = None
-        self._everywhere = Record(gemms=())
         self._copies = Copies()
         self.record = Record(gemms=())
         """The last record."""
@@ -63,16 +62,12 @@ class Audit:
         watch = GemmWatch(model)
         with watch.watching(), watch_copies(model, self._run.trainer.optimizer) as self._copies:
             yield
-        self._take(watch)
-        if self._run.config.train.audit != "off":
-            self._compare(must_raise=is_first)
-
-    def _take(self, watch: GemmWatch) -> None:
-        """Gather the record of this step from all ranks; a collective call."""
         run = self._run
-        own = take_census(run.trainer.model, run.trainer.optimizer, run.activations)
-        self._everywhere = gathered(watch, own)
-        self.record = replace(self._everywhere, census=own, backend=run.backend, step=run.iteration + 1)
+        own = take_census(model, run.trainer.optimizer, run.activations)
+        everywhere = gathered(watch, own)
+        self.record = replace(everywhere, census=own, backend=run.backend, step=run.iteration + 1)
+        if run.config.train.audit != "off":
+            self._compare(everywhere, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
@@ -84,11 +79,11 @@ class Audit:
         model = self._run.trainer.config
         return precision_plan(precision, model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore"))
 
-    def _compare(self, *, must_raise: bool) -> None:
+    def _compare(self, everywhere: Record, *, must_raise: bool) -> None:
         plan = self.plan()
         found = self._copies.mismatches()
         is_whole = not found  # else a weight that is not its master's has this cause, and no other
-        found = (*(one for one in compare(plan, self._everywhere) if is_whole or one.column != "stale"), *found)
+        found = (*(one for one in compare(plan, everywhere) if is_whole or one.column != "stale"), *found)
         # The error of a healthy layer is bounded at the start alone: of a run, its second step too, which is the first
         # with the recipe's own scales under delayed scaling.
         if not must_raise and len(self._run.step_seconds) > 1:

@@ -12,7 +12,7 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from bridge.audit.quantisation import FILE, OPERANDS, QuantisationRow, finite, write_rows
+from bridge.audit.quantisation import FILE, QuantisationRow, by_operand, finite, write_rows
 from bridge.audit.run_folder import METRICS, RunFolder
 from bridge.errors import RunConfigError
 from bridge.training.config import LoggingConfig
@@ -177,15 +177,13 @@ class Metrics:
         write_rows(self._run_dir / FILE, rows, append=bool(self.quantisation))
         self.quantisation += rows
         scalars, distributions = {}, {}
-        for operand in OPERANDS:
-            own = [row for row in rows if row.operand == operand]
+        for operand, own in by_operand(rows).items():
             ratios = [row.sqnr_db for row in own if math.isfinite(row.sqnr_db)]
             if ratios:
                 distributions[f"quantisation/{operand}_db"] = ratios
                 scalars[f"quantisation/{operand}_db_mean"] = sum(ratios) / len(ratios)
-            if own:
-                scalars[f"quantisation/{operand}_underflow_max"] = max(row.underflow for row in own)
-                scalars[f"quantisation/{operand}_saturated_max"] = max(row.saturated for row in own)
+            scalars[f"quantisation/{operand}_underflow_max"] = max(row.underflow for row in own)
+            scalars[f"quantisation/{operand}_saturated_max"] = max(row.saturated for row in own)
         self._send(scalars, distributions, rows[0].step)
 
     def _send(self, values: dict[str, float], distributions: dict[str, list[float]], step: int) -> None:

@@ -48,11 +48,8 @@ def _warm_up(run: Run, batches: Callable[[], Iterator[dict[str, torch.Tensor]]])
 def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[QuantisationRow]:
     """Build a run, take some steps, and return the quantisation error of its operands.
 
-    Args:
-        config: A run as `pretrain` takes it, its recipe not yet written into the sections. `checkpoint.load` says
-            which weights to begin with.
-        steps: Optimizer steps to take, some of them measured; 0 measures forward and backward passes alone, on the
-            weights as they are.
+    The recipe is not yet written into the sections; `checkpoint.load` says which weights to begin with. Some of the
+    steps are measured; 0 measures forward and backward passes alone, on the weights as they are.
 
     Raises:
         RunConfigError: The recipe has no low-precision matmuls to be measured.

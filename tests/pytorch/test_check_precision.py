@@ -173,5 +173,5 @@ def test_another_format_of_the_gradients_is_a_disagreement() -> None:
 
 def test_a_recipe_is_asked_for_and_nothing_else() -> None:
     report = check_precision(nn.Linear(1, 1))
-    with pytest.raises(PrecisionTypeError, match="config: must be a recipe or the name of one, got int"):
+    with pytest.raises(PrecisionTypeError, match="must be a recipe's name or a MixedPrecisionConfig, got 3"):
         report.disagreements(3)  # type: ignore[arg-type]

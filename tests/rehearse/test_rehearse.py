@@ -29,9 +29,9 @@ def test_the_condition_behind_an_error_of_megatron_names_the_fields():
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 6, "tensor_model_parallel_size": 4}
     with pytest.raises(ValueError, match="multiple of") as raised:
         GPTConfig(**model)
-    cause = cause_of(raised.value, {"model": model, "optimizer": {}})
-    assert cause.fields == ("model.num_attention_heads", "model.tensor_model_parallel_size")
-    assert cause.where.startswith("megatron/core/transformer/transformer_config.py:")
+    where, fields = cause_of(raised.value, {"model": model, "optimizer": {}})
+    assert fields == ["model.num_attention_heads", "model.tensor_model_parallel_size"]
+    assert where.startswith("megatron/core/transformer/transformer_config.py:")
 
 
 SCRIPT = """

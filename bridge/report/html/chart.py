@@ -40,8 +40,9 @@ def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log:
     label = escape(f"{title}, {y} by step: {'; '.join(ends)}", quote=True)
     head = f'<svg viewBox="0 0 460.8 187.2" role="img" aria-label="{label}"><title>{escape(title)}</title>'
     svg = _drawn([*shown.values()], log=log)
-    keys = [f'<span class="key {_style(number)}"></span>{escape(name)}' for number, name in enumerate(shown)]
-    legend = "".join(f"<li>{key}</li>" for key in keys)
+    styles = (f"s{number % COLOURS}{' dashed' * (number >= COLOURS)}" for number in range(len(shown)))
+    keys = zip(styles, map(escape, shown), strict=True)
+    legend = "".join(f'<li><span class="key {style}"></span>{name}</li>' for style, name in keys)
     caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
     return f'<figure class="chart">{caption}{head}{svg}<ul class="legend">{legend}</ul></figure>'
 
@@ -72,11 +73,6 @@ def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
     svg = out.getvalue().partition("<svg")[2].partition(">")[2]
     svg = re.sub(r'<style.*?</style>| id="[\w.]+_\d+"', "", svg, flags=re.DOTALL)
     return re.sub("|".join(_OF_PAGE), lambda found: _OF_PAGE[found[0]], svg)
-
-
-def _style(number: int) -> str:
-    """Return the classes of a line's key: its colour, and dashes for lines beyond the last colour."""
-    return f"s{number % COLOURS}{' dashed' * (number >= COLOURS)}"
 
 
 def _thinned(points: Sequence[Point], *, log: bool) -> list[Point]:

@@ -118,11 +118,12 @@ def _moved(losses: list[float]) -> tuple[str, str]:
 def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for layers, modules in plan.folded():
-        by_formats: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        by_formats: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
         for module in modules:
-            by_formats[line_of(module)[:3]].append(module.name)
-        for formats, names in by_formats.items():
-            columns = dict(zip(("forward", "dgrad", "wgrad"), formats, strict=True))
+            line = line_of(module)
+            by_formats[line["forward"], line["dgrad"], line["wgrad"]].append(module.name)
+        for (forward, dgrad, wgrad), names in by_formats.items():
+            columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
             rows.append({"layers": [layer.label for layer in layers], "modules": names, **columns})
     return [row for row in rows if row["forward"]]
 
