@@ -32,15 +32,57 @@ from bridge.sync.routes import NOT_ROUTED
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
+RECIPES = """# Recipes
+
+| recipe | mode | scheme | format | weights stored in | layers kept | aliases |
+|---|---|---|---|---|---|---|"""
+FIELDS = """# Fields of MixedPrecisionConfig
+
+What `precision-bridge explain FIELD` prints, for every field. *Verdicts* and *stated* are explained in
+[Stated fields and the sync](../explain/stated-and-sync.md).
+
+The first 31 fields are those of Megatron Bridge's class. The others have the names that Megatron's own
+configs give them: unstated, they are not written, and the owner keeps what it has.
+"""
+SCHEMES_OF_FIELDS = """
+# Scaling schemes
+
+| scheme | set by | what it is | formats | settings it reads | keeps layers in BF16 |
+|---|---|---|---|---|---|"""
+RULES_PAGE = f"""# Rules
+
+The {len(RULES)} rules of a precision. `precision-bridge check` asks all of them, `finalize()`
+raises the errors that need the precision alone, and a sync asks those whose line says so. The id and the
+sentence are the same in each place. `precision-bridge explain ID` prints one.
+[Check before you submit](../howto/check-before-you-submit.md) tells how to use and silence them.
+
+*Error*: the run will not start, or is another run than the one asked for. *Warning*: it may. *Info*:
+worth knowing. Where a rule holds for some versions only and the target does not say which one runs,
+its finding is one step milder and says so.
+"""
+SUPPORT = """# Support matrix
+
+Which recipe runs on which GPU generation. `TE 2.2 CUDA 12.1` are the least versions there; *emulated*
+runs without units for that format, or as another one; *?* is not known. The same table, and a single
+target's column with the reasons: `precision-bridge support-matrix [--target h100,te2.8,cuda12.9]`.
+"""
+GPU_TABLE = """
+## GPU generations
+
+| target | GPU | generation | compute capability | memory, GiB | formats |
+|---|---|---|---|---|---|"""
+START = """# Set at start
+
+A framework changes some settings of a file when a run starts. With `--config` they are changed here in
+the same order, and each answer lists those that are not as the file has them.
+"""
 
 
 def recipes_page(registry: Registry = REGISTRY) -> str:
     """Return the page of recipes: an overview table, then one section per recipe."""
     own = "precision_bridge_recipes."
     recipes = [recipe for recipe in registry.recipes() if recipe.function.__module__.startswith(own)]
-    lines = [NOTE, "# Recipes\n", "| recipe | mode | scheme | format | weights stored in | layers kept | aliases |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    lines.extend(_overview(recipe) for recipe in recipes)
+    lines = [NOTE, RECIPES, *map(_overview, recipes)]
     for recipe in recipes:
         stated = recipe.function().to_dict()
         lines.append(f"\n## {recipe.name}\n")
@@ -71,15 +113,7 @@ def _overview(recipe: Recipe) -> str:
 
 def fields_page() -> str:
     """Return the page of fields: meaning, homes, when they act; then the schemes."""
-    lines = [NOTE, "# Fields of MixedPrecisionConfig\n"]
-    lines.append(
-        "What `precision-bridge explain FIELD` prints, for every field. *Verdicts* and *stated* are explained in"
-    )
-    lines.append("[Stated fields and the sync](../explain/stated-and-sync.md).\n")
-    lines.append(
-        "The first 31 fields are those of Megatron Bridge's class. The others have the names that Megatron's own"
-    )
-    lines.append("configs give them: unstated, they are not written, and the owner keeps what it has.\n")
+    lines = [NOTE, FIELDS]
     for subject, names in GROUPS.items():
         lines.append(f"## {subject}\n")
         for field in names:
@@ -91,11 +125,7 @@ def fields_page() -> str:
             lines.append("")
     lines.append("## Precision in Megatron's configs that no recipe states\n")
     lines.extend(f"- `{role}.{name}`: {reason}." for (role, name), reason in NOT_ROUTED.items())
-    lines.append("")
-    lines.append(
-        "# Scaling schemes\n\n| scheme | set by | what it is | formats | settings it reads | keeps layers in BF16 |"
-    )
-    lines.append("|---|---|---|---|---|---|")
+    lines.append(SCHEMES_OF_FIELDS)
     for row in SCHEMES:
         settings = ", ".join(f"`{name}`" for name in settings_of(row)) or "none"
         kept = "yes" if row.first_last_layers_bf16 else "no"
@@ -118,18 +148,7 @@ def _home(home: dict[str, str | None]) -> str:
 
 def rules_page() -> str:
     """Return the page of rules: how to read it, a list, then every rule in full, by topic."""
-    lines = [NOTE, "# Rules\n"]
-    lines.append(f"The {len(RULES)} rules of a precision. `precision-bridge check` asks all of them, `finalize()`")
-    lines.append(
-        "raises the errors that need the precision alone, and a sync asks those whose line says so. The id and the"
-    )
-    lines.append("sentence are the same in each place. `precision-bridge explain ID` prints one.")
-    lines.append("[Check before you submit](../howto/check-before-you-submit.md) tells how to use and silence them.\n")
-    lines.append(
-        "*Error*: the run will not start, or is another run than the one asked for. *Warning*: it may. *Info*:"
-    )
-    lines.append("worth knowing. Where a rule holds for some versions only and the target does not say which one runs,")
-    lines.append("its finding is one step milder and says so.\n")
+    lines = [NOTE, RULES_PAGE]
     lines.extend(f"- **{name}**: {meaning}." for name, meaning in EVIDENCE.items())
     for topic, rules in TOPICS.items():
         lines.append(f"\n## {topic}\n")
@@ -157,19 +176,7 @@ def _escaped(text: str) -> str:
 
 def support_page() -> str:
     """Return the page of the support matrix and of the GPU generations behind it."""
-    lines = [NOTE, "# Support matrix\n"]
-    lines.append(
-        "Which recipe runs on which GPU generation. `TE 2.2 CUDA 12.1` are the least versions there; *emulated*"
-    )
-    lines.append(
-        "runs without units for that format, or as another one; *?* is not known. The same table, and a single"
-    )
-    lines.append(
-        "target's column with the reasons: `precision-bridge support-matrix [--target h100,te2.8,cuda12.9]`.\n"
-    )
-    lines.append(matrix_markdown())
-    lines.append("\n## GPU generations\n\n| target | GPU | generation | compute capability | memory, GiB | formats |")
-    lines.append("|---|---|---|---|---|---|")
+    lines = [NOTE, SUPPORT, matrix_markdown(), GPU_TABLE]
     for gpu in GPUS.values():
         capability = dotted(gpu.capability) if gpu.capability else ""
         cells = (f"`{gpu.name}`", gpu.title, gpu.generation, capability, gpu.memory_gib or "", ", ".join(gpu.formats))
@@ -179,11 +186,7 @@ def support_page() -> str:
 
 def start_page() -> str:
     """Return the page of the values that other frameworks set at the start of a run."""
-    lines = [NOTE, "# Set at start\n"]
-    lines.append(
-        "A framework changes some settings of a file when a run starts. With `--config` they are changed here in"
-    )
-    lines.append("the same order, and each answer lists those that are not as the file has them.\n")
+    lines = [NOTE, START]
     for framework, rows in ((MEGATRON_BRIDGE, megatron_bridge_start.ROWS), (MEGATRON_LM, megatron_lm_start.ROWS)):
         lines.append(f"## {framework}\n\n| setting | because of | value | source |\n|---|---|---|---|")
         for row in rows:
