@@ -309,7 +309,7 @@ def main() -> int:
 
 def facts(cells: Sequence[Cell]) -> str:
     """Return the size of the grid, the date and the versions."""
-    from bridge.megatron.te_cpu.find import find_te  # imports Megatron
+    from bridge.megatron.te_cpu.install import find_te  # imports Megatron
 
     sizes = [len({cell[part] for cell in cells}) for part in PARTS]
     parts = [f"{size} {part}{'s' * (size != 1)}" for size, part in zip(sizes, PARTS, strict=True)]

@@ -21,7 +21,7 @@ from bridge.megatron.gpt import GPTConfig
 from bridge.megatron.te_cpu import shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS
 from bridge.megatron.te_cpu.extension import extension
-from bridge.megatron.te_cpu.find import VERSIONS, find_te
+from bridge.megatron.te_cpu.install import VERSIONS, find_te
 from bridge.megatron.te_cpu.patches import patches
 from bridge.megatron.te_cpu.storage import create_empty_quantized_tensor
 from bridge.numerics import QuantSpec, padded_scales, quantise

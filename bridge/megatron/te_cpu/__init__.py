@@ -1,7 +1,6 @@
 """Transformer Engine on a CPU: its own Python, over torch code in place of its compiled module.
 
-    find.py        the folder of Transformer Engine's Python, and the sentence where there is none
-    install.py     the import: stand-in first, then Transformer Engine, then the patches; once a process
+    install.py     Transformer Engine's Python is found; the import: stand-in first, then it, then the patches
     patches.py     every callable that is replaced, as rows; patches.yaml has the line that needs each
     extension.py   the module `transformer_engine_torch`, put together from the files below
       enums.py       its enums, as rows

@@ -11,7 +11,6 @@ from bridge.errors import BackendUnavailableError
 from bridge.megatron.replacement import always
 from bridge.megatron.te_cpu import activations, attention, gemm, norms, shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS, OLDER_ENUMS
-from bridge.megatron.te_cpu.find import VERSIONS
 
 NAME = "transformer_engine_torch"
 _CLASSES = ("CommOverlapCore", "CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
@@ -50,8 +49,8 @@ def module_of_missing(name: str) -> types.ModuleType:
     return made
 
 
-def extension(release: str = VERSIONS[-1]) -> types.ModuleType:
-    """Return the stand-in for the compiled module of a release of Transformer Engine."""
+def extension(*, is_older: bool = False) -> types.ModuleType:
+    """Return the stand-in for the compiled module of the newest release of Transformer Engine, or one before 2.15."""
     made = module_of_missing(NAME)
     parts = (storage, gemm, norms, attention, shards, support)
     functions = {
@@ -61,7 +60,7 @@ def extension(release: str = VERSIONS[-1]) -> types.ModuleType:
         if isinstance(function, types.FunctionType) and function.__module__ == part.__name__ and name[0] != "_"
     }
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
-    enums = ENUMS if release == VERSIONS[-1] else OLDER_ENUMS
+    enums = OLDER_ENUMS if is_older else ENUMS
     answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
     made.__dict__.update({**enums, **classes, **functions, **activations.FUNCTIONS, **answers})
     return made

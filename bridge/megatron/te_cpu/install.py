@@ -19,17 +19,19 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 
 import torch
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.replacement import changes
 from bridge.megatron.te_cpu.extension import NAME, extension, module_of_missing
-from bridge.megatron.te_cpu.find import find_te, release_of
 from bridge.megatron.te_cpu.patches import patches
 
+VERSIONS = ("2.9", "2.14", "2.20")
+"""Releases of Transformer Engine that the stand-in was written for; the last one is tested most."""
 _ENVIRONMENT = {
     "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries
     "NVTE_TORCH_COMPILE": "0",  # torch.compile has nothing to gain from functions of Python
@@ -58,6 +60,34 @@ class Installed:
 _installed: list[Installed] = []
 
 
+def find_te() -> tuple[Path | None, str]:
+    """Return the folder of Transformer Engine's Python to be put on the path (None: it is on it) and the version.
+
+    ``make setup`` fills a folder in the environment, which is on no path unless it is asked for.
+    """
+    spec, side = importlib.util.find_spec("transformer_engine"), Path(sys.prefix) / "te"
+    if spec is not None and spec.submodule_search_locations:
+        root, folder = Path(next(iter(spec.submodule_search_locations))).parent, None
+    else:
+        root = folder = side
+    is_there = (root / "transformer_engine" / "pytorch" / "__init__.py").is_file()
+    stated = [one.version for one in metadata.distributions(name="transformer_engine", path=[str(root)])]
+    version = stated[0] if is_there and stated else None
+    if version is None or _release_of(version) not in VERSIONS:
+        found = "it is not installed" if version is None else f"{version} is installed"
+        raise BackendUnavailableError(
+            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {', '.join(VERSIONS[:-1])} or "
+            f"{VERSIONS[-1]}, and {found} in {root}. Run: pip install --target {side} "
+            f"transformer-engine=={VERSIONS[-1]}.2 'pydantic>=2' einops"
+        )
+    return folder, version
+
+
+def _release_of(version: str) -> str:
+    """Return the release of a version: 2.20 of 2.20.2."""
+    return ".".join(version.split(".")[:2])
+
+
 def installed_te() -> Installed | None:
     """Return what was installed in this process, None where nothing was."""
     return _installed[0] if _installed else None
@@ -82,13 +112,14 @@ def install(capability: tuple[int, int]) -> Installed:
     if folder is not None:
         sys.path.append(str(folder))
     os.environ.update(_ENVIRONMENT)
-    sys.modules[NAME] = extension(release_of(version))
+    release = _release_of(version)
+    sys.modules[NAME] = extension(is_older=release != VERSIONS[-1])
     for name in _STUBS:
         sys.modules[name] = _stub(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_te()
-        for change in changes(patches(capability, release_of(version))):
+        for change in changes(patches(capability, release)):
             setattr(*change)
     found = Installed(version=version, capability=capability)
     _installed.append(found)
@@ -118,8 +149,7 @@ def _import_te() -> None:
     parent.__path__ = list(spec.submodule_search_locations)
     sys.modules["transformer_engine"] = parent
     common = importlib.import_module("transformer_engine.common")
-    loader: Callable[[str], None] = lambda _framework: None  # noqa: E731
-    common.__dict__["load_framework_extension"] = loader
+    common.__dict__["load_framework_extension"] = lambda _framework: None
     del sys.modules["transformer_engine"]
     package = importlib.import_module("transformer_engine")
     package.__dict__["common"] = common
