@@ -13,8 +13,7 @@ from megatron.core.fp8_utils import get_fp8_recipe, is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError
 from bridge.megatron.emulation.delayed import checkpoint
-from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
-from bridge.megatron.emulation.per_module import chooses_low, module_schemes
+from bridge.megatron.emulation.linear import gemm_precision, module_effects, require_emulable, scheme_of
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.optimizer import separate_gathers
 from bridge.megatron.replacement import replaced
@@ -71,9 +70,11 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
     scheme = scheme_of(config)
     if scheme is not None and not quant_recipes(getattr(config, "quant_recipe", None)):
         _require_some_layer(config)
+    effects = [effect for _, effect in module_effects(config)]
+    schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
     if requested == "te_cpu" or installed_te() is not None:
-        return _te_on_cpu(requested, config, [scheme, *module_schemes(config)], environ)
-    missing = _missing([scheme, *module_schemes(config)]) if requested != "emulated" else []
+        return _te_on_cpu(requested, config, schemes, environ)
+    missing = _missing(schemes) if requested != "emulated" else []
     if requested == "te" and missing:
         raise BackendUnavailableError(
             f"precision_backend: Transformer Engine cannot run here, got 'te'. Missing: {'; '.join(missing)}. Use "
@@ -81,7 +82,7 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
         )
     if requested != "emulated" and not missing:
         return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environ)))
-    if scheme is None and not chooses_low(config):
+    if scheme is None and not any(effect.chooses_in_high for effect in effects):
         unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
         return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
     why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"

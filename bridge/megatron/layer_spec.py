@@ -7,24 +7,36 @@ attention, latent attention. `emulate` puts emulated linear layers into the mode
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from megatron.core.models.gpt import experimental_attention_variant_module_specs as specs
 from megatron.core.models.gpt.gpt_layer_specs import (
     LNImpl,
     get_gpt_decoder_block_spec,
     get_gpt_decoder_layer_specs,
     get_gpt_mtp_block_spec,
 )
+from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.experimental_attention_variant.dsa import (
+    DSAIndexer,
+    DSAIndexerSubmodules,
+    DSAttention,
+    DSAttentionSubmodules,
+)
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from bridge.errors import RunConfigError
 from bridge.megatron.attention import FusedDotProductAttention, LatentAttention
-from bridge.megatron.hybrid.variants import with_variant
+from bridge.rules.shape.variants import DELTA_NET
 
 
 class SequenceParallelNorm:
@@ -76,7 +88,7 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
         config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
     )
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    layers = with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
+    layers = _with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
     if with_te:
         return dataclasses.replace(spec, layer_specs=layers)
     layers = [with_classes(layer, LOCAL) for layer in layers]
@@ -94,8 +106,70 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     layers = get_gpt_decoder_layer_specs(
         config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
-    whole = TransformerBlockSubmodules(layer_specs=with_variant(config, layers, first=0, with_te=with_te))
+    whole = TransformerBlockSubmodules(layer_specs=_with_variant(config, layers, first=0, with_te=with_te))
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec
     return dataclasses.replace(spec, layer_specs=[with_classes(layer, LOCAL) for layer in spec.layer_specs])
+
+
+class WholeLinear:
+    """Megatron's linear layer in the place of one of Transformer Engine's that is whole on every rank."""
+
+    def __new__(cls, *args: Any, parallel_mode: str, **kwargs: Any) -> Any:
+        """Return the layer."""
+        del parallel_mode
+        return ColumnParallelLinear(*args, gather_output=False, **kwargs)
+
+
+def _with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool) -> list[ModuleSpec]:
+    """Return layers of plain attention with the variant of a model config in those that have it.
+
+    The variants are the gated delta net and DeepSeek sparse attention; `first` is the number of the first layer in the
+    whole model, from 0. Megatron has specs of both for Transformer Engine's layers alone.
+    Source: megatron-core 0.16.1 models/gpt/experimental_attention_variant_module_specs.py, without a sparse block spec.
+    """
+    variant = config.experimental_attention_variant
+    if variant is None:
+        return list(layers)
+    is_delta = variant in DELTA_NET
+    if not is_delta and not config.bf16:
+        rule = "must be on for sparse attention, whose indexer rotates BF16 alone"
+        raise RunConfigError.of("model.bf16", rule, config.bf16, "Choose a recipe in BF16.")
+    has_variant = specs.get_linear_attention_pattern(config) if is_delta else [True] * config.num_layers
+    attention = _te_attention(config, is_delta=is_delta) if with_te else None
+    return [
+        _changed(layer, attention or _local_attention(layer, is_delta=is_delta), is_delta=is_delta, with_te=with_te)
+        if has_variant[number]
+        else layer
+        for number, layer in enumerate(layers, start=first)
+    ]
+
+
+def _changed(layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool) -> ModuleSpec:
+    """Return a layer with another attention."""
+    parts: dict[str, Any] = {"self_attention": attention}
+    if is_delta and with_te:
+        parts["input_layernorm"] = IdentityOp  # it is inside of the input projection
+    elif is_delta:
+        names = dict(layer.submodules.sharded_state_dict_keys_map)
+        parts["sharded_state_dict_keys_map"] = names | {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
+    return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **parts))
+
+
+def _te_attention(config: Any, *, is_delta: bool) -> ModuleSpec:
+    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider  # needs Transformer Engine
+
+    spec = specs.get_gated_delta_net_module_spec if is_delta else specs.get_dsa_module_spec_for_backend
+    return spec(config, TESpecProvider())
+
+
+def _local_attention(layer: ModuleSpec, *, is_delta: bool) -> ModuleSpec:
+    if is_delta:
+        linear = {"in_proj": ColumnParallelLinear, "out_proj": RowParallelLinear}
+        return ModuleSpec(module=GatedDeltaNet, submodules=GatedDeltaNetSubmodules(out_norm=WrappedTorchNorm, **linear))
+    linears = dict.fromkeys(("linear_wq_b", "linear_wk", "linear_weights_proj"), WholeLinear)
+    indexer = ModuleSpec(module=DSAIndexer, submodules=DSAIndexerSubmodules(k_norm=WrappedTorchNorm, **linears))
+    core = ModuleSpec(module=DSAttention, submodules=DSAttentionSubmodules(indexer=indexer))
+    latent = layer.submodules.self_attention
+    return dataclasses.replace(latent, submodules=dataclasses.replace(latent.submodules, core_attention=core))

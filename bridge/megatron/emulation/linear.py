@@ -15,7 +15,7 @@ layers here gather first and quantise the whole: the same amax, the same values.
 Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 tensor_parallel/layers.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,10 +30,9 @@ from megatron.core.tensor_parallel.mappings import (
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
-from bridge.megatron.emulation.per_module import in_module, per_module_faults
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
-from bridge.precision.matchers import EVALUATION, TRAINING
+from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect, matchers_in
 
 
 def scheme_of(config: Any) -> str | None:
@@ -80,6 +79,45 @@ def is_low_layer(config: Any, number: int) -> bool:
     return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
+def module_effects(config: Any) -> list[tuple[str, Effect]]:
+    """Return what a per-module recipe chooses for single modules, each with its name in the recipe."""
+    matchers = matchers_in(getattr(config, "quant_recipe", None))
+    return list(dict.fromkeys((one.config, effect) for one in matchers for effect in one.effects))
+
+
+def _per_module_faults(config: Any) -> Iterator[str]:
+    """Yield a sentence for each per-module choice that the emulation cannot run.
+
+    Where the run's weights are stored in FP8 or FP4, a module in the dtype of the run dequantises its weight;
+    Transformer Engine refuses one in another scheme.
+    """
+    refused = {"custom": "which needs Transformer Engine", "delayed": "which no single module can have"}
+    effects = module_effects(config)
+    for name, effect in effects:
+        field = f"model.quant_recipe: the emulated backend does not run {name}"
+        if effect.scheme in refused:
+            yield f"{field}, {refused[effect.scheme]}, got {effect.scheme!r}."
+        if effect.stored:
+            yield f"{field}, which Megatron drops in a GPT, got fp8_param=True."
+    family, stored = "fp8" if getattr(config, "fp8", None) else "fp4", scheme_of(config)
+    others = {effect.scheme for _, effect in effects if effect.in_low and effect.scheme} - {stored}
+    if stored is not None and getattr(config, f"{family}_param", None) and others:
+        named = ", ".join(sorted(others))
+        yield f"model.{family}_param: weights stored in {stored} cannot be multiplied in {named}, got True."
+
+
+def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str) -> GemmPrecision | None:
+    """Return what the payload of a per-module recipe, or None, makes of a layer's own precision; None is high.
+
+    `part` is `TRAINING` or `EVALUATION`, which is that of training where the payload has none.
+    """
+    if payload is None:
+        return layer
+    stated = payload.get(part)
+    found = Effect.of(payload[TRAINING] if stated is None else stated).computes(layer)
+    return GemmPrecision(scheme=found.scheme, format=found.format) if isinstance(found, Chosen) else found
+
+
 _NOT_EMULATED = (
     ("fp8_dot_product_attention", "the attention core stays in high precision there"),
     ("fp8_multi_head_attention", "the attention core stays in high precision there"),
@@ -98,7 +136,7 @@ def require_emulable(config: Any) -> None:
         kind = "fp8" if config.fp8 else "fp4"
         faults.append(f"model.{kind}_recipe: a custom factory makes Transformer Engine's objects, got 'custom'.")
     recomputed = {"layernorm", "moe_act"} & set(getattr(config, "recompute_modules", None) or ())
-    faults += per_module_faults(config)
+    faults += _per_module_faults(config)
     if recomputed and config.recompute_granularity == "selective":
         faults.append(
             f"model.recompute_modules: {', '.join(sorted(recomputed))} can be recomputed with Transformer Engine only, "
@@ -137,18 +175,13 @@ class EmulatedLinear:
 
         Scales of an earlier precision are dropped.
         """
-        chosen = self.gemm_precision = in_module(precision, self.payload, TRAINING)
-        self.evaluation_precision = in_module(precision, self.payload, EVALUATION)
+        chosen = self.gemm_precision = _in_module(precision, self.payload, TRAINING)
+        self.evaluation_precision = _in_module(precision, self.payload, EVALUATION)
         self.weight_cache.clear()
         self.is_first_microbatch = True
         self.fp8_state = None
         if chosen is not None and chosen.scheme == "delayed":
             self.fp8_state = DelayedScaling(chosen, self.weight.device)
-
-    @property
-    def _is_told_of_steps(self) -> bool:
-        """Whether Megatron sets `is_first_microbatch`: in 0.16.1 not in a run without FP8 and FP4."""
-        return scheme_of(self.config) is not None
 
     def _forward_impl(
         self,
@@ -171,7 +204,8 @@ class EmulatedLinear:
         elif others.get("allreduce_dgrad"):
             x = copy_to_tensor_model_parallel_region(x, group=group)
         stored = weight.stored if isinstance(weight, StoredWeight) else None
-        first = self.is_first_microbatch or not self._is_told_of_steps or precision is not self.gemm_precision
+        is_told = scheme_of(self.config) is not None  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
+        first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
         self.is_first_microbatch = False
         state = self.fp8_state
         finished = None if self.updates is None else self.updates.after_backward_of(self)

@@ -1,4 +1,4 @@
-"""Hybrid models and attention variants: `model` and `variants` build them, `state_space` is Mamba's scan in torch.
+"""Hybrid models and kernels of attention variants: `model` builds a hybrid, `state_space` is Mamba's scan in torch.
 
 `kernels` puts torch code where Megatron's layers import a compiled package that is not installed.
 """
