@@ -69,29 +69,23 @@ def _one_or_all(hooks: list[Any]) -> Any:
     return hooks if len(hooks) > 1 else hooks[0]
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
     """The model, its optimizer and schedule, and how to advance them by one step."""
 
-    def __init__(
-        self,
-        *,
-        config: Any,
-        model: list[Any],
-        optimizer: Any,
-        scheduler: Any,
-        process: Process,
-        micro_batch_size: int,
-        global_batch_size: int,
-    ) -> None:
-        """Wire the optimizer's loss scale and the gradient reduction into the config that the model was built with."""
-        self.config = config
-        self.model = model
-        self.optimizer = optimizer
-        self.scheduler = scheduler
-        self.process = process
-        self.micro_batch_size = micro_batch_size
-        self.global_batch_size = global_batch_size
-        self.num_microbatches = global_batch_size // (micro_batch_size * process.data_parallel_size)
+    config: Any
+    """The model config that the model was built with; it gets the loss scale and the gradient reduction."""
+    model: list[Any]
+    optimizer: Any
+    scheduler: Any
+    process: Process
+    micro_batch_size: int
+    global_batch_size: int
+
+    def __post_init__(self) -> None:
+        model, optimizer, config = self.model, self.optimizer, self.config
+        samples = self.micro_batch_size * self.process.data_parallel_size
+        self.num_microbatches = self.global_batch_size // samples
         self._schedule = get_forward_backward_func()
         scalers = [getattr(part, "grad_scaler", None) for part in parts(optimizer)]
         self._scalers = [scaler for scaler in scalers if scaler is not None]

@@ -169,6 +169,6 @@ def _as_stored(weights: Sequence[StoredWeight]) -> Iterator[None]:
     """Quantise weights with the delayed scales of their codes, for the length of a ``with`` block."""
     with ExitStack() as stack:
         for weight in weights:
-            if weight.scaling is not None:
-                stack.enter_context(weight.scaling.as_stored())
+            if weight.store.state is not None:
+                stack.enter_context(weight.store.state.as_stored())
         yield

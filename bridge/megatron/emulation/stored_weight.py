@@ -28,32 +28,35 @@ from bridge.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
 @dataclass(slots=True, eq=False)
-class _Store:
+class Store:
     """The memory of a stored weight, shared by all tensors that stand for it."""
 
     quantised: Quantised
     state: DelayedScaling | None
+    """Scales and histories, under delayed scaling."""
     initial: torch.Tensor | None
+    """The weight as it was before it was first quantised."""
     gathered_dtype: torch.dtype
+    """Dtype that a master is rounded to before it is quantised."""
 
 
 class StoredWeight(torch.Tensor):
     """(N, K) codes and scales under the nominal dtype and shape of a weight."""
 
-    _store: _Store
+    store: Store
 
     @staticmethod
-    def __new__(cls, store: _Store, requires_grad: bool = False) -> Self:
+    def __new__(cls, store: Store, requires_grad: bool = False) -> Self:
         """Make a tensor that stands for a store."""
         held = store.quantised
         device = held.amax.device
         made: Self = torch.Tensor._make_wrapper_subclass(
             cls, held.shape, dtype=held.dtype, device=device, requires_grad=requires_grad
         )
-        made._store = store
+        made.store = store
         return made
 
-    def __init__(self, store: _Store, requires_grad: bool = False) -> None:
+    def __init__(self, store: Store, requires_grad: bool = False) -> None:
         del store, requires_grad  # taken by __new__
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -63,27 +66,12 @@ class StoredWeight(torch.Tensor):
     @property
     def stored(self) -> Quantised:
         """Codes and scales."""
-        return self._store.quantised
-
-    @property
-    def scaling(self) -> DelayedScaling | None:
-        """Scales and histories, under delayed scaling."""
-        return self._store.state
-
-    @property
-    def gathered_dtype(self) -> torch.dtype:
-        """Dtype that a master is rounded to before it is quantised."""
-        return self._store.gathered_dtype
-
-    @property
-    def stored_name(self) -> str:
-        """Format and scaling of the codes, ``e4m3 tensorwise`` say."""
-        return f"{self.stored.spec.format} {self.stored.spec.scheme}"
+        return self.store.quantised
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of codes and scales."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self.stored).values())
+        return sum(tensor.nbytes for tensor in _tensors(self.stored).values())
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its nominal dtype."""
@@ -91,7 +79,7 @@ class StoredWeight(torch.Tensor):
 
     def quantize_(self, x_NK: torch.Tensor) -> Self:
         """Take on new values: rounded to the nominal dtype, then to codes, in the memory of the old ones."""
-        held, state = self.stored, self._store.state
+        held, state = self.stored, self.store.state
         fresh = _quantised(x_NK.to(held.dtype), held.spec, state)
         for name, tensor in _tensors(held).items():
             tensor.copy_(getattr(fresh, name).view(tensor.shape))
@@ -104,15 +92,15 @@ class StoredWeight(torch.Tensor):
             raise TypeError(f"{self!r}: has no row-wise codes to place.")
         codes = memory.view(-1)[: held.codes.numel()].view(held.codes.shape)
         codes.copy_(held.codes)
-        self._store.quantised = replace(held, codes=codes)
+        self.store.quantised = replace(held, codes=codes)
 
     def get_high_precision_init_val(self) -> torch.Tensor:
         """Return the weight as it was before it was first quantised; Megatron's masters begin there."""
-        return self.dequantize() if self._store.initial is None else self._store.initial
+        return self.dequantize() if self.store.initial is None else self.store.initial
 
     def clear_high_precision_init_val(self) -> None:
         """Forget the weight as it was before it was first quantised."""
-        self._store.initial = None
+        self.store.initial = None
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own annotation is of the raw hook
@@ -122,7 +110,7 @@ class StoredWeight(torch.Tensor):
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default:
             detached: StoredWeight = args[0]
-            return type(detached)(detached._store)
+            return type(detached)(detached.store)
         if func is torch.ops.aten.copy_.default and isinstance(args[0], StoredWeight):
             source = args[1].dequantize() if isinstance(args[1], StoredWeight) else args[1]
             return args[0].quantize_(source)
@@ -152,7 +140,7 @@ class PackedWeight(StoredWeight):
 
     @_rowwise_data.setter
     def _rowwise_data(self, codes: torch.Tensor) -> None:
-        self._store.quantised = replace(self.stored, codes=codes)
+        self.store.quantised = replace(self.stored, codes=codes)
 
 
 def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
@@ -187,7 +175,7 @@ def store_weight(
     """
     weight = module.weight
     x_NK = weight.detach()
-    store = _Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype)
+    store = Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype)
     kind: type[StoredWeight] = PackedWeight if spec.format == "e2m1" else StoredWeight
     if as_is:
         kind = GatheredAsIs
@@ -199,7 +187,7 @@ def store_weight(
 
 def _full_matrix(weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any) -> torch.Tensor:
     """Return a weight in the dtype it is gathered in, from the parts of its master that the ranks of a group hold."""
-    count, dtype = weight.numel(), weight.gathered_dtype
+    count, dtype = weight.numel(), weight.store.gathered_dtype
     if master is not None and group.size() == 1:
         return master.to(dtype).view(weight.shape)
     whole = torch.zeros(-(-count // 2) * 2, dtype=dtype, device=weight.device)

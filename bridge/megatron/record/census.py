@@ -15,6 +15,8 @@ from bridge.megatron.optimizer import inner_optimizers
 from bridge.pytorch.record.te import describe, is_quantised, stored_bytes
 from bridge.pytorch.record.watch import dtype_of
 
+LINEAR = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
+
 
 class Activations:
     """Bytes of linear layers' outputs per dtype, filled by `watch_activations`."""
@@ -24,16 +26,6 @@ class Activations:
         self.layers = 0
         self.sent: dict[str, int] = {}
         """Of a micro-batch's output that goes to the next pipeline stage."""
-
-
-def _linear_types() -> tuple[type, ...]:
-    """Return the classes of the modules whose outputs count as activations."""
-    types = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
-    try:
-        from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
-    except (ImportError, OSError, RuntimeError):  # optional, and broken installations fail with any of these
-        return types
-    return (*types, TransformerEngineBaseModule)
 
 
 @contextmanager
@@ -47,21 +39,21 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
 
     def record(module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
-        seen.bytes_of[dtype_of(tensor)] += tensor.numel() * tensor.element_size()
+        seen.bytes_of[dtype_of(tensor)] += tensor.nbytes
         seen.layers += 1
         handles.pop(module).remove()
 
     def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            seen.sent[dtype_of(output)] = output.numel() * output.element_size()
+            seen.sent[dtype_of(output)] = output.nbytes
 
-    linear = _linear_types()
     for chunk in model:
         if not unwrapped(chunk).post_process:
             handles[chunk] = chunk.register_forward_hook(send)
         module: torch.nn.Module
         for module in chunk.modules():
-            if isinstance(module, linear):
+            # Modules of Transformer Engine have quantizers.
+            if isinstance(module, LINEAR) or hasattr(module, "quantizers"):
                 handles[module] = module.register_forward_hook(record)
     try:
         yield seen
@@ -94,12 +86,12 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if isinstance(tensor, StoredWeight):
-            sizes[tensor.stored_name] += tensor.stored_bytes
+            sizes[f"{tensor.stored.spec.format} {tensor.stored.spec.scheme}"] += tensor.stored_bytes
         elif is_quantised(tensor):
             held = describe(tensor, columnwise=False)
             sizes[f"{held.format} {held.scheme}"] += stored_bytes(tensor)
         else:
-            sizes[dtype_of(tensor)] += tensor.numel() * tensor.element_size()
+            sizes[dtype_of(tensor)] += tensor.nbytes
     return _sized(kind, sizes, read_from)
 
 

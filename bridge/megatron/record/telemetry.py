@@ -47,91 +47,26 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module
     return names
 
 
-class _ErrorObserver(Observer):
-    """Measures one layer's operands, each once, under its own scheme and under others."""
-
-    def __init__(self, step: int, layer: Any, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
-        self.step = step
-        self.where = where
-        self.rows = rows
-        self.fp8_format: str | None = layer.config.fp8
-        self.seen: set[str] = set()
-
-    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Measure an operand, if it is row-wise and the first of its role."""
-        if operand.columnwise or operand.role in self.seen:
-            return
-        self.seen.add(operand.role)
-        self.rows.append(_row(self.step, self.where, source, operand, self.fp8_format))
-
-
-class _TeOperand(NamedTuple):
-    """An operand of one of Transformer Engine's modules."""
+class _Place(NamedTuple):
+    """An operand of a layer."""
 
     where: tuple[int, str]
     role: str
     fp8: str | None
-    """The FP8 format of its layer's config."""
+    """The FP8 format of the layer's config."""
 
 
-class _TeWatcher:
-    """Measures the operands that Transformer Engine quantises on its CPU, each once, by their quantizers."""
+class _ErrorObserver(Observer):
+    """Measures one emulated layer's row-wise operands, under its own scheme and under others."""
 
-    def __init__(self, step: int, layers: Sequence[tuple[Any, tuple[int, str]]], rows: list[QuantisationRow]) -> None:
-        self.step = step
-        self.layers = layers
-        self.rows = rows
-        self.seen: set[_TeOperand] = set()
+    def __init__(self, telemetry: "Telemetry", where: tuple[int, str], fp8: str | None) -> None:
+        self.telemetry, self.where, self.fp8 = telemetry, where, fp8
 
-    def __call__(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
-        """Measure an operand, if it is row-wise and the first of its role."""
-        place = next(self._operands(source, quantizer), None)
-        if found.codes is None or place is None or place in self.seen:
-            return
-        self.seen.add(place)
-        where, role, fp8 = place
-        matrix, spec = source.reshape(-1, source.shape[-1]), found.spec
-        if not spec.whole_tensor:
-            self.rows.append(_held_row(self.step, where, matrix, found, role=role, fp8=fp8))
-            return
-        scale = quantizer.scale.item() if spec.scheme == "delayed" else None
-        self.rows.append(_row(self.step, where, matrix, make_operand(matrix, spec, role, scale=scale), fp8))
-
-    def _operands(self, source: torch.Tensor, quantizer: Any) -> Iterator[_TeOperand]:
-        """Yield the operands that a tensor may be; a cached weight has a copy of its quantizer."""
-        for layer, where in self.layers:
-            fp8 = layer.config.fp8
-            if getattr(layer, "weight", None) is not None and source.data_ptr() == layer.weight.data_ptr():
-                yield _TeOperand(where, "weight", fp8)
-            for key, role in TE_ROLES.items():
-                if any(own is quantizer for own in layer.quantizers[key][:1]):
-                    yield _TeOperand(where, role, fp8)
-
-
-def _held_row(
-    step: int, where: tuple[int, str], source: torch.Tensor, held: Quantised, *, role: str, fp8: str | None
-) -> QuantisationRow:
-    """Return the row of codes and scales that are held already."""
-    scale = 1 / held.scale_inv.item() if held.spec.whole_tensor and held.scale_inv is not None else None
-    row = _row(step, where, source, stored_operand(held, role), fp8)
-    return replace(row, amax=held.amax.item(), scale=scale)
-
-
-def _row(
-    step: int, where: tuple[int, str], source: torch.Tensor, operand: GemmOperand, fp8_format: str | None
-) -> QuantisationRow:
-    layer, module = where
-    amax = float(source.abs().max()) if operand.amax is None else operand.amax
-    others = what_if_db(source, operand.role, fp8_format=fp8_format, amax=amax)
-    return QuantisationRow(
-        step=step,
-        layer=layer,
-        module=module,
-        operand=operand.role,
-        format=operand.spec.format,
-        **asdict(quantisation_error(source, operand)),
-        **{f"{scheme}_db": value for scheme, value in others.items()},
-    )
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Measure an operand."""
+        place = _Place(self.where, operand.role, self.fp8)
+        if not operand.columnwise and self.telemetry.is_new(place):
+            self.telemetry.add(place, source, operand)
 
 
 class Telemetry:
@@ -144,31 +79,82 @@ class Telemetry:
         self._layers: list[tuple[Any, tuple[int, str]]] = [
             (module, where) for module, where in names.items() if isinstance(module, EmulatedLinear)
         ]
-        self._of_te = [(module, where) for module, where in names.items() if hasattr(module, "quantizers")]
+        self._of_te: list[tuple[Any, tuple[int, str]]] = [
+            (module, where) for module, where in names.items() if hasattr(module, "quantizers")
+        ]
+        self._seen: set[_Place] = set()
 
     @contextmanager
     def measuring(self, step: int) -> Iterator[None]:
         """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
         self.step = step
+        self._seen.clear()
         for layer, where in self._layers:
-            layer.observer = _ErrorObserver(step, layer, where, self.rows)
+            layer.observer = _ErrorObserver(self, where, layer.config.fp8)
             if isinstance(layer.weight, StoredWeight):
-                self._measure_stored(step, where, layer.weight, layer.config.fp8)
-        watcher = _TeWatcher(step, self._of_te, self.rows)
-        WATCHERS.append(watcher)
+                self._measure_stored(_Place(where, "weight", layer.config.fp8), layer.weight)
+        WATCHERS.append(self._watch)
         try:
             yield
         finally:
-            WATCHERS.remove(watcher)
+            WATCHERS.remove(self._watch)
             for layer, _ in self._layers:
                 layer.observer = None
 
-    def _measure_stored(self, step: int, where: tuple[int, str], weight: StoredWeight, fp8: str | None) -> None:
+    def is_new(self, place: _Place) -> bool:
+        """Return whether an operand is the first one of its place in this step."""
+        is_first = place not in self._seen
+        self._seen.add(place)
+        return is_first
+
+    def add(self, place: _Place, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Add the row of an operand."""
+        (layer, module), role, fp8 = place
+        amax = float(source.abs().max()) if operand.amax is None else operand.amax
+        others = what_if_db(source, role, fp8_format=fp8, amax=amax)
+        row = QuantisationRow(
+            step=self.step or 0,
+            layer=layer,
+            module=module,
+            operand=role,
+            format=operand.spec.format,
+            **asdict(quantisation_error(source, operand)),
+            **{f"{scheme}_db": value for scheme, value in others.items()},
+        )
+        self.rows.append(row)
+
+    def _add_held(self, place: _Place, source: torch.Tensor, held: Quantised) -> None:
+        """Add the row of codes and scales that are held already."""
+        self.add(place, source, stored_operand(held, place.role))
+        scale = 1 / held.scale_inv.item() if held.spec.whole_tensor and held.scale_inv is not None else None
+        self.rows[-1] = replace(self.rows[-1], amax=held.amax.item(), scale=scale)
+
+    def _measure_stored(self, place: _Place, weight: StoredWeight) -> None:
         master = getattr(weight, "main_param", None)
-        if master is None or master.numel() != weight.numel():
+        if master is not None and master.numel() == weight.numel():
+            source = master.detach().view(weight.shape).to(weight.store.gathered_dtype)
+            self._add_held(place, source, weight.stored)
+
+    def _watch(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
+        """Measure what Transformer Engine quantises on its CPU, if it is row-wise and the first of its place."""
+        place = next(self._places(source, quantizer), None)
+        if found.codes is None or place is None or not self.is_new(place):
             return
-        source = master.detach().view(weight.shape).to(weight.gathered_dtype)
-        self.rows.append(_held_row(step, where, source, weight.stored, role="weight", fp8=fp8))
+        matrix, spec = source.reshape(-1, source.shape[-1]), found.spec
+        if not spec.whole_tensor:
+            self._add_held(place, matrix, found)
+            return
+        scale = quantizer.scale.item() if spec.scheme == "delayed" else None
+        self.add(place, matrix, make_operand(matrix, spec, place.role, scale=scale))
+
+    def _places(self, source: torch.Tensor, quantizer: Any) -> Iterator[_Place]:
+        """Yield the operands that a tensor may be; a cached weight has a copy of its quantizer."""
+        for layer, where in self._of_te:
+            if getattr(layer, "weight", None) is not None and source.data_ptr() == layer.weight.data_ptr():
+                yield _Place(where, "weight", layer.config.fp8)
+            for key, role in TE_ROLES.items():
+                if any(own is quantizer for own in layer.quantizers[key][:1]):
+                    yield _Place(where, role, layer.config.fp8)
 
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, those of one step or all; a collective call."""
