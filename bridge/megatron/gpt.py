@@ -95,21 +95,21 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
                 super(MLATransformerConfig, self).__post_init__()
 
 
-_WITHOUT_CUDA = (
-    ("bias_activation_fusion", False, "the fusion is compiled for CUDA"),
-    ("bias_dropout_fusion", False, "the fusion is compiled for CUDA"),
-    ("cross_entropy_loss_fusion", False, "the fusion is compiled for CUDA"),
-    ("apply_rope_fusion", False, "the kernel is Transformer Engine's"),
-)
-"""Field, the one value that works without CUDA, and why."""
-_WITHOUT_TE = (("moe_grouped_gemm", False, "the kernel is Transformer Engine's; experts multiply one after the other"),)
-"""Field, the one value that works without Transformer Engine's layers, and why."""
-_WITHOUT_EXTENSIONS = (
-    ("fused_weight_gradient_mlp_cuda", "gradient_accumulation_fusion"),
-    ("scaled_masked_softmax_cuda", "masked_softmax_fusion"),
-    ("apex", "persist_layer_norm"),
-)
-"""Compiled extension -> the field that needs it where Transformer Engine is not used."""
+_WITHOUT_CUDA = {
+    "bias_activation_fusion": "the fusion is compiled for CUDA",
+    "bias_dropout_fusion": "the fusion is compiled for CUDA",
+    "cross_entropy_loss_fusion": "the fusion is compiled for CUDA",
+    "apply_rope_fusion": "the kernel is Transformer Engine's",
+}
+"""Switch that is off without CUDA, and why."""
+_WITHOUT_TE = {"moe_grouped_gemm": "the kernel is Transformer Engine's; experts multiply one after the other"}
+"""Switch that is off without Transformer Engine's layers, and why."""
+_EXTENSIONS = {
+    "gradient_accumulation_fusion": "fused_weight_gradient_mlp_cuda",
+    "masked_softmax_fusion": "scaled_masked_softmax_cuda",
+    "persist_layer_norm": "apex",
+}
+"""Switch -> the compiled extension that it needs where Transformer Engine is not used."""
 
 
 def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
@@ -125,17 +125,16 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
             f"model.vocab_size: must be at least the data's vocabulary of {vocab_size}, got {config.vocab_size}. "
             "Leave it at None to take the data's."
         )
-    settings = [] if has_cuda() else list(_WITHOUT_CUDA)
-    settings += [
-        (field, False, f"its kernel needs {module}, which is not installed here")
-        for module, field in _WITHOUT_EXTENSIONS
-        if not has_cuda() or importlib.util.find_spec(module) is None
-    ]
-    settings += list(_WITHOUT_TE) if backend in ("local", "emulated") else []
-    changed = [(field, value, reason) for field, value, reason in settings if getattr(config, field) != value]
-    for field, value, _ in changed:
-        setattr(config, field, value)
-    named = "; ".join(f"model.{field}={value} ({reason})" for field, value, reason in changed)
+    off = {} if has_cuda() else dict(_WITHOUT_CUDA)
+    for switch, module in _EXTENSIONS.items():
+        if not has_cuda() or importlib.util.find_spec(module) is None:
+            off[switch] = f"its kernel needs {module}, which is not installed here"
+    if backend in ("local", "emulated"):
+        off |= _WITHOUT_TE
+    changed = [switch for switch in off if getattr(config, switch)]
+    for switch in changed:
+        setattr(config, switch, False)
+    named = "; ".join(f"model.{switch}=False ({off[switch]})" for switch in changed)
     return config, [f"Changed for this machine: {named}."] if changed else []
 
 

@@ -80,35 +80,26 @@ class Process:
         return self.pipeline_rank == self.pipeline_size - 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Launch:
     """The launcher's variables, read once from the environment."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    launched: bool
-    threads: int | None
-    """OMP_NUM_THREADS, unless it is the 1 that torchrun sets by itself."""
+    def __init__(self) -> None:
+        self.rank, self.world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        self.local_rank, self.local_world_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+        self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
-    @classmethod
-    def read(cls) -> _Launch:
-        launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
-        stated = os.environ.get("OMP_NUM_THREADS", "")
-        return cls(
-            rank=int(os.environ.get("RANK", "0")),
-            world_size=int(os.environ.get("WORLD_SIZE", "1")),
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            launched=launched,
-            threads=int(stated) if stated.isdecimal() and not (launched and stated == "1") else None,
-        )
-
-    def share_of_cpus(self) -> int:
-        """Return the CPUs this process may run on, divided among the machine's ranks; at least 1."""
+    def threads(self) -> int:
+        """Return OMP_NUM_THREADS, or else the CPUs this process may run on, shared among the machine's ranks."""
+        text = os.environ.get("OMP_NUM_THREADS", "")
+        stated = int(text) if text.isdecimal() else 0
+        if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
+            return stated
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
         return max(1, cpus // self.local_world_size)
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(name, default))
 
 
 @contextmanager
@@ -134,13 +125,13 @@ def training_process(
         RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
         TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
     """
-    launch, notes = _Launch.read(), list[str]()
+    launch, notes = _Launch(), list[str]()
     with ExitStack() as stack:
         request = stack.enter_context(noted_signals())
         _repair(stack)
         where = _enter_device(stack, launch, model, notes)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(threads or launch.threads or launch.share_of_cpus())
+        torch.set_num_threads(threads or launch.threads())
         timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
         peers = Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None

@@ -1,8 +1,8 @@
 """A choice per layer inside one Transformer Engine recipe: some layers in BF16, the others in a scheme.
 
-Megatron keeps its first and last layers in BF16 by leaving autocast off for them, which delayed scaling cannot do, and
-which chooses nothing finer than a whole layer. Transformer Engine's `CustomRecipe` asks a factory for the quantizer of
-each tensor, and `IdentityQuantizer` leaves a tensor as it is:
+Megatron keeps its first and last layers in BF16 by leaving autocast off for them, which delayed scaling cannot do.
+Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each tensor, and `IdentityQuantizer` leaves a
+tensor as it is:
 
     # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory" under fp8_recipe="custom"
     factory = layer_factory(te_quantizers("tensorwise"), bf16_layers={0, 31})
@@ -42,21 +42,15 @@ _FACTORIES = {
 
 
 def layer_factory(low_precision: QuantizerFactory, *, bf16_layers: Collection[int]) -> QuantizerFactory:
-    """Return a factory that leaves some layers in BF16.
+    """Return a factory that leaves some layers in BF16, numbered from 0 over the whole model.
 
-    Args:
-        low_precision: makes the quantizers of all other layers, `te_quantizers` for one.
-        bf16_layers: numbers of the layers to leave, counted from 0 over the whole model.
-
-    Returns:
-        A function from a `QuantizerRole` (or None) to a quantizer. It raises PrecisionConfigError for a linear
-        without a name, because its layer is unknown.
+    It maps a `QuantizerRole` (or None) to a quantizer, that of `low_precision` in all other layers, and raises
+    PrecisionConfigError for a linear without a name, because its layer is unknown.
     """
-    chosen = frozenset(bf16_layers)
 
     def factory(role: Any) -> Any:
         layer = _LAYER.match(_name_of(role))
-        is_left = layer is not None and int(layer[1]) in chosen
+        is_left = layer is not None and int(layer[1]) in bf16_layers
         return _high_precision() if is_left else low_precision(role)
 
     return factory
@@ -114,14 +108,9 @@ def _high_precision() -> Any:
 
 
 def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
-    """Return Transformer Engine's own factory for a scheme, with the scheme's default formats.
+    """Return Transformer Engine's own factory for a scheme, with the scheme's default formats; it imports when called.
 
-    Args:
-        scheme: delayed, tensorwise, blockwise, mxfp8 or nvfp4.
-        **delayed: keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), for delayed alone.
-
-    Returns:
-        A function that imports Transformer Engine when it is first called.
+    `delayed` are keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), for that scheme alone.
     """
     if scheme != "delayed" and (scheme not in _FACTORIES or delayed):
         rule = f"must be delayed, {', '.join(_FACTORIES)}, and only delayed takes settings"
