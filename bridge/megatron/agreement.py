@@ -18,27 +18,26 @@ T = TypeVar("T")
 
 SHOWN = 20
 """Settings that the message lists; the others are counted."""
-SHARED = (CheckpointError, TrainingError)
+SHARED = (CheckpointError, TrainingError, OSError)
 """Errors of one rank that every rank raises."""
 
 
-def require_agreement(fingerprint: Mapping[str, str], where: torch.device) -> None:
+def require_agreement(fingerprint: Mapping[str, str]) -> None:
     """Compare the fingerprints of all ranks; a collective call of a process group that has just been started.
 
     RunConfigError, on every rank, where two ranks have different settings.
     """
-    ranks = torch.distributed.get_world_size()
-    if ranks == 1:
-        return
-    digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
-    own = torch.tensor(list(digest), dtype=torch.uint8, device=where)
-    seen = torch.empty((ranks, len(digest)), dtype=torch.uint8, device=where)
-    torch.distributed.all_gather(list(seen.unbind()), own)
-    differing = (seen != seen[0]).any(dim=1).nonzero().flatten().tolist()
+    digest, rank = (
+        hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest(),
+        torch.distributed.get_rank(),
+    )
+    digests = from_all_ranks(lambda: digest)
+    differing = [number for number, own in enumerate(digests) if own != digests[0]]
     if not differing:
         return
-    other = int(differing[0])
-    (first_host, first), (other_host, others) = (_of_rank(rank, fingerprint, where) for rank in (0, other))
+    other = differing[0]
+    seen = from_all_ranks(lambda: (socket.gethostname(), dict(fingerprint)) if rank in (0, other) else None)
+    (first_host, first), (other_host, others) = (found for found in seen if found is not None)
     paths = [path for path in sorted({*first, *others}) if first.get(path) != others.get(path)]
     lines = [
         f"  {path}: {others.get(path, 'unset')} on rank {other} ({other_host}), {first.get(path, 'unset')} on rank 0 "
@@ -48,20 +47,10 @@ def require_agreement(fingerprint: Mapping[str, str], where: torch.device) -> No
     if len(paths) > SHOWN:
         lines.append(f"  and {len(paths) - SHOWN} more")
     if len(differing) > 1:
-        lines.append(f"  {len(differing)} of {ranks} ranks differ from rank 0; rank {other} is the first of them.")
+        lines.append(f"  {len(differing)} of {len(seen)} ranks differ from rank 0; rank {other} is the first of them.")
     rule = f"must be the same on every rank, and rank {other} differs from rank 0"
     remedy = "Start every rank with the same command, environment and packages."
     raise RunConfigError("\n".join([f"The settings of a run {rule}. {remedy}", *lines]), rule=rule, remedy=remedy)
-
-
-def _of_rank(rank: int, fingerprint: Mapping[str, str], where: torch.device) -> tuple[str, dict[str, str]]:
-    """Return host and fingerprint of a rank, on every rank."""
-    sent: list[object] = [None]
-    if torch.distributed.get_rank() == rank:
-        sent = [json.dumps([socket.gethostname(), dict(fingerprint)])]
-    torch.distributed.broadcast_object_list(sent, src=rank, device=where)
-    host, settings = json.loads(str(sent[0]))
-    return host, settings
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:

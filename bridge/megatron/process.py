@@ -139,7 +139,7 @@ def training_process(
             stack.enter_context(peers.answering())
             stack.enter_context(_blamed(peers, request))
         if fingerprint is not None:
-            require_agreement(fingerprint, where)
+            require_agreement(fingerprint)
         _require_whole_replicas(model, launch.world_size)
         _start_model_parallel(stack, model, timeout_minutes, seed)
         yield _placed(launch, where, notes, peers, request)

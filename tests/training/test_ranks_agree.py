@@ -84,13 +84,12 @@ from bridge.training.fingerprint import fingerprint
 from tests.training.loop_tiny import tiny
 
 torch.distributed.init_process_group("gloo")
-where = torch.device("cpu")
 settings = fingerprint(tiny(), os.environ)
-require_agreement(settings, where)
+require_agreement(settings)
 if os.environ["RANK"] == "11":
     settings["optimizer.lr"] = "7"
 try:
-    require_agreement(settings, where)
+    require_agreement(settings)
 except RunConfigError as error:
     print(error)
 torch.distributed.barrier()

@@ -3,10 +3,10 @@
 import multiprocessing.dummy
 import queue
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -21,8 +21,6 @@ from bridge.errors import CheckpointError, TrainingError
 from bridge.megatron.agreement import from_all_ranks, from_first_rank
 from bridge.megatron.checkpoint.state import SHARDING, Position, identity, layout, sharded_state
 from bridge.megatron.step import Trainer
-
-T = TypeVar("T")
 
 SPACE_BYTES = 2**20
 """A disk with less free space than this is full."""
@@ -43,7 +41,16 @@ def save_checkpoint(
             found = f"got NaN or Inf at step {position.iteration}"
             kept = f"Nothing was written. {_kept(folder)}"
             raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
-    from_first_rank(lambda: _writable(target, lambda: _make_room(target)))
+    try:
+        _write(trainer, target, position, facts, checksum=checksum)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+    return target
+
+
+def _write(trainer: Trainer, target: Path, position: Position, facts: Mapping[str, Any], *, checksum: bool) -> None:
+    """Write the files of a checkpoint, then the pointer and the manifest; OSError, on every rank, where one cannot."""
+    from_first_rank(lambda: _make_room(target))
     with trainer.parameters_in_place(), _written_by_threads():
         state = {
             **sharded_state(trainer, is_loading=False, with_random_states=True),
@@ -55,17 +62,16 @@ def save_checkpoint(
         }
         try:
             dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
-        except (CheckpointingException, CheckpointException, OSError, RuntimeError) as error:
+        except (CheckpointingException, CheckpointException, RuntimeError) as error:
             raise _unwritten(target, error) from error
     torch.distributed.barrier()
-    sizes = from_first_rank(lambda: _writable(target, lambda: outline(target)))
+    sizes = from_first_rank(lambda: outline(target))
     mine = share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size()) if checksum else []
     sums: dict[str, str] = {}
-    for of_rank in from_all_ranks(lambda: _writable(target, lambda: checksums(target, mine))):
+    for of_rank in from_all_ranks(lambda: checksums(target, mine)):
         sums |= of_rank
     manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": layout()})
-    from_first_rank(lambda: _writable(target, lambda: _finish(target, position.iteration, manifest)))
-    return target
+    from_first_rank(lambda: _finish(target, position.iteration, manifest))
 
 
 @contextmanager
@@ -79,14 +85,6 @@ def _written_by_threads() -> Iterator[None]:
     filesystem_async._results_queue = queue.Queue()
     with patch.object(filesystem_async.mp, "get_context", lambda _method: multiprocessing.dummy):
         yield
-
-
-def _writable(target: Path, work: Callable[[], T]) -> T:
-    """Return the result of work in the folder of a checkpoint; raise `TrainingError` where the system refuses it."""
-    try:
-        return work()
-    except OSError as error:
-        raise _unwritten(target, error) from error
 
 
 def _make_room(target: Path) -> None:
