@@ -2,11 +2,10 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from megatron.core.distributed import param_and_grad_buffer
@@ -128,10 +127,11 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
     the experts' gradients for weights, and the second one finds zeros in the place of all other weights.
     """
     asked: dict[Any, dict[str, Any]] = {}
-    with ExitStack() as stack:
-        for chunk in chunks:
-            later = partial(lambda place, **named: asked.update({place: named}), chunk)
-            stack.enter_context(patch.object(chunk, "start_param_sync", later))
+
+    def later(chunk: Any, **named: Any) -> None:
+        asked[chunk] = named
+
+    with replaced((chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks):
         yield
     for chunk, named in asked.items():
         chunk.start_param_sync(**named)

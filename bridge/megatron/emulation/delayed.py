@@ -25,6 +25,7 @@ from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,24 +88,8 @@ class DelayedUpdates:
         return amaxes
 
 
-class _Region:
-    """The scales one run of a recomputed region went in with."""
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.forward = forward
-        self.scales: deque[torch.Tensor] = deque()
-        self.has_run = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recomputes, self.has_run = self.has_run, True
-        token = _REGION.set((self, recomputes))
-        try:
-            return self.forward(*args, **kwargs)
-        finally:
-            _REGION.reset(token)
-
-
-_REGION: ContextVar[tuple[_Region, bool] | None] = ContextVar("recomputed region", default=None)
+_REGION: ContextVar[tuple[deque[torch.Tensor], bool] | None] = ContextVar("recomputed region", default=None)
+"""The scales that the first pass of a region went in with, and whether it is recomputed now."""
 
 
 @contextmanager
@@ -114,12 +99,12 @@ def scales_of_this_pass(state: DelayedScaling) -> Iterator[None]:
     if running is None:
         yield
         return
-    region, recomputes = running
+    scales, recomputes = running
     if not recomputes:
-        region.scales.append(state.stash())
+        scales.append(state.stash())
         yield
         return
-    with state.using(region.scales.popleft()):
+    with state.using(scales.popleft()):
         yield
 
 
@@ -133,7 +118,13 @@ def checkpoint(
 ) -> Any:
     """Run a function now and again in the backward pass, with the call signature of Megatron's `te_checkpoint`."""
     del get_rng_tracker, tp_group  # Megatron's own checkpoint knows both
-    region = _Region(forward)
-    return tensor_parallel.checkpoint(
-        (lambda *tensors: region(*tensors, **kwargs)) if kwargs else region, distribute_saved_activations, *args
-    )
+    scales, passes = deque[torch.Tensor](), count()
+
+    def run(*tensors: Any) -> Any:
+        token = _REGION.set((scales, next(passes) > 0))
+        try:
+            return forward(*tensors, **kwargs)
+        finally:
+            _REGION.reset(token)
+
+    return tensor_parallel.checkpoint(run, distribute_saved_activations, *args)

@@ -80,13 +80,7 @@ def _layer(module: type, norm: str, linear: str, **parts: Any) -> ModuleSpec:
 
 
 def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
-    """Return this rank's `MambaModel`.
-
-    Args:
-        config: A `GPTConfig` with the pattern of a hybrid model, of layers that a run builds (`own_run`).
-        backend: Name of a `Backend`.
-        **model: Further arguments of `MambaModel`.
-    """
+    """Return this rank's `MambaModel` of a `GPTConfig` with a hybrid pattern; `model` has its other arguments."""
     pattern = HybridPattern.of(config) or HybridPattern(layers="")
     if pattern.faults:
         raise RunConfigError("\n".join(map(str, pattern.faults)))

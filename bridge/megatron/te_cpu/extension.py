@@ -5,6 +5,7 @@ Transformer Engine imports it or asks for it.
 """
 
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
@@ -17,33 +18,22 @@ _CLASSES = ("CommOverlapCore", "CommOverlap", "CommOverlapP2P", "CommOverlapHelp
 """Classes that Transformer Engine names in annotations and in `isinstance`."""
 
 
-class Missing:
-    """A function without a CPU version."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the call.
-
-        Raises:
-            BackendUnavailableError: Always.
-        """
-        del args, kwargs
-        raise BackendUnavailableError(
-            f"precision_backend=te_cpu: {self.__name__} of Transformer Engine's extension has no CPU version. Leave "
-            "the feature that calls it off, or run this where Transformer Engine works."
-        )
-
-
 def module_of_missing(name: str) -> types.ModuleType:
-    """Return a module all of whose names are `Missing`."""
+    """Return a module all of whose names are functions without a CPU version, which raise when they are called."""
     made = types.ModuleType(name)
 
-    def missing(attribute: str) -> Missing:
+    def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        return Missing(f"{name}.{attribute}")
+
+        def refuse(*_: Any, **_named: Any) -> NoReturn:
+            raise BackendUnavailableError(
+                f"precision_backend=te_cpu: {name}.{attribute} of Transformer Engine's extension has no CPU version. "
+                "Leave the feature that calls it off, or run this where Transformer Engine works."
+            )
+
+        refuse.__name__ = f"{name}.{attribute}"
+        return refuse
 
     made.__dict__["__getattr__"] = missing
     return made

@@ -94,13 +94,9 @@ def installed_te() -> Installed | None:
 
 
 def install(capability: tuple[int, int]) -> Installed:
-    """Import Transformer Engine's Python over the stand-in, and Megatron with it.
+    """Import Transformer Engine's Python over the stand-in, with the branches of a compute capability, and Megatron.
 
-    Args:
-        capability: Compute capability of the GPU that is declared; it decides Transformer Engine's branches.
-
-    Raises:
-        BackendUnavailableError: Its files are not there, or Megatron Core was imported already.
+    BackendUnavailableError where its files are not there, or Megatron Core was imported already.
     """
     if "megatron.core" in sys.modules:
         raise BackendUnavailableError(
