@@ -77,15 +77,6 @@ def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
     return answered
 
 
-def _seed_default_generator(_original: object) -> Callable[[int], None]:
-    """Not `torch.manual_seed`: that queues a seed for CUDA at each call, with the stack it was called from."""
-
-    def manual_seed(seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-
-    return manual_seed
-
-
 def _nothing(*_: object) -> None:
     """Stand for a wait on a device that does things in order anyway."""
 
@@ -140,7 +131,8 @@ REPLACEMENTS: Rows = {
     "torch.cuda.Stream": always(_STREAM),
     "torch.cuda.stream": always(nullcontext()),
     "torch.cuda.get_rng_state": rng_state,
-    "torch.cuda.manual_seed": _seed_default_generator,
+    # Not `torch.manual_seed`: that queues a seed for CUDA at each call, with the stack it was called from.
+    "torch.cuda.manual_seed": lambda _original: torch.default_generator.manual_seed,
     "megatron.core.tensor_parallel.random._get_cuda_rng_state": rng_state,
     "megatron.core.tensor_parallel.random._set_cuda_rng_state": set_rng_state,
     "megatron.core.pipeline_parallel.p2p_communication._p2p_ops": _of_aliases,

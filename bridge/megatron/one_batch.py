@@ -43,7 +43,9 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     """
     captured: Captured = {}
     linears: dict[Any, tuple[int, str]] = {
-        module: where for module, where in global_layer_names(model).items() if _is_linear(module)
+        module: where
+        for module, where in global_layer_names(model).items()
+        if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter) and weight.ndim == 2
     }
     with ExitStack() as hooks:
         for module, where in linears.items():
@@ -60,11 +62,6 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
             _keep(captured, where, "wgrad", gradients.pop(where), loss_scale)
     for where, gradient in gradients.items():
         _keep(captured, where, "wgrad", gradient, loss_scale)
-
-
-def _is_linear(module: torch.nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, torch.nn.Parameter) and weight.ndim == 2
 
 
 def _forward_hook(

@@ -13,11 +13,13 @@ import itertools
 import math
 import os
 import random
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,9 @@ from bridge.megatron.stop_request import StopRequest, noted_signals
 from bridge.megatron.without_te import OF_LAYERS
 
 TIMEOUT_MINUTES = 30.0
+_PROCESS = Path("/proc/self")
+_RESET = "5"
+"""Written to ``clear_refs`` it sets the high-water mark to the memory held now (Linux, man 5 proc)."""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
@@ -56,8 +61,9 @@ class Process:
     world_size: int
     data_parallel_rank: int
     data_parallel_size: int
-    pipeline_rank: int
     pipeline_size: int
+    is_last_stage: bool
+    """Whether this process holds the last pipeline stage, with the loss."""
     context: tuple[int, int]
     """The context-parallel rank, and their number."""
     device: torch.device
@@ -73,11 +79,6 @@ class Process:
     def is_first(self) -> bool:
         """Whether this process writes the files and the log."""
         return self.rank == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this process holds the last pipeline stage, with the loss."""
-        return self.pipeline_rank == self.pipeline_size - 1
 
 
 class _Launch:
@@ -154,8 +155,8 @@ def _placed(
         world_size=launch.world_size,
         data_parallel_rank=parallel_state.get_data_parallel_rank(),
         data_parallel_size=parallel_state.get_data_parallel_world_size(),
-        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
         pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        is_last_stage=parallel_state.is_pipeline_last_stage(),
         context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
         device=where,
         threads=torch.get_num_threads(),
@@ -321,6 +322,26 @@ def return_free_memory() -> None:
         return
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def start_peak_memory() -> None:
+    """Forget the peak of an earlier run in this process."""
+    if device.has_cuda():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # another system
+        (_PROCESS / "clear_refs").write_text(_RESET, encoding="ascii")
+
+
+def peak_memory() -> int | None:
+    """Return the most bytes since the start, None where the system does not count."""
+    if device.has_cuda():
+        return torch.cuda.max_memory_allocated()
+    try:
+        status = (_PROCESS / "status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 1024 * int(found[1]) if found else None
 
 
 def apply_tf32(allow: bool | None) -> str:

@@ -23,8 +23,13 @@ from bridge.errors import TrainingError
 from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.checkpoint.saving import save_checkpoint
-from bridge.megatron.peak_memory import peak_memory, start_peak_memory
-from bridge.megatron.process import apply_tf32, return_free_memory, training_process
+from bridge.megatron.process import (
+    apply_tf32,
+    peak_memory,
+    return_free_memory,
+    start_peak_memory,
+    training_process,
+)
 from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.step import StepResult
 from bridge.report.curves import plot_loss

@@ -126,7 +126,8 @@ def batches(
     `start` on, which were consumed already over all ranks. Context-parallel ranks share each sample; `context` is this
     one, and their number.
     """
-    indices = _turns(len(dataset), micro_batch_size, data_parallel_rank, data_parallel_size, start)
+    turns = itertools.count(start + data_parallel_rank * micro_batch_size, data_parallel_size * micro_batch_size)
+    indices = ([index % len(dataset) for index in range(first, first + micro_batch_size)] for first in turns)
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=indices,
@@ -136,12 +137,6 @@ def batches(
     )
     for batch in loader:
         yield {name: own_part(tensor, *context).to(where, non_blocking=True) for name, tensor in batch.items()}
-
-
-def _turns(samples: int, size: int, rank: int, ranks: int, start: int) -> Iterator[list[int]]:
-    """Yield the indices of one rank's micro-batches, starting over at the end of the data."""
-    for first in itertools.count(start + rank * size, ranks * size):
-        yield [index % samples for index in range(first, first + size)]
 
 
 def unigram_entropy(splits: Splits, vocab_size: int) -> float:
