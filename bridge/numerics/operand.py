@@ -54,27 +54,18 @@ def make_operand(
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> GemmOperand:
-    """Round a matrix to the grid its scheme gives it.
+    """Round a matrix in FP32, BF16 or FP16 to the grid its scheme gives it, as the operand of a role.
 
-    Args:
-        x_MK: FP32, BF16 or FP16.
-        spec: format, scale rule and tiles.
-        role: input, weight or grad_output.
-        columnwise: which copy.
-        scale: a stored factor; None computes it.
-        generator: where stochastic rounding draws its seed.
-
-    Returns:
-        values * factor is what `quantise(...).dequantise()` returns. After a Hadamard transform the rows are padded to
-        a multiple of 16.
+    `scale` is a stored factor, None computes it; stochastic rounding draws its seed from `generator`. The operand's
+    values * factor is what `quantise(...).dequantise()` returns. After a Hadamard transform the rows are padded to a
+    multiple of 16.
     """
     amax = None
     if scale is None and spec.needs_amax:
         amax = backend.amax(x_MK, hadamard=columnwise and spec.hadamard)
         scale = tensor_scale(amax, spec)
     seed = draw_seed(generator) if spec.stochastic else None
-    todo = tile_pass(spec, columnwise, 1.0 if scale is None else scale, seed)
-    todo = replace(todo, measure=amax is None)
+    todo = replace(tile_pass(spec, columnwise, 1.0 if scale is None else scale, seed), measure=amax is None)
     result = backend.run(x_MK, todo)
     amax = result.amax if amax is None else amax
     factor = 1.0

@@ -94,11 +94,8 @@ def quantise(
         scale: the stored factor of delayed scaling, one FP32 number; None computes it from x.
         reduce_amax: returns the maximum of an amax over the ranks that hold parts of the tensor; None: x is the whole.
 
-    Returns:
-        Codes and scales; the table above has the special values. An empty tensor has amax 0.
-
-    Raises:
-        PrecisionTypeError: another dtype, or delayed scaling without a scale.
+    The table above has the special values; an empty tensor has amax 0. PrecisionTypeError: another dtype, or delayed
+    scaling without a scale.
     """
     x_MK = as_matrix(x.detach())
     factor, amax = _factor(x_MK, spec, scale, reduce_amax)

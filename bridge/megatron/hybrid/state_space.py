@@ -38,18 +38,10 @@ def chunk_scan(
 ) -> torch.Tensor:
     """Return y (B, L, H, P) in the dtype of x, as `mamba_chunk_scan_combined` of mamba_ssm does.
 
-    Args:
-        x: Inputs (B, L, H, P).
-        dt: Steps (B, L, H), before the softplus where `dt_softplus` asks for it.
-        A: Decays (H), negative.
-        B: Input vectors (B, L, G, N).
-        C: Output vectors (B, L, G, N).
-        chunk_size: Tokens of a chunk; a shorter sequence is one.
-        D: Skip weights (H), or (H, P).
-        z: Gate (B, L, H, P).
-        dt_bias: Added to the steps, (H).
-        dt_softplus: Whether steps are the softplus of what is given.
-        **others: Settings of inference and of packed sequences; one that is set raises NotImplementedError.
+    Inputs are x (B, L, H, P), the steps dt (B, L, H), decays A (H), which are negative, and the vectors B and C
+    (B, L, G, N); a sequence shorter than `chunk_size` is one chunk. D (H), or (H, P), are skip weights and z
+    (B, L, H, P) is a gate. `dt_bias` (H) is added to the steps, before the softplus where `dt_softplus` asks for it.
+    The others are settings of inference and of packed sequences; one that is set raises NotImplementedError.
     """
     _require_plain(others)
     tokens, size, heads = x.shape[1], min(chunk_size, x.shape[1]), x.shape[2] // B.shape[2]

@@ -53,18 +53,15 @@ def generic_gemm(
     if comm_overlap is not None:
         raise NotImplementedError("generic_gemm: overlap with communication (userbuffers) has no CPU version")
     gemm = GEMM_OF_LAYOUT[transA, transB]
-    dtype = _output_dtype(A, D, output_dtype)
+    dtype: torch.dtype = (A if D is None else D).dtype if output_dtype is None else torch_dtype(output_dtype)
     has_bias = bias is not None and bias.numel() > 0
     added = bias.detach() if bias is not None and has_bias and not grad else None
     in_fp32 = dtype == torch.float32 or gelu or accumulate or alpha != 1.0
     out = _product(gemm, B, A, added, alpha=alpha, in_fp32=in_fp32)
     bias_gradient = _bias_gradient(B).to(dtype) if has_bias and grad else None
-    gelu_input = None
-    if gelu and not grad:
-        gelu_input = out.to(dtype)
-        out = gelu_values(out)
-    elif gelu and gelu_in is not None:
-        out = gelu_gradient(out, gelu_in.float().reshape(out.shape))
+    gelu_input = out.to(dtype) if gelu and not grad else None
+    if gelu:
+        out = _activated(out, gelu_in if grad else None)
     if not transB:
         out = out.reshape(*shape_of(B)[:-1], out.shape[-1])
     if accumulate:
@@ -77,11 +74,9 @@ def _bias_gradient(grad_output: Any) -> torch.Tensor:
     return source.reshape(-1, source.shape[-1]).float().sum(0)
 
 
-def _output_dtype(weight: Any, destination: Any, stated: Any) -> torch.dtype:
-    if stated is not None:
-        return torch_dtype(stated)
-    dtype: torch.dtype = (weight if destination is None else destination).dtype
-    return dtype
+def _activated(out: torch.Tensor, gelu_in: torch.Tensor | None) -> torch.Tensor:
+    """Return GELU of a result, or in the backward pass the gradient of its input."""
+    return gelu_values(out) if gelu_in is None else gelu_gradient(out, gelu_in.float().reshape(out.shape))
 
 
 def _delivered(out: torch.Tensor, destination: Any, quantizer: Any) -> Any:
