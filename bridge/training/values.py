@@ -20,33 +20,40 @@ from bridge.rules.own_run.refusals import run_faults
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.metrics import PACKAGES
 
-LEAST: Mapping[str, Mapping[str, float]] = {
-    "train": {"train_iters": 1, "micro_batch_size": 1, "global_batch_size": 1, "distributed_timeout_minutes": 0.01}
-    | dict.fromkeys(("eval_interval", "eval_iters", "lr_warmup_iters", "seed", "audit_interval"), 0),
-    "data": {"seed": 0, "num_workers": 0},
-    "logging": {"log_interval": 1, "quantisation_interval": 0},
-    "checkpoint": {"save_interval": 1},
-    "model": {"num_layers": 1, "hidden_size": 1, "seq_length": 1, "rotary_base": 1}
-    | dict.fromkeys(("hidden_dropout", "attention_dropout", "layernorm_epsilon", "init_method_std"), 0),
-    "optimizer": dict.fromkeys(("lr", "min_lr", "weight_decay", "clip_grad"), 0)
-    | dict.fromkeys(("adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum"), 0),
+
+class Bound(NamedTuple):
+    """The numbers that a field can have; None is left to the field's own meaning."""
+
+    least: float
+    below: float = math.inf
+    takes_infinity: bool = False
+
+
+SEED = Bound(0, below=2**31)  # NumPy's seeds have 32 bits, and ranks add to them
+BOUNDS: Mapping[str, Bound] = {
+    **dict.fromkeys(("train.train_iters", "train.micro_batch_size", "train.global_batch_size"), Bound(1)),
+    **dict.fromkeys(("train.eval_interval", "train.eval_iters", "train.lr_warmup_iters"), Bound(0)),
+    "train.distributed_timeout_minutes": Bound(0.01),
+    "train.audit_interval": Bound(0),
+    "train.seed": SEED,
+    "data.seed": SEED,
+    "data.num_workers": Bound(0),
+    "logging.log_interval": Bound(1),
+    "logging.quantisation_interval": Bound(0),
+    "checkpoint.save_interval": Bound(1),
+    **dict.fromkeys(("model.num_layers", "model.hidden_size", "model.seq_length", "model.rotary_base"), Bound(1)),
+    **dict.fromkeys(("model.hidden_dropout", "model.attention_dropout"), Bound(0, below=1)),
+    **dict.fromkeys(("model.layernorm_epsilon", "model.init_method_std"), Bound(0)),
+    **dict.fromkeys(("optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", "optimizer.adam_eps"), Bound(0)),
+    **dict.fromkeys(("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"), Bound(0, below=1)),
+    "optimizer.clip_grad": Bound(0, takes_infinity=True),  # which clips nothing
 }
-"""Section -> field -> the least it can be; None is left to the field's own meaning."""
-BELOW: Mapping[str, Mapping[str, float]] = {
-    "train": {"seed": 2**31},
-    "data": {"seed": 2**31},
-    "model": {"hidden_dropout": 1, "attention_dropout": 1},
-    "optimizer": {"adam_beta1": 1, "adam_beta2": 1, "sgd_momentum": 1},
-}
-"""Section -> field -> what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "train.audit": ("error", "warn", "off"),
     "train.lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
     "precision_backend": BACKENDS,
 }
 """Key of a run -> the only values that it can have; of the schedule they are Megatron's."""
-UNBOUNDED = ("optimizer.clip_grad",)
-"""Fields in which infinity has a meaning: no clipping."""
 
 
 def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
@@ -78,15 +85,18 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:
     """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
     faults = []
-    for path, value, least in _bounded(config, LEAST):
-        if not value >= least:  # NaN is not either
-            faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
-        elif math.isinf(value) and path not in UNBOUNDED:
+    for path, bound in BOUNDS.items():
+        section, _, name = path.partition(".")
+        value: Any = getattr(getattr(config, section), name, None)
+        if value is None:
+            continue
+        if not value >= bound.least:  # NaN is not either
+            faults.append(_fault(path, f"must be at least {bound.least}", value, f"Use {bound.least} or more."))
+        elif math.isinf(value) and not bound.takes_infinity:
             faults.append(_fault(path, "must be finite", value, "Use a number."))
+        elif value >= bound.below and not math.isinf(value):
+            faults.append(_fault(path, f"must be less than {bound.below}", value, "Use a smaller number."))
     faults += _checkpoint_faults(config)
-    for path, value, most in _bounded(config, BELOW):
-        if value >= most:
-            faults.append(_fault(path, f"must be less than {most}", value, "Use a smaller number."))
     for path, known in CHOICES.items():
         value = attrgetter(path)(config)
         if value not in known:
@@ -122,20 +132,6 @@ def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
         fault = None if folder is None else pointer_fault(Path(folder), key)
         if fault is not None:
             yield fault
-
-
-def _bounded(config: ConfigContainer, bounds: Mapping[str, Mapping[str, float]]) -> Iterator[_Bounded]:
-    for section, fields in bounds.items():
-        for name, bound in fields.items():
-            value = getattr(getattr(config, section), name, None)
-            if value is not None:
-                yield _Bounded(f"{section}.{name}", value, bound)
-
-
-class _Bounded(NamedTuple):
-    path: str
-    value: Any
-    bound: float
 
 
 def require_sane_values(config: ConfigContainer) -> None:
