@@ -110,7 +110,6 @@ def compare_gemms(plan: PrecisionPlan, recorded: Iterable[GemmRow]) -> tuple[Mis
 
 
 def _compare(layer: PlanLayer, module: PlanModule, place: Gemm, rows: list[GemmRow]) -> Iterator[Mismatch]:
-    """Yield the mismatches of one planned GEMM with the rows recorded of it."""
     expected, at = _expected(module, place.gemm), place.at
     if not rows:
         yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
@@ -197,7 +196,6 @@ def _unhealthy(record: Record) -> Iterator[Mismatch]:
 
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
-    """Yield the kinds of tensors of a rank that are in other dtypes than planned."""
     wanted = _expected_census(settings)
     held: defaultdict[str, list[str]] = defaultdict(list)
     for row in record.census:

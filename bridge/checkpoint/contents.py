@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.checkpoint.folder import candidates, is_finished, load_fault
 from bridge.checkpoint.folder import folder_of as folder_of_step
@@ -101,37 +101,26 @@ class Contents:
         }
 
 
-class Differing(NamedTuple):
-    """A setting or a tensor that differs between two checkpoints."""
-
-    name: str
-    a: str
-    b: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
     """What differs between two checkpoints; `changes` are those of a run in the second's precision."""
 
     changes: tuple[Change, ...]
-    settings: tuple[Differing, ...]
-    """Those of `changes` left out."""
-    tensors: tuple[Differing, ...]
-    """Dtypes and shapes."""
+    settings: tuple[dict[str, str], ...]
+    """`setting`, `a` and `b` of each; those of `changes` are left out."""
+    tensors: tuple[dict[str, str], ...]
+    """`tensor`, and its dtype and shape as `a` and `b`."""
 
     @classmethod
     def of(cls, one: Contents, two: Contents) -> Difference:
         """Return what differs between two checkpoints."""
         changes = tuple(precision_changes(one.settings, two.settings) if two.settings else ())
         shown = {change.path.rpartition(".")[2] for change in changes} | set(HALVES if changes else ())
-        settings = _differing(one.settings, two.settings)
-        tensors = _differing(
-            {key: _text(one.tensors[key]) for key in one.tensors}, {key: _text(two.tensors[key]) for key in two.tensors}
-        )
+        settings = _differing("setting", one.settings, two.settings)
         return cls(
             changes=changes,
-            settings=tuple(row for row in settings if row.name.rpartition(".")[2] not in shown),
-            tensors=tuple(tensors),
+            settings=tuple(row for row in settings if row["setting"].rpartition(".")[2] not in shown),
+            tensors=tuple(_differing("tensor", one.tensors, two.tensors)),
         )
 
     def __bool__(self) -> bool:
@@ -141,8 +130,8 @@ class Difference:
         """Return the difference as plain data."""
         return {
             "precision": [asdict(change) for change in self.changes],
-            "settings": [{"setting": row.name, "a": row.a, "b": row.b} for row in self.settings],
-            "tensors": [{"tensor": row.name, "a": row.a, "b": row.b} for row in self.tensors],
+            "settings": list(self.settings),
+            "tensors": list(self.tensors),
         }
 
 
@@ -168,12 +157,8 @@ def _part_of(key: str) -> str:
     return "delayed scales" if SCALING in key else "weights"
 
 
-def _text(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[Differing]:
-    for name in [*one, *(name for name in two if name not in one)]:
+def _differing(heading: str, one: Mapping[str, object], two: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    for name in {**one, **two}:
         before, now = str(one.get(name, "absent")), str(two.get(name, "absent"))
         if before != now:
-            yield Differing(name, before, now)
+            yield {heading: name, "a": before, "b": now}

@@ -96,7 +96,6 @@ def _acquired(folder: Path, key: str) -> int:
 
 
 def _is_left_behind(handle: int) -> bool:
-    """Return whether the holder named in a file that this process has locked is gone."""
     holder = _holder(handle)
     if not holder or holder.get("host") == socket.gethostname():
         return True  # the kernel would have refused the lock

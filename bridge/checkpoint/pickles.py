@@ -64,6 +64,9 @@ class Tensor:
         """The number of its values."""
         return math.prod(self.shape)
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:

@@ -184,7 +184,6 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
 def _verdict(
     per_seed: Losses, low: float | None, high: float | None, *, gate: float, fall: float, bit_equal: bool
 ) -> dict[str, Any]:
-    """Return the `verdict`, its `reason` and the `seeds_needed` that would tell."""
     if low is not None and high is not None and (low > gate or high < -gate):
         side = "above" if low > gate else "below"
         return {"verdict": "outside", "reason": f"The whole interval is {side} the gate."}

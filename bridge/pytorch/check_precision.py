@@ -96,7 +96,6 @@ class PrecisionReport:
         return found
 
     def _of_matmuls(self, wanted: str, config: MixedPrecisionConfig) -> list[str]:
-        """Return where the matmuls are not in the dtype and the scheme of a recipe."""
         counted = _counted(self.matmuls, "calls")
         found = []
         if config.fp8 or config.fp4:

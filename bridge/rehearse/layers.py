@@ -55,7 +55,6 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
 
 
 def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
-    """State the kinds of the kept layers: the pattern of a hybrid model, or which of them have experts."""
     shape, model = run.shape, run.model
     why = "the kinds of the kept layers"
     if shape.is_hybrid:

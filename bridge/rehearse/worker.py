@@ -131,7 +131,6 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
 
 
 def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
-    """Return the launches without some kinds of parallelism, one process where nothing is left."""
     for kind in gone:
         rounds = [one.without(kind) for one in rounds]
     return [one for one in rounds if one.kinds] or [rounds[0]]
@@ -190,7 +189,6 @@ def _wait(ranks: list[ForkProcess]) -> None:
 
 
 def _rank(work: str, plan: Plan, one: Round, file: Path, job: dict[str, str]) -> None:
-    """Do a part of the work as one rank, and write what came of it."""
     os.environ.update(job)
     outcome: Plan = {}
     try:
@@ -203,7 +201,6 @@ def _rank(work: str, plan: Plan, one: Round, file: Path, job: dict[str, str]) ->
 
 
 def _described(error: Exception, sections: Plan) -> Plan:
-    """Return an error as plain data: the findings of one of ours, or type, text and cause of another."""
     first = first_of(error)
     if isinstance(first, PrecisionConfigError | SyncError | CheckError):
         return {"findings": [{name: getattr(finding, name) for name in OF_A_FINDING} for finding in first.findings]}

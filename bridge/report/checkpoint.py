@@ -66,7 +66,7 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
         parts.append(table(changes, wraps=(meaning,)))
     for heading, rows in (("setting", difference.settings), ("tensor", difference.tensors)):
         if rows:
-            named = [{heading: row.name, "A": row.a, "B": row.b} for row in rows[:SHOWN]]
+            named = [{heading: row[heading], "A": row["a"], "B": row["b"]} for row in rows[:SHOWN]]
             parts.append(table(named, wraps=("A", "B")))
         if len(rows) > SHOWN:
             parts.append(Text(f"and {len(rows) - SHOWN} more"))

@@ -119,7 +119,6 @@ def line_of(module: PlanModule) -> Line:
 
 
 def _same(lines: Sequence[Line], heading: str) -> str | None:
-    """Return the value that all lines with a weight share, or None."""
     values = {line[heading] for line in lines if line["weight"]}
     return values.pop() if len(values) == 1 else None
 
@@ -219,7 +218,6 @@ def memory_table(
 
 
 def _fits(rank: RankMemory, gpu: str, memory_bytes: int) -> Text:
-    """Return the sentence that holds the fullest rank against its GPU."""
     needed = f"  {size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}: "
     if rank.total > memory_bytes:
         return Text(needed + "does not fit.", style="red")
@@ -259,7 +257,6 @@ def _changes(option: FitOption) -> str:
 
 
 def _value(value: object) -> str:
-    """Return a value as an override has it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

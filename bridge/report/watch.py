@@ -54,7 +54,6 @@ def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:
 
 
 def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
-    """Return the largest underflow and saturation of each operand at the last measured step."""
     found = []
     for operand, own in by_operand(last_measured(run.quantisation)).items():
         shares = [max(getattr(row, name) for row in own) for name in ("underflow", "saturated")]

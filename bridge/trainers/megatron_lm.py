@@ -71,7 +71,6 @@ def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> tuple
 
 
 def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any]) -> SyncReport:
-    """Make the values of the recipe the parser's defaults."""
     if given.get("yaml_cfg") is not None:
         rule = "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")

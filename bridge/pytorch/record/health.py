@@ -127,7 +127,6 @@ def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tupl
 
 
 def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """Return the input of a module's GEMM: behind its norm, if it has one."""
     gain = getattr(module, "layer_norm_weight", None)
     if gain is None:
         return x

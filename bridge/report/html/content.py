@@ -77,7 +77,6 @@ def _findings(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _verdict(content: dict[str, Any], summary: dict[str, Any], run: RunFolder) -> list[dict[str, str]]:
-    """Return the answers that the report begins with: a state (good, bad, unknown) and a sentence each."""
     answers = []
 
     def answer(state: str, sentence: str) -> None:

@@ -87,7 +87,6 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _charts(run: Run) -> Markup:
-    """Return the charts of a run: losses, gradient norm, and the loss scale where it moved."""
     losses = {"training": _curve(run["train"], "loss"), "validation": _curve(run["validation"], "loss")}
     entropy, steps = run["figures"]["unigram_entropy"], [one["step"] for one in run["train"]]
     if entropy is not None and steps:
