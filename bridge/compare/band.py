@@ -34,10 +34,9 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BandRow:
+class BandRow(Place):
     """One GEMM's result in two runs."""
 
-    place: Place
     error: float
     """|a - b| / |a|, Frobenius norms; NaN and infinity count as outside."""
     bound: float
@@ -105,5 +104,6 @@ def band(
     for place, error in errors.items():
         depth = place.layer if place.gemm == "fprop" else num_layers + 1 - place.layer
         bound = CONSTANT * GROWTH**depth * (forward if place.gemm == "fprop" else backward)
-        rows.append(BandRow(place=place, error=error, bound=bound, control=control.get(place, math.nan)))
+        found = {"error": error, "bound": bound, "control": control.get(place, math.nan)}
+        rows.append(BandRow(layer=place.layer, module=place.module, gemm=place.gemm, **found))
     return Band(rows=tuple(rows), rerouted=rerouted)

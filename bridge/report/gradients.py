@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from bridge.audit.quantisation import finite
-from bridge.compare.band import Band, BandRow
+from bridge.compare.band import Band
 from bridge.report.table import NUMBERED, table
 
 
@@ -14,9 +14,9 @@ def band_table(band: Band, *, title: str) -> RenderableType:
     """Return every row as a table for the terminal."""
     rows = [
         {
-            "layer": str(row.place.layer),
-            "module": row.place.module,
-            "GEMM": row.place.gemm,
+            "layer": str(row.layer),
+            "module": row.module,
+            "GEMM": row.gemm,
             "error": f"{row.error:.2%}",
             "bound": f"{row.bound:.2%}",
             "": "" if row.is_inside else "OUTSIDE",
@@ -31,10 +31,9 @@ def band_sentence(band: Band) -> str:
     """Return the verdict, the negative control and the experts of both runs as sentences."""
     first = band.first_outside
     if first is not None:
-        where = first.place
         text = (
-            f"Outside. The first result that leaves its band is the {where.gemm} of layer {where.layer}, "
-            f"{where.module}: error {first.error:.2%}, bound {first.bound:.2%}."
+            f"Outside. The first result that leaves its band is the {first.gemm} of layer {first.layer}, "
+            f"{first.module}: error {first.error:.2%}, bound {first.bound:.2%}."
         )
     elif band.verdict == "inside":
         text = f"Inside. The errors of all {len(band.rows)} GEMMs are those of roundings."
@@ -53,16 +52,11 @@ def band_sentence(band: Band) -> str:
 def band_dict(band: Band) -> dict[str, Any]:
     """Return the check as plain data."""
     first = band.first_outside
-    rows = [dataclasses.asdict(row.place) | _numbers(row) for row in band.rows]
+    rows = [finite({**dataclasses.asdict(row), "inside": row.is_inside}) for row in band.rows]
     return {
         "verdict": band.verdict,
-        "first_outside": dataclasses.asdict(first.place) | _numbers(first) if first is not None else None,
+        "first_outside": rows[band.rows.index(first)] if first is not None else None,
         "control_outside": len(band.rows) - len(band.blind),
         "rerouted": band.rerouted,
         "rows": rows,
     }
-
-
-def _numbers(row: BandRow) -> dict[str, Any]:
-    numbers = {"error": row.error, "bound": row.bound, "control": row.control}
-    return finite({**numbers, "inside": row.is_inside})

@@ -44,15 +44,13 @@ def test_fp8_is_inside_and_a_margin_of_19_outside_from_the_first_layer_on():
     assert found.verdict == "inside"
     assert len(found.rows) == 3 * 4 * 3
     assert formats_of(config.model) == (("bf16", "e4m3"), ("bf16", "e4m3", "e5m2"))
-    forward = {row.place.layer: row.error for row in found.rows if row.place.gemm == "fprop"}
+    forward = {row.layer: row.error for row in found.rows if row.gemm == "fprop"}
     assert forward[1] == 0 < forward[2] < 0.1  # the first layer stays in BF16
-    assert all(row.control > row.bound for row in found.rows if row.place.gemm == "fprop"), (
-        "a shuffled batch is outside"
-    )
+    assert all(row.control > row.bound for row in found.rows if row.gemm == "fprop"), "a shuffled batch is outside"
     found, _ = check("fp8_delayed", **BROKEN)
     first = found.first_outside
     assert found.verdict == "outside"
-    assert (first.place.layer, first.place.module, first.place.gemm) == (1, "self_attention.linear_qkv", "fprop")
+    assert (first.layer, first.module, first.gemm) == (1, "self_attention.linear_qkv", "fprop")
 
 
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_aux_loss_coeff": 0.01}
@@ -71,7 +69,7 @@ HYBRID = {
 @pytest.mark.parametrize("model", [slow(EXPERTS), HYBRID], ids=["experts", "hybrid"])
 def test_both_runs_send_their_tokens_to_the_same_experts(model):
     found, _ = check("fp8_current", model=model, first_last_layers_bf16=False)
-    compared = {(row.place.module, row.place.gemm) for row in found.rows}
+    compared = {(row.module, row.gemm) for row in found.rows}
     experts = {f"mlp.experts.local_experts.{expert}.linear_fc{number}" for expert in range(4) for number in (1, 2)}
     assert set(itertools.product(experts, ("fprop", "dgrad", "wgrad"))) < compared
     assert found.first_outside is None
@@ -82,7 +80,7 @@ def test_both_runs_send_their_tokens_to_the_same_experts(model):
 @pytest.mark.slow
 def test_a_broken_recipe_of_experts_is_outside_from_the_first_layer_on():
     found, _ = check("fp8_delayed", model=EXPERTS, **BROKEN)
-    assert (found.verdict, found.first_outside.place.layer) == ("outside", 1)
+    assert (found.verdict, found.first_outside.layer) == ("outside", 1)
 
 
 def test_experts_whose_router_takes_no_choice_are_refused():
@@ -132,7 +130,7 @@ def test_a_layer_whose_forward_or_backward_pass_is_wrong_is_named():
     firsts = []
     for results in broken:
         errors = relative_errors(sound, results)
-        firsts.append(band(errors, errors, num_layers=3, forward=2**-7, backward=2**-7).first_outside.place)
+        firsts.append(band(errors, errors, num_layers=3, forward=2**-7, backward=2**-7).first_outside)
     assert [(one.layer, one.module, one.gemm) for one in firsts] == [
         (2, "mlp.linear_fc1", "fprop"),
         (2, "mlp.linear_fc1", "dgrad"),
