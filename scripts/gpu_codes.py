@@ -8,6 +8,7 @@ Engine's padding is left out. Stochastic rounding has no bits to compare and is 
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,14 +19,8 @@ from bridge.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, 
 from bridge.precision.formats import FORMATS
 
 CASES = (
-    ("delayed", "hybrid"),
-    ("delayed", "e4m3"),
-    ("tensorwise", "hybrid"),
-    ("tensorwise", "e4m3"),
-    ("blockwise", "e4m3"),
-    ("blockwise", "hybrid"),
-    ("mxfp8", "e4m3"),
-    ("mxfp8", "hybrid"),
+    *product(("delayed", "tensorwise"), ("hybrid", "e4m3")),
+    *product(("blockwise", "mxfp8"), ("e4m3", "hybrid")),
     ("nvfp4", "e2m1"),
 )
 """Schemes and formats, as Megatron's config has them."""
@@ -169,25 +164,22 @@ def _scheme_records(scheme: str, number_format: str) -> list[Record]:
     precision = GemmPrecision(scheme=scheme, format=number_format)
     dtypes = (torch.bfloat16,) if scheme == "nvfp4" else (torch.bfloat16, torch.float32)
     records = []
-    for operand in OPERANDS:
+    for operand, shape, dtype in product(OPERANDS, SHAPES, dtypes):
         spec = dataclasses.replace(precision.spec(operand), stochastic=False)
-        for shape in SHAPES:
-            for dtype in dtypes:
-                for name, x in inputs_of(shape, dtype).items():
-                    theirs = their_arrays(_quantised(quantizers[operand], x.cuda()))
-                    for device in ("cpu", "cuda"):
-                        scale = DELAYED_SCALE if scheme == "delayed" else None
-                        ours = our_arrays(quantise(x.to(device), spec, scale=scale))
-                        about = {
-                            "part": "codes",
-                            "scheme": f"{scheme} {number_format}",
-                            "operand": operand,
-                            "input": name,
-                            "shape": list(shape),
-                            "dtype": str(dtype).removeprefix("torch."),
-                            "device": device,
-                        }
-                        records += [{**about, **record} for record in compare(ours, theirs, spec)]
+        for name, x in inputs_of(shape, dtype).items():
+            theirs = their_arrays(_quantised(quantizers[operand], x.cuda()))
+            about = {
+                "part": "codes",
+                "scheme": f"{scheme} {number_format}",
+                "operand": operand,
+                "input": name,
+                "shape": list(shape),
+                "dtype": str(dtype).removeprefix("torch."),
+            }
+            for device in ("cpu", "cuda"):
+                scale = DELAYED_SCALE if scheme == "delayed" else None
+                ours = our_arrays(quantise(x.to(device), spec, scale=scale))
+                records += [{**about, "device": device, **record} for record in compare(ours, theirs, spec)]
     return records
 
 
