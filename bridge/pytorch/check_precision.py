@@ -167,7 +167,7 @@ def check_precision(
             and leaves no hook behind.
     """
     _require_types(model, optimizer, step)
-    from bridge.pytorch.record.running import holds_more_than_modules, tensors_in  # imports torch
+    from bridge.pytorch.record.modules import holds_more_than_modules, tensors_in  # imports torch
     from bridge.pytorch.record.watch import GemmWatch
 
     modules: dict[str, str] = {}
@@ -215,7 +215,7 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
-    from bridge.pytorch.record.running import tensors_in
+    from bridge.pytorch.record.modules import tensors_in
 
     def hook(_module: object, _inputs: object, output: object) -> None:
         tensor = next(iter(tensors_in(output)), None)

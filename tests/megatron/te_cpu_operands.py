@@ -75,7 +75,7 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     from bridge.numerics import Observer
     from bridge.precision.schemes import GEMMS
     from bridge.pytorch.record import te
-    from bridge.pytorch.record.running import Running
+    from bridge.pytorch.record.modules import Running
 
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
         sides = {"left": left, "right": right}

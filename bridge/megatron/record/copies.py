@@ -21,7 +21,7 @@ from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import parts
 from bridge.pytorch.record.health import error_limit
-from bridge.pytorch.record.places import places
+from bridge.pytorch.record.modules import places
 from bridge.pytorch.record.te import describe, is_quantised
 
 SAMPLE = 4096

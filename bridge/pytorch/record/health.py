@@ -20,7 +20,7 @@ from bridge.audit.record import HealthRow
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.numerics.quantise import quantise
 from bridge.precision.formats import FORMATS
-from bridge.pytorch.record.places import Place
+from bridge.pytorch.record.modules import Place
 from bridge.pytorch.record.te import TeGemm, is_quantised
 
 TOKENS = 256

@@ -23,8 +23,7 @@ from bridge.numerics.operand import GemmOperand
 from bridge.precision.schemes import GEMMS
 from bridge.pytorch.record import te
 from bridge.pytorch.record.health import of_emulated, of_te
-from bridge.pytorch.record.places import mixes_tokens, places
-from bridge.pytorch.record.running import Running
+from bridge.pytorch.record.modules import Running, mixes_tokens, places
 from bridge.pytorch.record.te import Described, TeGemm, describe, dtype_name, is_quantised, is_te
 
 OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
