@@ -65,8 +65,7 @@ def _report(chosen: argparse.Namespace) -> None:
 
 def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
     """Return what the comparison of these runs says of each; nothing of a run that has no twin among them."""
-    from bridge.compare.arm import read_arm
-    from bridge.compare.comparison import compare
+    from bridge.compare.comparison import compare, read_arm
     from bridge.report.comparison import answers
 
     arms = []

@@ -19,8 +19,7 @@ from typing import Any
 
 import yaml
 
-from bridge.compare.arm import FAILED
-from bridge.compare.comparison import Comparison
+from bridge.compare.comparison import FAILED, Comparison
 from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.loader import config_folder

@@ -81,8 +81,10 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float = GATE) -> list[Comparison]:
     """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
-    from bridge.compare.arm import read_arm
-    from bridge.compare.comparison import compare  # SciPy is heavy
+    from bridge.compare.comparison import (
+        compare,  # SciPy is heavy
+        read_arm,
+    )
     from bridge.report.comparison import show_comparisons, write_comparisons
 
     arms = [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []

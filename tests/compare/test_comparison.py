@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.compare.arm import Arm
-from bridge.compare.comparison import compare
+from bridge.compare.comparison import Arm, compare
 from tests.compare.test_gap import WARM_UP, curve
 
 

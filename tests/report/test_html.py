@@ -11,8 +11,7 @@ import torch
 
 from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
-from bridge.compare.arm import Arm
-from bridge.compare.comparison import compare
+from bridge.compare.comparison import Arm, compare
 from bridge.compare.gap import Curve
 from bridge.numerics import GemmPrecision, quantise
 from bridge.precision.formats import FORMATS
