@@ -48,11 +48,6 @@ class BandRow(Place):
         """Whether the error is one of roundings."""
         return self.error <= self.bound
 
-    @property
-    def is_seen(self) -> bool:
-        """Whether the bound would have noticed another batch."""
-        return not self.control <= self.bound
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
@@ -71,7 +66,7 @@ class Band:
     @property
     def blind(self) -> tuple[BandRow, ...]:
         """Results whose bound does not even notice another batch."""
-        return tuple(row for row in self.rows if not row.is_seen)
+        return tuple(row for row in self.rows if row.control <= row.bound)
 
     @property
     def verdict(self) -> str:

@@ -79,7 +79,11 @@ def read_arm(folder: Path) -> Arm | None:
             folder=folder,
             label=label,
             precision={name: value for name, value in flat.items() if is_precision(name)},
-            rest={name: value for name, value in flat.items() if is_rest(name)},
+            rest={
+                name: value
+                for name, value in flat.items()
+                if not is_precision(name) and name not in SEEDS and not _is_under(name, APART)
+            },
             seed=tuple(flat.get(name) for name in SEEDS),
             warm_up=int(flat["train.lr_warmup_iters"]),
             curve=Curve(steps=tuple(int(record["step"]) for record in train), losses=losses),
@@ -95,11 +99,6 @@ def read_arm(folder: Path) -> Arm | None:
 def is_precision(name: str) -> bool:
     """Return whether a flat field is one of precision."""
     return name in ROUTED or _is_under(name, PRECISION)
-
-
-def is_rest(name: str) -> bool:
-    """Return whether a flat field has to be equal in twins."""
-    return not is_precision(name) and name not in SEEDS and not _is_under(name, APART)
 
 
 def _is_under(name: str, places: tuple[str, ...]) -> bool:

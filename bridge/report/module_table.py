@@ -10,6 +10,7 @@ from rich.text import Text
 from bridge.plan.precision_plan import compact
 from bridge.plan.selection import ModuleSelection, Selected, Taken
 from bridge.precision.matchers import HIGH, Matcher
+from bridge.report.findings import STYLES
 from bridge.report.table import NUMBERED, table
 from bridge.rules.rule import RuleFinding
 
@@ -33,7 +34,7 @@ def module_table(
     rows.append({"": "", "select": "the rest", "precision": f"{run} (the run)", **left})
     what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
     shown = table(rows, title=f"{what}, {layout}{NUMBERED}", numbers=("linears",), wraps=("select", "takes"))
-    lines = [Text(f"{one.severity}: {one}", style=_style(one.severity)) for one in findings]
+    lines = [Text(f"{one.severity}: {one}", style=STYLES[one.severity]) for one in findings]
     return Group(shown, *lines)
 
 
@@ -101,7 +102,3 @@ def _places(modules: Sequence[Taken]) -> str:
         names.setdefault(compact([str(number) for number in numbers]), []).append(name)
     parts = [f"{', '.join(held)} of {numbers}" for numbers, held in names.items()]
     return "; ".join([*parts, *(f"{', '.join(held)} of {layer}" for layer, held in others.items())])
-
-
-def _style(severity: str) -> str:
-    return {"error": "red", "warning": "yellow"}.get(severity, "")
