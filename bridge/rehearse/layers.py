@@ -29,9 +29,10 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
     )
     why = "keeps both ends, each kind of layer, and whole stages"
     run.set("model.num_layers", len(kept), why)
+    end = min(settings.end, max(0, shape.num_layers - settings.start))
     counts = {
         "num_layers_at_start_in_bf16": (settings.start, sum(layer < settings.start for layer in kept)),
-        "num_layers_at_end_in_bf16": (settings.end, sum(layer >= shape.num_layers - settings.end for layer in kept)),
+        "num_layers_at_end_in_bf16": (settings.end, sum(layer >= shape.num_layers - end for layer in kept)),
     }
     for name, (now, count) in counts.items():
         if now != count:
@@ -129,24 +130,16 @@ def kept_layers(
     firsts = {kinds[layer]: layer for layer in reversed(middle)}
     if needs_last and not end:
         firsts[kinds[-1]] = count - 1
-    most = max(2, limit - len(firsts))
-    few_start, few_end = (min(start, most), min(end, most)) if start + end <= most else _shared(start, end, most)
+    most = max(2, limit - len(firsts))  # of both ends together, at least one of each
+    few_start = min(start, max(int(start > 0), most - min(end, most // 2)))
+    few_end = min(end, most - few_start)
     chosen = {*range(few_start), *range(count - few_end, count), *firsts.values()}
     chosen |= set([layer for layer in wanted if layer not in chosen][: max(0, limit - len(chosen))])
     sizes = [size for size in range(max(split.least, len(chosen)), count + 1) if split.shares(size)]
     size = sizes[0] if sizes else count
-    spare = [layer for layer in _spread(middle, size) if layer not in chosen]
+    few = min(size, len(middle))
+    spread = [middle[place * len(middle) // few] for place in range(few)]
+    spare = [layer for layer in spread if layer not in chosen]
     spare += [layer for layer in middle if layer not in chosen and layer not in spare]
     chosen |= set(spare[: size - len(chosen)])
     return tuple(sorted(chosen))
-
-
-def _shared(start: int, end: int, most: int) -> tuple[int, int]:
-    """Return counts for both ends that together are at most `most`, at least 1 where there is one."""
-    few_start = min(start, max(int(start > 0), most - min(end, most // 2)))
-    return few_start, min(end, most - few_start)
-
-
-def _spread(layers: range, size: int) -> list[int]:
-    size = min(size, len(layers))
-    return [layers[place * len(layers) // size] for place in range(size)] if size else []
