@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bridge.audit.setting import FILE as ORIGINS
-from bridge.compare.gap import GATE
 from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, is_first_process, main
@@ -79,18 +78,15 @@ def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float = GATE) -> list[Comparison]:
+def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float | None = None) -> list[Comparison]:
     """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
-    from bridge.compare.comparison import (
-        compare,  # SciPy is heavy
-        read_arm,
-    )
+    from bridge.compare.comparison import compare, read_arm  # SciPy is heavy
     from bridge.report.comparison import show_comparisons, write_comparisons
 
     arms = [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
     if len(arms) < 2:
         return []
-    comparisons = compare(arms, gate=gate)
+    comparisons = compare(arms) if gate is None else compare(arms, gate=gate)
     write_comparisons(folder, comparisons)
     show_comparisons(comparisons)
     return comparisons
