@@ -12,6 +12,7 @@ from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
+from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
 
 UNCOUNTED = {
@@ -27,26 +28,6 @@ ESTIMATED = 0.25
 """The same for pipelines, which no GPU has confirmed, and where it is read in sources: kernels of Mamba, gated delta
 net and sparse attention, forward passes that run together with backward passes, buffers in which Megatron-FSDP
 gathers."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overflow:
-    """A rank that needs more memory than its GPU has."""
-
-    stage: int
-    needed_bytes: int
-    memory_bytes: int
-    activation_bytes: int
-    """The part of them that may be less, by `margin`."""
-    margin: float
-    uncounted: tuple[str, ...]
-    """Settings of the run that keep less on the GPU than is counted, as section.field."""
-
-    @property
-    def may_fit(self) -> bool:
-        """Whether the margin of the count, or what is not counted, can make up for what is missing."""
-        least = self.needed_bytes - round(self.margin * self.activation_bytes)
-        return bool(self.uncounted) or least <= self.memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,39 +93,31 @@ class PlannedRun:
         )
 
     @property
-    def is_as_stated(self) -> bool:
-        """Whether the run is counted on its own ranks and with its own split of the layers (see PB406 and PB413)."""
-        ranks = self.target.count in (None, self.parallel.world_size)
-        return ranks and self.plan.parallel.layout == self.parallel.layout
+    def overflow(self) -> Violation | None:
+        """The fullest rank, where it needs more than its GPU has (PB618); None where it fits or that is not known.
 
-    @property
-    def overflow(self) -> Overflow | None:
-        """The fullest rank, where it needs more than its GPU has; None where it fits or that is not known.
-
-        It is not known of a run that Megatron refuses, and that is counted on other ranks or with another split.
+        It is not known of a run that Megatron refuses, and that is counted on other ranks or with another split of the
+        layers (PB406, PB413). The margin of the count, and what is not counted, make it a warning.
         """
-        limit = self.memory_bytes
-        if limit is None or not self.is_as_stated:
+        limit, is_filled = self.memory_bytes, self.target.count in (None, self.parallel.world_size)
+        if limit is None or not is_filled or self.plan.parallel.layout != self.parallel.layout:
             return None
         rank, shape = self.memory.largest, self.plan.shape
-        unmeasured = (
-            self.parallel.pipeline > 1,
-            self.workload.is_combined,
-            self.plan.settings.fsdp,
-            shape.is_hybrid,
-            shape.delta_net,
-            shape.indexer,
-        )
         if rank.total <= limit:
             return None
-        return Overflow(
-            stage=rank.stage,
-            needed_bytes=rank.total,
-            memory_bytes=limit,
-            activation_bytes=rank.bytes_of["activations"],
-            margin=ESTIMATED if any(unmeasured) else MEASURED,
-            uncounted=self.uncounted,
+        unmeasured = (
+            *(self.parallel.pipeline > 1, self.workload.is_combined, self.plan.settings.fsdp),
+            *(shape.is_hybrid, shape.delta_net, shape.indexer),
         )
+        margin, activations = ESTIMATED if any(unmeasured) else MEASURED, rank.bytes_of["activations"]
+        needed, memory, kept = (f"{size / 2**30:,.0f} GiB" for size in (rank.total, limit, activations))
+        but = ""
+        if self.uncounted:
+            but = f"; {' and '.join(self.uncounted)} may keep less there than is counted"
+        elif rank.total - round(margin * activations) <= limit:
+            but = f" by this count, in which the {kept} of activations may be {margin:.0%} too high"
+        severity = "warning" if but else None
+        return Violation(severity=severity, needed=needed, memory=memory, stage=rank.stage, but=but)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return a section's values after the sync."""

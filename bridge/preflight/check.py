@@ -130,19 +130,9 @@ class Setup(RuleContext):
         if not trains or not self.has_gpu or self.is_emulated:
             return None
         try:
-            found = self.planned.overflow
+            return self.planned.overflow
         except BridgeError:
             return None
-        if found is None:
-            return None
-        sizes = (found.needed_bytes, found.memory_bytes, found.activation_bytes)
-        needed, memory, activations = (f"{size / 2**30:,.0f} GiB" for size in sizes)
-        but, severity = "", "warning" if found.may_fit else None
-        if found.uncounted:
-            but = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
-        elif found.may_fit:
-            but = f" by this count, in which the {activations} of activations may be {found.margin:.0%} too high"
-        return Violation(severity=severity, needed=needed, memory=memory, stage=found.stage, but=but)
 
     @cached_property
     def planned(self) -> PlannedRun:
