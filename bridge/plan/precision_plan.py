@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.plan.adapters import Adapter
@@ -34,7 +34,7 @@ from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.matchers import Effect, Matchers, recipe_of
+from bridge.precision.matchers import Effect, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
 from bridge.registry.nearest import label_of_owners, nearest_label
@@ -103,14 +103,6 @@ class PlanDifference:
     column: str
     before: str
     after: str
-
-
-class _Cell(NamedTuple):
-    """A column of a row of a layer's table."""
-
-    module: str
-    item: str
-    column: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,26 +225,25 @@ class PrecisionPlan:
 
         A row that one plan does not have reads as "-" there.
         """
-        cells: dict[tuple[_Cell, str, str], list[str]] = {}
+        cells: dict[tuple[str, str, str, str, str], list[str]] = {}
         labels = dict.fromkeys([layer.label for layer in self.layers] + [layer.label for layer in other.layers])
         for label in labels:
             mine, theirs = self._cells(label), other._cells(label)
             for cell in dict.fromkeys([*mine, *theirs]):
                 before, after = mine.get(cell, "-"), theirs.get(cell, "-")
                 if before != after and {before, after} != {"", "-"}:
-                    cells.setdefault((cell, before, after), []).append(label)
+                    cells.setdefault((*cell, before, after), []).append(label)
         return [
-            PlanDifference(layers=tuple(layers), **cell._asdict(), before=before, after=after)
-            for (cell, before, after), layers in cells.items()
+            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
+            for (module, item, column, before, after), layers in cells.items()
         ]
 
-    def _cells(self, label: str) -> dict[_Cell, str]:
+    def _cells(self, label: str) -> dict[tuple[str, str, str], str]:
+        """Return (module, item, column) -> content of a layer's table."""
         layer = self.by_label.get(label)
-        if layer is None:
-            return {}
         return {
-            _Cell(module.name, row.item, column): getattr(row, column)
-            for module in layer.modules
+            (module.name, row.item, column): getattr(row, column)
+            for module in (layer.modules if layer is not None else ())
             for row in module.rows
             for column in COLUMNS[1:]
         }
@@ -337,8 +328,11 @@ def _layers(
         if adapter is not None:
             own = adapter.added_to(own, shape, lambda name: paths.path(label, at, name))
         recipe = recipe_of(settings.recipes, chunk)
-        effects = tuple(_effect(module, recipe, paths.path(label, at, module.name)) for module in own)
-        return _planned(own, settings, low, effects)
+        effects = [  # only Transformer Engine's linear layers read a per-module recipe
+            recipe.effect(paths.path(label, at, one.name)) if recipe is not None and one.kind == "linear" else None
+            for one in own
+        ]
+        return _planned(own, settings, low, tuple(effects))
 
     def made(label: str, place: Place, kind: str, *, low: bool = False, at: int = 0) -> PlanLayer:
         number = int(label) if label.isdigit() else None
@@ -364,11 +358,6 @@ def _layers(
         for index, kind in enumerate(shape.mtp_kinds):
             yield made(f"mtp {number}.{index + 1}", mtp, kind, low=is_fp8 or enters(index))
     yield made("output", last, "output")
-
-
-def _effect(module: Module, recipe: Matchers | None, path: str) -> Effect | None:
-    """Return what a per-module recipe makes of a module; only Transformer Engine's linear layers read it."""
-    return recipe.effect(path) if recipe is not None and module.kind == "linear" else None
 
 
 @lru_cache(maxsize=512)

@@ -94,7 +94,10 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     forward, backward = OPERAND_FORMATS.get(settings.format or "", ("e4m3", "e5m2")) if low else (dtype, dtype)
     if low and settings.family == "fp4":
         forward, backward = "e4m3", "e4m3"
-    scale = _attention_tile(settings) if low else ""
+    scale = "tensor" if low else ""
+    if low and settings.scheme == "mxfp8" and settings.row is not None:
+        # Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py get_attention_quantizers
+        scale = _tile(settings.row.operand("input"))
     out = forward if low and settings.multi_head_attention else dtype
     mixed = backward if backward == forward else f"{backward} x {forward}"
     return (
@@ -104,16 +107,6 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
         PlanRow(item="backward", format=mixed, scale=scale, accumulate=_wide(dtype)),
         PlanRow(item="output", format=out),
     )
-
-
-def _attention_tile(settings: Settings) -> str:
-    """Return the tile of a scale of queries, keys, values and the output's gradient.
-
-    Source: Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py get_attention_quantizers.
-    """
-    if settings.row is None or settings.scheme != "mxfp8":
-        return "tensor"
-    return _tile(settings.row.operand("input"))
 
 
 def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:

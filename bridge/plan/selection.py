@@ -151,10 +151,13 @@ def _selection(
     recipes: Sequence[Matchers], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool
 ) -> ModuleSelection:
     """Return the selection of recipes: one for all chunks, or one for each."""
-    by_module = {module: _names_of_takers(module, recipes, is_foreign=is_foreign) for module in modules}
+    by_module: dict[Taken, list[str]] = {}
+    for module in modules:
+        recipe, path = recipe_of(recipes, module.chunk), module.local if is_foreign else module.path
+        by_module[module] = [one.name for one in recipe.matchers if one.takes(path)] if recipe is not None else []
     matchers: dict[str, Matcher] = {}
-    for recipe in recipes:
-        for matcher in recipe.matchers:
+    for one in recipes:
+        for matcher in one.matchers:
             matchers.setdefault(matcher.name, matcher)
     return ModuleSelection(
         rows=tuple(_selected(matcher, by_module, num_layers) for matcher in matchers.values()),
@@ -162,13 +165,6 @@ def _selection(
         left=tuple(module for module, names in by_module.items() if module.kind == "linear" and not names),
         num_layers=num_layers,
     )
-
-
-def _names_of_takers(module: Taken, recipes: Sequence[Matchers], *, is_foreign: bool) -> list[str]:
-    """Return the names of the matchers that take a module, in order: the first decides about it."""
-    recipe = recipe_of(recipes, module.chunk)
-    path = module.local if is_foreign else module.path
-    return [one.name for one in recipe.matchers if one.takes(path)] if recipe is not None else []
 
 
 def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_layers: int) -> Selected:

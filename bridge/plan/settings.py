@@ -130,6 +130,10 @@ class Settings:
         keeps = family is not None and model["first_last_layers_bf16"]
         start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
         accumulated, reduced = gradient_dtypes(ddp, mode, mcore)
+        recipe = model["quant_recipe"]
+        if isinstance(recipe, str) and recipe:
+            rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
+            raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
         return cls(
             mode=mode,
             autocast=(model["autocast_dtype"] or mode) if model["enable_autocast"] else None,
@@ -147,7 +151,7 @@ class Settings:
             sent=tuple(dict.fromkeys(sent_between_stages(model, mcore, is_local=local) for local in (False, True))),
             router=model["moe_router_dtype"],
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
-            recipes=quant_recipes(_no_path(model["quant_recipe"])),
+            recipes=quant_recipes(recipe),
             notes=(*_absent_notes(run), *_notes(_asked(run), scheme, reads, start + end)),
             grad_reduce=accumulated,
             grad_sent=reduced,
@@ -247,11 +251,3 @@ def _notes(asked: Mapping[str, Any], scheme: str | None, reads: Collection[str],
         unread = [name for name in ATTENTION if asked[name] and name not in reads]
         notes += [f"{name}=True has no effect under {scheme} scaling." for name in unread]
     return tuple(notes)
-
-
-def _no_path(recipe: Any) -> Any:
-    """Return a per-module recipe; RunConfigError for the path of a file."""
-    if isinstance(recipe, str) and recipe:
-        rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
-        raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
-    return recipe

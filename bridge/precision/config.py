@@ -255,12 +255,10 @@ class PrecisionConfig(Statements):
         """
         stated = {**self._values, **dict.fromkeys(filter(self.is_left_open, self.field_names()))}
         names = [name for name in self.field_names() if full or name in stated]
-        return {name: self._dumped(name, self.reading(name) if full else stated[name]) for name in names}
-
-    def _dumped(self, name: str, value: Any) -> Any:
-        """Return a value as JSON and YAML have it: rows as a list of their own."""
-        is_rows = value is not None and self._field(name).kind == "rows"
-        return copy.deepcopy(list(value)) if is_rows else value
+        found = {name: self.reading(name) if full else stated[name] for name in names}
+        if found.get("modules") is not None:
+            found["modules"] = copy.deepcopy(list(found["modules"]))
+        return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], *, source: str | None = None) -> Self:

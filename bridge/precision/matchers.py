@@ -207,27 +207,25 @@ class Matchers:
     @classmethod
     def of(cls, given: Any) -> Matchers | None:
         """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`; None for another."""
-        configs, rows = _of_mapping(given) if isinstance(given, Mapping) else _of_object(given)
-        if not isinstance(configs, Mapping) or rows is None:
+        if not isinstance(given, Mapping):
+            globs = getattr(given, "matchers", None)
+            if not isinstance(globs, list | tuple):
+                return None
+            rows = [{name: getattr(one, name, None) for name in ("pattern", "config_key")} for one in globs]
+            given = {"config_dict": getattr(given, "configs", None), "matchers": rows}
+        content = file_content(given)
+        configs, matchers = content.get("configs") or {}, content.get("matchers") or {}
+        if not isinstance(configs, Mapping) or not isinstance(matchers, Mapping):
             return None
-        return cls(configs=configs, matchers=tuple(_matcher(name, row, configs) for name, row in rows.items()))
-
-    def first(self, path: str) -> Matcher | None:
-        """Return the matcher that decides about a module, None for none."""
-        for matcher in self.matchers:
-            if matcher.takes(path):
-                return matcher
-        return None
+        on = {str(name): row for name, row in matchers.items() if isinstance(row, Mapping) and row.get("enabled")}
+        return cls(configs=configs, matchers=tuple(_matcher(name, row, configs) for name, row in on.items()))
 
     def effect(self, path: str) -> Effect | None:
         """Return the effect on a module in training, None for none."""
-        matcher = self.first(path)
-        return matcher.training if matcher is not None else None
-
-    @property
-    def effects(self) -> tuple[Effect, ...]:
-        """The effects of all matchers, in training and in evaluation."""
-        return tuple(effect for one in self.matchers for effect in one.effects)
+        for matcher in self.matchers:
+            if matcher.takes(path):
+                return matcher.training
+        return None
 
     def same_as(self, other: Matchers) -> bool:
         """Return whether both do the same: the names of matchers do not count."""
@@ -242,10 +240,6 @@ class Matchers:
                 name = one.name if len(one.patterns) == 1 else f"{one.name}_{part}"
                 rows[name] = {"config": one.config, "type": "glob", "pattern": pattern, "enabled": True}
         return {"configs": dict(self.configs), "matchers": rows}
-
-
-Written = tuple[object, object]
-"""Pattern and payload of a matcher."""
 
 
 def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -272,27 +266,8 @@ def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     return {"configs": given["config_dict"] or {}, "matchers": rows}
 
 
-def _of_mapping(given: Mapping[Any, Any]) -> tuple[object, dict[str, Written] | None]:
-    """Return the payloads, and the matchers that are on by name, of a file or of a run's config.yaml."""
-    given = file_content(given)
-    matchers = given.get("matchers") or {}
-    if not isinstance(matchers, Mapping):
-        return None, None
-    on = {str(name): row for name, row in matchers.items() if isinstance(row, Mapping) and row.get("enabled", False)}
-    return given.get("configs") or {}, {name: (row.get("pattern"), row.get("config")) for name, row in on.items()}
-
-
-def _of_object(given: Any) -> tuple[object, dict[str, Written] | None]:
-    """Return the payloads and the matchers of an object of Megatron's `RecipeConfig`."""
-    held = getattr(given, "matchers", None)
-    if not isinstance(held, list | tuple):
-        return None, None
-    globs = [one for one in held if hasattr(one, "pattern") and hasattr(one, "config_key")]
-    return getattr(given, "configs", None), {str(at): (one.pattern, one.config_key) for at, one in enumerate(globs)}
-
-
-def _matcher(name: str, row: Written, configs: Mapping[str, Any]) -> Matcher:
-    pattern, config = str(row[0]), str(row[1])
+def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> Matcher:
+    pattern, config = str(row.get("pattern")), str(row.get("config"))
     payload = configs.get(config)
     payload = payload if isinstance(payload, Mapping) else {}
     parts = {part: payload[part] for part in (TRAINING, EVALUATION) if isinstance(payload.get(part), Mapping)}

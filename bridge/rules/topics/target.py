@@ -46,11 +46,6 @@ def _unknown_versions(run: RuleContext) -> list[Violation]:
     return [Violation(floors=" and ".join(floors))] if floors else []
 
 
-def _missing_for_te(run: RuleContext) -> list[Violation]:
-    missing = "a CUDA device and transformer_engine" if run.target.has_te is False else "a CUDA device"
-    return [Violation(missing=missing)]
-
-
 def _not_emulated(run: RuleContext) -> list[Violation]:
     return violations(
         {
@@ -187,8 +182,11 @@ RULES = (
         id="PB612",
         title="Transformer Engine without a GPU",
         setting="target.gpu",
-        when=all_of("is_low", "backend is te", "target.gpu", "not target.gpu.is_gpu", find=_missing_for_te),
-        message="precision_backend=te cannot run there; missing: {missing}",
+        when=all_of(
+            *("is_low", "backend is te", "target.gpu", "not target.gpu.is_gpu"),
+            find=lambda run: [Violation(missing=" and transformer_engine" if run.target.has_te is False else "")],
+        ),
+        message="precision_backend=te cannot run there; missing: a CUDA device{missing}",
         remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         source="Transformer Engine 2.20",
     ),
