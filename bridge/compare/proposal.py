@@ -82,7 +82,7 @@ def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | N
 def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
     """Return whether every operand is near its format's ratio under a scheme, and the worst gains a bit."""
     row = Effect(family="fp8", scheme=scheme)
-    forward, backward = OPERAND_FORMATS[row.format_in(fp8_format)]
+    forward, backward = OPERAND_FORMATS[str(row.in_run(fp8_format).format)]
     formats = {"grad_output": backward}
     near = all(
         _under(one, scheme) >= FORMATS[formats.get(one.operand, forward)].healthy_db - BIT_DB for one in operands

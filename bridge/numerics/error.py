@@ -105,7 +105,7 @@ def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, am
     found = {}
     for scheme in WHAT_IF:
         row = Effect(family=SCHEMES[scheme].family, scheme=scheme)
-        spec = GemmPrecision(scheme=scheme, format=row.format_in(fp8_format)).spec(role)
+        spec = GemmPrecision(scheme=scheme, format=str(row.in_run(fp8_format).format)).spec(role)
         scale = tensor_scale(amax, spec) if spec.whole_tensor else None
         generator = torch.Generator(sample_MK.device).manual_seed(0)
         operand = make_operand(sample_MK, spec, role, scale=scale, generator=generator)

@@ -9,9 +9,8 @@ of a parallel size adds messages or idle stages; full recomputation runs every f
 The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel replicas. Where no
 layout of these GPUs fits, the options are for one replica on more of them, the fewest first.
 
-Left out without a plan of their own are layouts on which the weights and gradients alone are too large. A model of very
-many layers is planned for its cheapest layouts alone. The caller may refuse an option that fits: the command line
-refuses those with which `check` finds an error or warning that it does not find in the run itself.
+A model of very many layers is planned for its cheapest layouts alone. The caller may refuse an option that fits: the
+command line refuses those with which `check` finds an error or warning that it does not find in the run itself.
 """
 
 import itertools
@@ -130,13 +129,10 @@ def memory_to_fit(run: PlannedRun) -> int:
 def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]) -> tuple[list[FitOption], int]:
     """Return the options of every layout, without layouts that add to a cheaper option, and how many were not tried."""
     shape = run.plan.shape  # a run that cannot be planned is an error, a layout that cannot be planned is left out
-    ranks = run.memory.ranks
-    mean = sum(rank.bytes_of["weights"] + rank.bytes_of["gradients"] for rank in ranks) / len(ranks)
-    layouts = [one for one in _layouts(run) if mean / _shards(run, one[1]) <= usable]
     most = max(1, MOST_PLANNED_LAYERS // shape.num_layers)
     found: list[FitOption] = []
     planned = untried = 0
-    for price, layout in sorted(layouts, key=lambda priced: priced[0]):
+    for price, layout in sorted(_layouts(run), key=lambda priced: priced[0]):
         if any({*dict(option.changes)} <= {*layout} for option in found):
             continue
         candidate = run.changed(layout)
@@ -148,15 +144,6 @@ def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]
         planned += 1
         found += _options(candidate, layout, price, usable, is_sound)
     return found, untried
-
-
-def _shards(run: PlannedRun, layout: Changes) -> float:
-    """Return in how many parts a layout cuts the weights of a rank at most."""
-    parts = 1.0
-    for size in ("tensor", "pipeline", "expert"):
-        if SIZES[size] in layout:
-            parts *= layout[SIZES[size]] / getattr(run.parallel, size)
-    return parts
 
 
 def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:

@@ -190,10 +190,6 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool) or type(value).__name__ == "bool_"  # NumPy's
 
 
-def _switch_from_text(text: str) -> bool | str:
-    return text.lower() in YES if text.lower() in YES | NO else text
-
-
 def number_of_text(text: str) -> float | str:
     """Return the number that a text spells, or the text."""
     for parse in (int, float):
@@ -205,7 +201,7 @@ def number_of_text(text: str) -> float | str:
 
 
 _FROM_TEXT: dict[str, Callable[[str], object]] = {
-    "bool": _switch_from_text,
+    "bool": lambda text: text.lower() in YES if text.lower() in YES | NO else text,
     "int": number_of_text,
     "float": number_of_text,
 }

@@ -22,11 +22,11 @@ Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.schemes import scheme_row
 
 Run = TypeVar("Run")
 
@@ -121,11 +121,13 @@ class Effect:
         """Whether it chooses FP8 or FP4 in a layer that runs in neither."""
         return self.family is not None and self.in_high
 
-    def format_in(self, run: str | None) -> str:
-        """Return the format of a module in FP8 or FP4, in a run whose own is `run`."""
-        schemes = FP4_SCHEMES if self.family == "fp4" else FP8_SCHEMES
-        legal = schemes[self.scheme or ""].formats
-        return self.format or (run if run in legal else legal[0])
+    def in_run(self, run: str | None, *, in_high: bool = False) -> Effect:
+        """Return the effect in a run whose own format is `run`: one of FP8 or FP4 has a format, and acts as said."""
+        row = scheme_row(self.scheme, self.family)
+        if row is None:
+            return self
+        format_ = self.format or (run if run in row.formats else row.formats[0])
+        return replace(self, format=format_, in_high=in_high)
 
     def acts(self, *, is_low: bool) -> bool:
         """Return whether a module takes it in a layer that runs, or does not run, in FP8 or FP4."""

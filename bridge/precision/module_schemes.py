@@ -32,8 +32,8 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
     found = []
     for number, row in enumerate(rows):
         in_high = run is None or bool(row.layer_numbers)
-        training = _acting(row.precision, run, in_high=in_high)
-        evaluation = _acting(row.evaluation, run, in_high=in_high) if row.evaluation is not None else None
+        training = row.precision.in_run(run, in_high=in_high)
+        evaluation = row.evaluation.in_run(run, in_high=in_high) if row.evaluation is not None else None
         matcher = Matcher(
             name=str(number),
             patterns=row.patterns(num_layers),
@@ -45,10 +45,6 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
         )
         found.append(matcher)
     return Matchers(matchers=tuple(found), configs=configs)
-
-
-def _acting(effect: Effect, run: str | None, *, in_high: bool) -> Effect:
-    return replace(effect, format=effect.format_in(run), in_high=in_high) if effect.family is not None else effect
 
 
 def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -> str:

@@ -179,11 +179,6 @@ def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] |
     return None
 
 
-def _mappings(node: Any) -> list[Any]:
-    """Return the nodes that the value of `<<` names: one, or a list of them."""
-    return node.value if isinstance(node, yaml.SequenceNode) else [node]
-
-
 class _Loader(BASE):  # type: ignore[misc]
     """PyYAML's safe loader that refuses a key twice, and reads scalars as the module says."""
 
@@ -206,37 +201,31 @@ class _Loader(BASE):  # type: ignore[misc]
         return self.error(f"{self.path}, line {node.start_mark.line + 1}: {rule}. {remedy}.")
 
     def flatten_mapping(self, node: Any) -> None:
-        """Check a mapping's own keys, and put what `<<` names before them; of several mappings the first counts.
+        """Refuse a key twice, and put what `<<` names before its own keys; of several mappings the first counts.
 
         PyYAML 6.0.4 merges keys of one letter, and several mappings, otherwise than YAML 1.1 and the releases before.
         """
         if node in self.checked:
             return
         self.checked.add(node)
-        self.check_keys(node)
-        own, merged = [], []
-        for key_node, value_node in node.value:
-            if key_node.tag != MERGE:
-                own.append((key_node, value_node))
-                continue
-            for part in reversed(_mappings(value_node)):
-                self.flatten_mapping(part)
-                merged += part.value
-        node.value = merged + own
-
-    def check_keys(self, node: Any) -> None:
-        own: set[Any] = set()
+        own: dict[Any, tuple[Any, Any]] = {}
+        merged: list[tuple[Any, Any]] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self.wrong(key_node, "a key must be a word", "Quote it, or write `key: value`")
-            if key_node.tag == MERGE:
-                if not all(isinstance(part, yaml.MappingNode) for part in _mappings(value_node)):
-                    raise self.wrong(key_node, "<< must name mappings", "Give it an alias of a mapping")
+            if key_node.tag != MERGE:
+                key = self.construct_object(key_node)
+                if key in own:
+                    self.repeat(key, key_node, value_node)
+                own[key] = (key_node, value_node)
                 continue
-            key = self.construct_object(key_node)
-            if key in own:
-                self.repeat(key, key_node, value_node)
-            own.add(key)
+            parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            if not all(isinstance(part, yaml.MappingNode) for part in parts):
+                raise self.wrong(key_node, "<< must name mappings", "Give it an alias of a mapping")
+            for part in reversed(parts):
+                self.flatten_mapping(part)
+                merged += part.value
+        node.value = [*merged, *own.values()]
 
     def repeat(self, key: object, key_node: Any, value_node: Any) -> None:
         """Note a key that stands twice, or raise."""

@@ -33,7 +33,6 @@ def own_rows(run: RuleContext) -> tuple[ModuleRow, ...]:
 
 
 def _rows(run: RuleContext) -> Sequence[Any]:
-    """Return the rows or matchers with what they take; none for a model that cannot be planned."""
     return run.selection.rows if run.selection is not None else ()
 
 
@@ -49,8 +48,7 @@ def empty(run: RuleContext) -> list[Violation]:
         unread = _listed(row.unread)
         reason = f": it takes {unread} alone, which read no per-module recipe" if unread else ""
         severity = "warning" if run.selection.is_foreign else None  # a file may serve several models
-        near = _near(row.nearest)
-        found.append(_about(run, row, severity=severity, reason=reason, near=near))
+        found.append(_about(run, row, severity=severity, reason=reason, near=_near(row.nearest)))
     return found
 
 

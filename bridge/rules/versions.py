@@ -52,9 +52,7 @@ def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
     return first if first == final else None
 
 
-@functools.cache
-def _from(least: str) -> SpecifierSet:
-    return SpecifierSet(f">={least}")
+_from = functools.cache(lambda least: SpecifierSet(f">={least}"))
 
 
 def at_least(version: Version | None, least: str) -> bool | None:
@@ -78,18 +76,13 @@ def installed_text(product: str) -> str | None:
         for folder in sys.path:
             file = Path(folder, "megatron", "core", "package_info.py")
             if file.is_file():
-                return _of_source(file.read_text(encoding="utf-8"))
+                text = file.read_text(encoding="utf-8")
+                numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
+                return ".".join(numbers) + "".join(re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", text, re.MULTILINE))
     for name in DISTRIBUTIONS[product]:
         with suppress(PackageNotFoundError):
             return installed_version(name)
     return None
-
-
-def _of_source(text: str) -> str:
-    """Return the version that Megatron Core's `package_info.py` states."""
-    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
-    suffix = re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", text, re.MULTILINE)
-    return ".".join(numbers) + "".join(suffix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

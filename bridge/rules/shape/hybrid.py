@@ -56,7 +56,9 @@ class HybridPattern:
             return _without_pattern(section)
         field = fields[0]
         main, *depths = _text(section, field).replace(" ", "").split(DEPTH)
-        depths = [depth for depth in depths if depth] or _legacy_depths(section)
+        of_depth = _text(section, "mtp_hybrid_override_pattern")
+        of_depths = [of_depth] * section.given("mtp_num_layers", 0) if of_depth else []
+        depths = [depth for depth in depths if depth] or of_depths
         letters, inner = main.replace(CHUNK, ""), "".join(depths)
         faults = _letter_faults(field, letters + inner)
         if len(fields) > 1:
@@ -105,12 +107,6 @@ def _without_pattern(model: Section) -> HybridPattern | None:
     rule = "cannot plan: a hybrid model needs a letter for each of its layers"
     fault = model_fault(fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say.")
     return HybridPattern(layers="-", faults=(fault,))
-
-
-def _legacy_depths(model: Section) -> list[str]:
-    """Return the pattern of each prediction depth as `mtp_hybrid_override_pattern` and `mtp_num_layers` state it."""
-    pattern = _text(model, "mtp_hybrid_override_pattern")
-    return [pattern] * model.given("mtp_num_layers", 0) if pattern else []
 
 
 def _letter_faults(field: str, letters: str) -> list[Finding]:

@@ -272,6 +272,8 @@ class _Reader:
         of_heads = _Sizes._fields[:4]
         if not heads or {f"model.{name}" for name in of_heads} & {fault.path for fault in self.faults}:
             return  # a size that is impossible by itself was replaced
+        is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
+        rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
         has_channels = self.section.given("kv_channels") is not None
         has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
@@ -280,17 +282,13 @@ class _Reader:
             near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
             rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
             self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
-        elif channels % 2 and not self.has_latent and self._rotates_whole_heads():
+        elif channels % 2 and not self.has_latent and rotates_whole_heads:
             rule = "must be even under rotary position embeddings"
             if has_channels:
                 self._refuse("kv_channels", rule, channels, "Use an even number")
             else:
                 rule = f"must make heads of an even size under rotary position embeddings, and {heads} make {channels}"
                 self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
-
-    def _rotates_whole_heads(self) -> bool:
-        is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
-        return is_rotary and self.section.values["rotary_percent"] == 1.0
 
     def whole(self, name: str, derived: int = 0, *, least: int = 1, most: int = MOST_SIZE) -> int:
         """Return a size; `derived` where it is None, which Megatron derives."""
@@ -382,10 +380,8 @@ class _Reader:
         has_rank = self.section.values["q_lora_rank"] is not None
         return Latent(
             q_lora_rank=self.whole("q_lora_rank") if has_rank else None,
-            kv_lora_rank=self.whole("kv_lora_rank"),
-            qk_head_dim=self.whole("qk_head_dim"),
             qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", least=0),
-            v_head_dim=self.whole("v_head_dim"),
+            **{name: self.whole(name) for name in ("kv_lora_rank", "qk_head_dim", "v_head_dim")},
         )
 
     def _state_space(self, hidden: int) -> StateSpace:

@@ -126,6 +126,5 @@ def unplanned(model: Section) -> list[Finding]:
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Return whether a value is neither absent nor the default; sizes of None and 1 are the same."""
     value = getattr(value, "name", value)
-    return value not in (None, default) and not (default is None and value in (1, "1"))
+    return value not in (None, default) and not (default is None and value in (1, "1"))  # a size of None is 1
