@@ -142,7 +142,10 @@ def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
     if errors:
         raise PrecisionConfigError("The environment contradicts the config of this run:", errors)
     recipe = te_recipe(config)
-    return [] if recipe is None else [f"Recipe: {recipe}.", *set_lines(environ), *map(str, findings)]
+    if recipe is None:
+        return []
+    in_one_line = " ".join(str(recipe).split())
+    return [f"Recipe: {in_one_line}.", *set_lines(environ), *map(str, findings)]
 
 
 def te_recipe(config: Any) -> Any:

@@ -17,6 +17,7 @@ from megatron.core.enums import Fp4Recipe, Fp8Recipe
 from megatron.core.transformer import TransformerConfig
 
 from bridge.errors import PrecisionConfigError
+from bridge.megatron import backend
 from bridge.megatron.backend import te_recipe
 from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.te import machine as machine_module
@@ -142,6 +143,15 @@ def test_the_table_of_schemes_has_the_class_and_the_keywords_that_megatron_passe
     }
     if config.fp8 and row.name != "custom":
         assert made.fp8_format.name == config.fp8.upper()
+
+
+def test_a_run_names_its_recipe_and_its_variables_a_line_each(monkeypatch, megatrons_recipe):
+    monkeypatch.setattr(backend, "te_recipe", megatrons_recipe)
+    recipe, variable, *others = backend._te_notes(config_of(**CONFIGS["tensorwise"]), {"NVTE_USE_FAST_MATH": "0"})
+    assert recipe.startswith("Recipe: recipe_type=Float8CurrentScaling, format=HYBRID, ")
+    assert "\n" not in recipe
+    assert variable.startswith("NVTE_USE_FAST_MATH=0 (read at run time): no effect")
+    assert others == []
 
 
 def test_a_bf16_config_has_no_recipe():
