@@ -123,7 +123,6 @@ def _matches(pattern: str, name: str, path: str) -> bool:
 
 
 def _names(given: object) -> tuple[str, ...]:
-    """Return a list of names as it was given, or the one name; none of a value that is neither."""
     if isinstance(given, str):
         return (given,)
     return tuple(map(str, given)) if isinstance(given, list | tuple | set) else ()

@@ -272,7 +272,6 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) 
 
 
 def _nearest(value: int, step: int) -> tuple[int | None, int]:
-    """Return the multiples of a step next to a value, None for 0."""
     below = value // step * step
     return below or None, below + step
 

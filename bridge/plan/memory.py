@@ -208,7 +208,6 @@ def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
 
 
 def _master_bytes(settings: Settings) -> int:
-    """Return the bytes per element of the optimizer's own copy of the weights."""
     if settings.remainders:
         return 2
     return round(element_bytes(settings.master)) if settings.master is not None else 0

@@ -236,7 +236,6 @@ class _Counting:
 
     @staticmethod
     def _part_of(name: str) -> str:
-        """Return the part of a layer with which an adapter is recomputed."""
         groups = {"experts.": "moe", "shared_experts.": "shared_experts", "linear_fc": "mlp"}
         return next((part for start, part in groups.items() if name.startswith(start)), "base")
 

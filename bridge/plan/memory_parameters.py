@@ -151,7 +151,6 @@ class _Chunk:
                 yield from self._module(label, planned, shares_embedding=shares_embedding)
 
     def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
-        """Yield the experts of this rank, one after the other."""
         shared = [planned for planned in experts if planned.kind == "adapter" and planned.module.count == 1]
         one = [parameter for planned in experts if planned not in shared for parameter in self._module(label, planned)]
         for _ in range(experts[0].module.count // self.parallel.expert):

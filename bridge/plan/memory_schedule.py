@@ -92,8 +92,6 @@ def _moments(lead: int, chunks: int, group: int, micro_batches: int) -> Iterator
 
 
 class _Chunk:
-    """What a micro-batch keeps in a model chunk."""
-
     def __init__(self, parts: Sequence[Segment]) -> None:
         self.after = list(accumulate((part.kept for part in parts), initial=0.0))
         """Bytes kept once so many of its parts have run."""

@@ -282,7 +282,7 @@ RENAMED = {"gated_norm": "norm"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModulePaths:
-    """How a model names its modules."""
+    """How a model names its modules within a chunk: `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2."""
 
     are_experts_grouped: bool = False
     """The experts of a layer are one module (`moe_grouped_gemm`)."""
@@ -317,7 +317,6 @@ class ModulePaths:
         return f"decoder.layers.{index}.{self._inner(module)}"
 
     def _inner(self, module: str) -> str:
-        """Return a module's name within its layer; the first expert stands for all of them."""
         expert = module.removeprefix("experts.")
         if expert != module:
             return f"mlp.experts.{expert}" if self.are_experts_grouped else f"mlp.experts.local_experts.0.{expert}"

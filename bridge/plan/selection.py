@@ -150,7 +150,6 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
 def _selection(
     recipes: Sequence[Matchers], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool
 ) -> ModuleSelection:
-    """Return the selection of recipes: one for all chunks, or one for each."""
     by_module: dict[Taken, list[str]] = {}
     for module in modules:
         recipe, path = recipe_of(recipes, module.chunk), module.local if is_foreign else module.path

@@ -172,7 +172,6 @@ class Settings:
 
 
 def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
-    """Return the fields that reach Transformer Engine under a scheme."""
     if row is None:
         return ()
     late = LATE_ATTENTION.get(row.name)
@@ -181,7 +180,6 @@ def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
 
 
 def _asked(run: Prediction) -> dict[str, Any]:
-    """Return the values that the run was given for fields that may do nothing."""
     asked = {name: run.model.values[name] for name in ("fp8_wgrad", *ATTENTION)}
     if run.precision is not None:
         asked |= {name: getattr(run.precision, name) for name in asked if run.precision.is_stated(name)}
@@ -241,7 +239,6 @@ def _absent_notes(run: Prediction) -> list[str]:
 
 
 def _notes(asked: Mapping[str, Any], scheme: str | None, reads: Collection[str], kept: int) -> tuple[str, ...]:
-    """Return one sentence per setting that was asked for and does nothing here."""
     notes = []
     if scheme in FP8_SCHEMES and asked["fp8_wgrad"] is False:
         notes.append("fp8_wgrad=False has no effect: Transformer Engine 2.0 and later run the GEMM in FP8 anyway.")

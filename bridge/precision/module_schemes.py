@@ -48,7 +48,6 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
 
 
 def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -> str:
-    """Add a payload that is not there yet, and return its name."""
     payload: dict[str, Any] = {**CONFIG_TYPE, TRAINING: training.to_recipe()}
     if evaluation is not None:
         payload[EVALUATION] = evaluation.to_recipe()

@@ -299,7 +299,7 @@ OF_A_LAYER = {
     "mlp.shared_experts": ("linear_fc1", "linear_fc2"),
     "mixer": ("in_proj", "out_proj"),
 }
-"""Module of a layer -> its linear layers."""
+"""Module of a layer -> its linear layers, by `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2."""
 PARENTS = (
     "decoder.layers.0",
     "mtp.layers.0.mtp_model_layer",

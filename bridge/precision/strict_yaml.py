@@ -164,7 +164,6 @@ def _events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
 
 
 def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
-    """Return the rule that a node breaks and the remedy."""
     if isinstance(event, yaml.AliasEvent):
         known = event.anchor in anchors
         return None if known else (f"the alias *{event.anchor} must follow its anchor", "Define the anchor first")

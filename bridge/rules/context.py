@@ -162,7 +162,6 @@ class RuleContext:
         return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
 
     def _read_precision(self, scheme: str | None) -> None:
-        """Set mode, format and scheme of the run."""
         model, ddp = self.model, self.ddp
         modes = [mode for mode in ("bf16", "fp16") if getattr(model, mode) is True]
         self.mode = self.precision.mode if self.precision is not None else (*modes, "fp32")[0]

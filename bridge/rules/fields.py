@@ -109,7 +109,6 @@ def known_releases() -> tuple[Version, ...]:
 
 @functools.cache
 def _content() -> dict[str, Any]:
-    """Return the content of `megatron_fields.json`."""
     found: dict[str, Any] = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
     return found
 

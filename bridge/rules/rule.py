@@ -160,7 +160,6 @@ def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: st
 
 
 def _made(row: Rule, **columns: Any) -> RuleFinding:
-    """Return a finding with the columns that it takes from its row."""
     return RuleFinding(id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns)
 
 

@@ -163,7 +163,6 @@ def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malform
 
 
 def _dtype(value: Any) -> str | None:
-    """Return a dtype's token."""
     if value == "fp8":  # Megatron-LM's spelling for optimizer states kept as bytes
         return "uint8"
     return None if isinstance(value, str) and value.lower() in ("none", "null", "auto") else dtype_token(value)

@@ -291,7 +291,6 @@ def _gpu_called(device: str) -> Gpu | None:
 
 
 def _meaning(word: str) -> dict[str, Any]:
-    """Return the fields of `Target` that one word sets."""
     if word in ("te-none", "tenone", "no-te"):
         return {"te": None, "has_te": False}
     product = re.fullmatch(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)", word)

@@ -88,9 +88,8 @@ def refusals(sections: Mapping[str, Values], defaults: Mapping[str, Values], *, 
     """
     found = [one for name in REFUSED for one in unhonoured(name, sections[name], defaults[name], backend=backend)]
     model = sections["model"]
-    biases = _expert_biases(model) if backend not in (*WITH_TE, None) else ()
     kinds = [*_wrong_hybrid(model), *_wrong_variant(model, backend)]
-    return [*found, *_wrong_values(model), *kinds, *_wrong_layouts(model, backend), *biases]
+    return [*found, *_wrong_values(model, backend), *kinds, *_wrong_layouts(model, backend)]
 
 
 def unhonoured(section: str, values: Values, defaults: Values, *, backend: str | None) -> Iterator[Finding]:
@@ -147,7 +146,7 @@ def _unhonoured_context(model: Values, backend: str | None) -> Iterator[Finding]
     yield _fault(NOT_HONOURED, "model.context_parallel_size", rule, size, f"Set {', '.join(steps)}.{also}")
 
 
-def _wrong_values(model: Values) -> Iterator[Finding]:
+def _wrong_values(model: Values, backend: str | None) -> Iterator[Finding]:
     """Yield the values of a model that Megatron would build a model with, or end in a traceback for."""
     for name, least, most in BETWEEN:
         value = model.get(name)
@@ -162,10 +161,12 @@ def _wrong_values(model: Values) -> Iterator[Finding]:
     if experts % ranks:
         rule = f"must be a multiple of expert_model_parallel_size {ranks}"
         yield _wrong(WRONG_VALUE, model, "num_moe_experts", rule, "Change one of them.")
-    if model["moe_shared_expert_intermediate_size"] and model["add_bias_linear"]:
-        yield _wrong(
-            WRONG_VALUE, model, "add_bias_linear", "shared experts have no biases", "Set model.add_bias_linear=false."
-        )
+    if model["add_bias_linear"] and model["moe_shared_expert_intermediate_size"]:
+        rule = "shared experts have no biases"
+        yield _wrong(WRONG_VALUE, model, "add_bias_linear", rule, "Set model.add_bias_linear=false.")
+    elif model["add_bias_linear"] and backend not in (*WITH_TE, None):  # local experts add them in place: no autograd
+        rule = "experts have no biases without Transformer Engine's layers"
+        yield _wrong(WRONG_VALUE, model, "add_bias_linear", rule, "Set model.add_bias_linear=false.")
 
 
 def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
@@ -189,7 +190,6 @@ def _wrong_variant(model: Values, backend: str | None) -> Iterator[Finding]:
 
 
 def _wrong_hybrid(model: Values) -> Iterator[Finding]:
-    """Yield the layers of a hybrid model that this Megatron Core cannot build, and what it leaves out for one."""
     pattern = HybridPattern.of(model)
     if pattern is None or pattern.faults:
         return
@@ -224,7 +224,6 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
 
 
 def _wrong_context(model: Values) -> Iterator[Finding]:
-    """Yield the sizes that context parallelism cannot cut."""
     ranks, tensor = model["context_parallel_size"], model["tensor_model_parallel_size"]
     if ranks == 1:
         return
@@ -269,14 +268,6 @@ def _wrong_without_sequence_parallelism(model: Values) -> Iterator[Finding]:
         yield _wrong(WRONG_LAYOUT, model, "sequence_parallel", rule, remedy)
 
 
-def _expert_biases(model: Values) -> Iterator[Finding]:
-    """Yield the fault of experts with biases, which Megatron's local experts add in place, which autograd refuses."""
-    has_shared = bool(model["moe_shared_expert_intermediate_size"])
-    if model["num_moe_experts"] and model["add_bias_linear"] and not has_shared:
-        rule = "experts have no biases without Transformer Engine's layers"
-        yield _wrong(WRONG_VALUE, model, "add_bias_linear", rule, "Set model.add_bias_linear=false.")
-
-
 def _wrong(rule: str, model: Values, name: str, clause: str, remedy: str) -> Finding:
     return _fault(rule, f"model.{name}", clause, model[name], remedy)
 
@@ -298,8 +289,6 @@ SOURCE = "bridge/rules/own_run/fields.py: megatron-core 0.16.1, its readers of e
 
 
 def _refused(rule: str) -> Predicate:
-    """Return the predicate of one of the ids of `bridge.rules.own_run.refusals`."""
-
     def predicate(run: RuleContext) -> list[Violation]:
         if not run.is_own:
             return []

@@ -119,7 +119,6 @@ def _letter_faults(field: str, letters: str) -> list[Finding]:
 
 
 def _count_faults(model: Section, field: str, layers: int, depths: int, *, has_experts: bool) -> list[Finding]:
-    """Return the numbers of layers and experts that contradict a pattern."""
     faults: list[Finding] = []
     if has_experts and not model.given("num_moe_experts"):
         rule = f"must be stated where {field} has the letter E"

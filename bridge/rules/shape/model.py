@@ -187,8 +187,6 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
 
 
 class _Sizes(NamedTuple):
-    """The sizes of a layer without experts."""
-
     hidden_size: int
     num_attention_heads: int
     num_query_groups: int

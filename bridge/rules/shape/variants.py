@@ -1,4 +1,7 @@
-"""Dimensions of the attention variants that Megatron selects by `experimental_attention_variant`.
+"""The attention variants that Megatron selects by `experimental_attention_variant`, and fields that have no plan.
+
+A field of `UNPLANNED` away from Megatron's default is refused, so that there is never a plan of another model. A test
+lists every other field of each known release: the plan reads it, or it changes no module.
 
 Source: megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, ssm/gated_delta_net and
 transformer/experimental_attention_variant/dsa.py.

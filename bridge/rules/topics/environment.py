@@ -33,7 +33,6 @@ def _changed_numbers(run: RuleContext) -> list[Violation]:
 
 
 def _attention_variables(run: RuleContext) -> list[Violation]:
-    """Return the variables that say another attention backend than the model's field."""
     given = run.model.attention_backend
     chosen = str(getattr(given, "name", given) or "auto").lower()
     expected = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}.get(chosen)

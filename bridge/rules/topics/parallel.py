@@ -80,7 +80,6 @@ def _indivisible(run: RuleContext) -> list[Violation]:
 
 
 def _unsplittable(run: RuleContext) -> list[Violation]:
-    """Return why Megatron cannot split the layers over the pipeline stages and their chunks."""
     try:
         run.parallel.places(run.shape.num_layers)
     except RunConfigError as error:

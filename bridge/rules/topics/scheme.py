@@ -16,7 +16,6 @@ _ALGORITHMS = ("most_recent", "max")
 
 
 def _hint(value: object, known: tuple[str, ...]) -> str:
-    """Return a remedy: the nearest name, or all of them."""
     return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
 
 
