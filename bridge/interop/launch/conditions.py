@@ -7,7 +7,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.interop.launch.word import Word
+from bridge.interop.launch.word import Word, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +29,6 @@ class Test(NamedTuple):
     """Variables that nothing sets, and whose defaults decide here."""
     equal: tuple[str, str] | None = None
     """A variable that nothing sets, and the value with which it would be answered otherwise."""
-    asks: frozenset[str] = frozenset()
-    """Variables that nothing sets, of which another value may change the answer than that of `equal`."""
 
     @property
     def is_free(self) -> bool:
@@ -44,15 +42,12 @@ class Test(NamedTuple):
 
     def joined(self, other: Test, *, is_or: bool) -> Test:
         """Return what two conditions say together."""
-        sides = (self, other)
-        holds = any(side.holds for side in sides) if is_or else all(side.holds for side in sides)
-        is_decided = any(side.holds is is_or and not side.is_open for side in sides)
-        is_open = any(side.is_open for side in sides) and not is_decided
-        asks = self.asks.union(other.asks, *(side.equal[:1] for side in sides if side.equal))
-        return Test(holds, is_open, self.defaults + other.defaults, asks=asks)
+        holds = (self.holds or other.holds) if is_or else (self.holds and other.holds)
+        is_decided = any(side.holds is is_or and not side.is_open for side in (self, other))
+        return Test(holds, (self.is_open or other.is_open) and not is_decided, self.defaults + other.defaults)
 
 
-def answer(words: Sequence[Word], *, is_double: bool) -> Test:
+def answer(words: Sequence[str], *, is_double: bool) -> Test:
     """Return what the words inside `[ ... ]` or, where `is_double`, `[[ ... ]]` say."""
     for signs, is_or in JOINTS:
         for place in range(1, len(words) - 1):
@@ -62,25 +57,22 @@ def answer(words: Sequence[Word], *, is_double: bool) -> Test:
     words = [word for word in words if word not in ("(", ")")]
     if words[:1] == ["!"]:
         return answer(words[1:], is_double=is_double).negated
-    equal = _equality(words[0], words[2]) if len(words) == 3 and words[1] in EQUALITY else None
-    is_pattern = is_double and any("*" in word for word in words)
-    return _test(words, _compared([word.with_nothing_set for word in words], is_double), equal, is_pattern=is_pattern)
+    equal = _equality(words[0], [words[2]]) if len(words) == 3 and words[1] in EQUALITY else None
+    return _test(words, _compared([Word.of(word).with_nothing_set for word in words], is_double), equal)
 
 
-def matched(subject: Word, patterns: Sequence[Word]) -> Test:
+def matched(subject: str, patterns: Sequence[str]) -> Test:
     """Return whether one of the patterns of a `case` is that of a text."""
     if "*" in patterns:
         return Test(holds=True, is_open=False)
-    holds = any(fnmatchcase(subject.with_nothing_set, pattern.with_nothing_set) for pattern in patterns)
-    equal = _equality(subject, next(filter(None, patterns), Word()))
-    return _test([subject], holds, equal, is_pattern=len(patterns) > 1 or any("*" in one for one in patterns))
+    value, *others = (Word.of(word).with_nothing_set for word in (subject, *patterns))
+    return _test([subject], any(fnmatchcase(value, other) for other in others), _equality(subject, patterns[:1]))
 
 
-def _test(words: Sequence[Word], holds: bool | None, equal: tuple[str, str] | None, *, is_pattern: bool) -> Test:
-    is_open = holds is None or any(word.is_unknown for word in words)
-    defaults = tuple(name for word in words for name in word.defaults)
-    asks = frozenset(name for word in words for name in word.names)
-    return Test(bool(holds), is_open, defaults, equal, asks if equal is None or is_pattern else asks - {equal[0]})
+def _test(words: Sequence[str], holds: bool | None, equal: tuple[str, str] | None) -> Test:
+    known = [Word.of(word) for word in words]
+    defaults = tuple(name for word in known for name in word.defaults)
+    return Test(bool(holds), holds is None or any(word.is_unknown for word in known), defaults, equal)
 
 
 def _compared(words: list[str], is_double: bool) -> bool | None:
@@ -99,9 +91,11 @@ def _compared(words: list[str], is_double: bool) -> bool | None:
     return None
 
 
-def _equality(one: Word, other: Word) -> tuple[str, str] | None:
-    """Return variable and value where a variable that nothing sets is compared with a text."""
-    side, text = (one, other) if one.variable else (other, one)
-    value = text.replace("*", "")
-    is_so = fnmatchcase(side.with_nothing_set, text)
-    return (side.variable, value) if side.variable and value and not text.is_unknown and not is_so else None
+def _equality(one: str, others: Sequence[str]) -> tuple[str, str] | None:
+    """Return variable and value where a variable that nothing sets is compared with a text that it has not."""
+    for side, other in [(one, other) if variable_of(one) else (other, one) for other in others]:
+        variable, text = variable_of(side), Word.of(other)
+        value = text.replace("*", "")
+        if variable and value and not text.is_unknown and not fnmatchcase(Word.of(side).with_nothing_set, text):
+            return variable, value
+    return None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.interop.launch.script import MODES
-from bridge.interop.launch.word import Word
+from bridge.interop.launch.word import UNKNOWN, Word
 from bridge.interop.megatron_lm.flags import SWITCH
 from bridge.interop.table import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROWS = rows("command_lines")
 
@@ -29,11 +30,9 @@ OTHER_OPTIONS, PATH = pattern("other options"), pattern("path", re.IGNORECASE)
 PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
-LINES = re.compile("\n")
 SCALE = re.compile(r'"(?:enabled|initial_scale_power)"')
 """Settings of a loss scale that name no precision."""
-OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
-PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
+OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 RAY = ["ray", "job", "submit"]
 """The command behind its `--` is started."""
@@ -47,19 +46,14 @@ class WrittenFile:
     """A file that a script writes."""
 
     line: int
-    text: Word | None = None
-    """The content; None: a program changes it."""
+    text: str | None = None
+    """The content, in which `${X:-1}` is a default; None: a program changes it."""
 
     @cached_property
     def precise(self) -> tuple[Word, ...]:
         """The lines of its text that bear on precision."""
-        lines = self.text.cut(LINES) if self.text is not None else ()
+        lines = [Word.of(line) for line in (self.text or "").split("\n")]
         return tuple(line for line in lines if bears(line) or SCALE.search(line))
-
-    @property
-    def note(self) -> str:
-        """The name of the file in a report as long as it is not read."""
-        return f"heredoc on line {self.line}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,33 +128,34 @@ def bears(text: str) -> bool:
 
 def may_hold_options(word: Word) -> bool:
     """Return whether a word with unknown pieces may be options once they are known: not a path, not part of a name."""
-    rest = "".join(part.text for part in word.parts if part.variable is None)
-    return not rest.strip() or (word.parts[0].variable is not None and "/" not in rest)
+    rest = UNKNOWN.sub("", word)
+    return not rest.strip() or (UNKNOWN.match(word) is not None and "/" not in rest)
+
+
+def _after(words: Sequence[Word]) -> Iterator[tuple[Word, str]]:
+    """Yield words, each with the option before it whose value it is; empty where it is none."""
+    before = ""
+    for word in words:
+        takes = before.startswith("--") and "=" not in before and not SWITCH.fullmatch(before) and before not in MODES
+        yield word, before if takes and not word.startswith("-") else ""
+        before = word
 
 
 def _known(words: Sequence[Word]) -> tuple[Word, ...]:
     """Return the words that bear on precision and are known: such flags with their values."""
-    pairs = zip(words, ("", *words), strict=False)
-    return tuple(word for word, before in pairs if _counts(word, before) and not _may_hold(word, before))
+    found = [(word, of) for word, of in _after(words) if not _may_hold(word, of)]
+    return tuple(word for word, of in found if OWN_FILE.search(word) or (bears(of) if of else _names_precision(word)))
 
 
-def _is_value(before: str) -> bool:
-    return before.startswith("--") and "=" not in before and not SWITCH.fullmatch(before) and before not in MODES
-
-
-def _counts(word: str, before: str) -> bool:
-    if word.startswith("@") or OWN_FILE.search(word):
-        return True
-    if _is_value(before) and not word.startswith("-"):
-        return bears(before)
+def _names_precision(word: str) -> bool:
     return bears(word) and (word.startswith("-") or "/" not in word)
 
 
-def _may_hold(word: Word, before: str) -> bool:
+def _may_hold(word: Word, of: str) -> bool:
     """Return whether a word that only the run knows may hold options: not the value of one, and no path."""
     if word.startswith("--"):
         return word.option()[0].is_unknown
-    return word.is_unknown and not _is_value(before) and may_hold_options(word)
+    return word.is_unknown and not of and may_hold_options(word)
 
 
 def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
@@ -170,22 +165,20 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
 
     With `strict` all others are left out.
     """
-    if not any(_has_flags(launch) for launch in found):
+    if not any(map(_has_flags, found)):
         return tuple(found)
-    judged = [(launch, _has_flags(launch) or _may_set_precision(launch)) for launch in found]
-    others = (launch for launch, is_certain in judged if not is_certain and not strict)
-    return (*(launch for launch, is_certain in judged if is_certain), *others)
+    return tuple(filter(_may_train, found) if strict else sorted(found, key=lambda launch: not _may_train(launch)))
 
 
 def _has_flags(launch: Launch) -> bool:
     return bool((MEGATRON_ARGUMENTS | MODES) & launch.flags)
 
 
-def _may_set_precision(launch: Launch) -> bool:
+def _may_train(launch: Launch) -> bool:
     """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
-    pairs = zip(launch.arguments, ("", *launch.arguments), strict=False)
-    late = [word for word, before in pairs if _may_hold(word, before)]
-    return any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
+    late = [word for word, of in _after(launch.arguments) if _may_hold(word, of)]
+    is_stated = _has_flags(launch) or any(map(bears, (*launch.runner, *launch.arguments)))
+    return is_stated or not all(map(PATH.search, late))
 
 
 def found_launch(words: list[Word], line: int) -> Launch | None:
@@ -196,15 +189,13 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
         return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
-        if word.startswith("-") and word != "-m":
-            continue
-        is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
-        if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
-            return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],))
-        if word == "-m" and is_run and place + 1 < len(words):
-            module = words[place + 1]
-            if not module.startswith(STARTERS):
-                return Launch(line=line, runner=(*words[:place],), program=module, arguments=(*words[place + 2 :],))
+        following = words[place + 1 :]
+        is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*following[:1]})
+        is_file = word.endswith((".py", ".py'") if is_run else ".py") and not word.startswith("-")
+        if is_swift or is_file:
+            return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*following,))
+        if word == "-m" and is_run and following and not following[0].startswith(STARTERS):
+            return Launch(line=line, runner=(*words[:place],), program=following[0], arguments=(*following[1:],))
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
         program = next((word for word in words if SCRIPT.search(word)), words[0])
@@ -212,17 +203,12 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
     return None
 
 
-def nested_script(words: list[Word]) -> Word | None:
-    """Return the script that a command hands to a shell as one word: `bash -c "..."`, `srun ... "..."`."""
-    if not words or words[0] in QUIET:
-        return None
-    shell = next((place for place, word in enumerate(words) if PurePosixPath(word).name in SHELLS), len(words))
-    for place in range(shell + 1, len(words) - 1):
-        if re.fullmatch(r"-\w*c", words[place]):
-            return words[place + 1]
-        if not words[place].startswith("-"):
-            break
-    if any(word.endswith(".py") or PYTHON.search(word) for word in words):
-        return None
-    strings = [word for word in words if re.search(r"\s", word.strip()) and re.search(r"\.py\b|\s-m\s|--[a-z]", word)]
-    return strings[0] if len(strings) == 1 and len(strings[0]) > 20 else None
+def nested_script(words: Sequence[str]) -> str | None:
+    """Return the script that a command hands to a shell as one word: `bash -c "..."`."""
+    program = ""
+    for word, following in pairwise(words):
+        if not word.startswith("-"):
+            program = PurePosixPath(word).name
+        elif program in SHELLS and words[0] not in QUIET and re.fullmatch(r"-\w*c", word):
+            return following
+    return None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable
 
     from tree_sitter import Node, Parser
 
@@ -41,6 +41,7 @@ MODES = frozenset({"--bf16", "--fp16"})
 NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})
 
 
+@lru_cache(maxsize=64)
 def parse(text: str, path: str) -> Node:
     """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
     text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text)
@@ -82,21 +83,12 @@ def text_of(node: Node | None) -> str:
 
 def shown(nodes: list[Node]) -> str:
     """Return neighbours as they are written, in one line."""
-    parent = nodes[0].parent if nodes else None
-    if parent is None:
-        return ""
-    source, base = parent.text or b"", parent.start_byte
-    return " ".join(source[nodes[0].start_byte - base : nodes[-1].end_byte - base].decode().split())
+    return " ".join(" ".join(map(text_of, nodes)).split())
 
 
 def name_of(command: Node) -> str:
     """Return the first word of a command as it is written."""
     return text_of(command.child_by_field_name("name") or command.children[0])
-
-
-def targets(redirect: Node) -> list[Node]:
-    """Return the words of a redirection: its file first."""
-    return [child for child in redirect.named_children if child.type in WORDS]
 
 
 def redirects(node: Node) -> list[Node]:
@@ -112,17 +104,17 @@ def redirects(node: Node) -> list[Node]:
     return [inner for one in found for inner in (one, *one.children_by_field_name("redirect"))]
 
 
+def targets(redirect: Node) -> list[Node]:
+    """Return the words of a redirection: its file first."""
+    return [child for child in redirect.named_children if child.type in WORDS]
+
+
 def broken_line(root: Node) -> int:
     """Return the first line that the grammar does not understand; 0: it understands all."""
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node.type == "ERROR" or node.is_missing:
-            broken = node.parent if node.is_missing and node.parent is not None else node
-            return min(broken.start_point.row + 1, root.end_point.row - 1)
-        if node.has_error:
-            waiting += reversed(node.children)
-    return 0
+    node, inner = root, [root] if root.has_error else []
+    while inner and node.type != "ERROR":
+        node, inner = inner[0], [child for child in inner[0].children if child.has_error and not child.is_missing]
+    return min(node.start_point.row + 1, root.end_point.row - 1) if root.has_error else 0
 
 
 def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Collection[int]) -> str:
@@ -132,34 +124,19 @@ def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Coll
     the script itself before what it reads.
     """
     found = []
-    for place, root in enumerate(scripts):
-        for match in re.finditer(pattern.pattern.encode(), root.text or b""):
-            parents = list(
-                _parents(root.descendant_for_byte_range(root.start_byte + match.start(), root.start_byte + match.end()))
-            )
-            if _is_executed(parents, executed):
-                continue
-            flag, is_branch = match[0].decode(), any(node.type in BRANCHES for node in parents)
-            line = (root.text or b"").count(b"\n", 0, match.start()) + root.start_point.row + 1
-            where = f"{'the branch at ' if is_branch else ''}line {line}{' of what it reads' if place else ''}"
-            found.append((flag not in MODES, place > 0, line, f"{where}, which holds {flag},"))
+    waiting = [(root, place, False, False) for place, root in enumerate(scripts) if pattern.search(text_of(root))]
+    while waiting:
+        node, place, is_branch, is_executed = waiting.pop()
+        if node.type == "comment" or (node.type == "command" and name_of(node) in ("echo", "printf")):
+            continue
+        is_branch |= node.type in BRANCHES
+        is_executed |= node.id in executed
+        is_executed &= all(child.type not in (":+", "+") for child in node.children)
+        if node.children and node.type != "heredoc_body":
+            waiting += [(child, place, is_branch, is_executed) for child in node.children]
+        elif not is_executed:
+            for match in pattern.finditer(text_of(node)):
+                line = node.start_point.row + text_of(node).count("\n", 0, match.start()) + 1
+                where = f"{'the branch at ' if is_branch else ''}line {line}{' of what it reads' if place else ''}"
+                found.append((match[0] not in MODES, place > 0, line, f"{where}, which holds {match[0]},"))
     return min(found)[-1] if found else ""
-
-
-def _parents(node: Node | None) -> Iterator[Node]:
-    """Yield a node and all that it is in."""
-    while node is not None:
-        yield node
-        node = node.parent
-
-
-def _is_executed(parents: Sequence[Node], executed: Collection[int]) -> bool:
-    """Return whether a command executes a place of a script, or only shows it; `parents` are what it is in."""
-    for at, node in enumerate(parents):
-        is_message = node.type == "command" and name_of(node) in ("echo", "printf")
-        if node.type == "comment" or is_message:
-            return True
-        if node.id in executed:
-            inner = (one for one in parents[:at] if one.type == "expansion")
-            return not any(child.type in (":+", "+") for one in inner for child in one.children)
-    return False

@@ -5,7 +5,7 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -53,7 +53,8 @@ class Line:
         self.words = CommandWords(launch.arguments)
         names = [word if word == "accelerate.commands.launch" else PurePosixPath(word).name for word in launch.runner]
         places = [at for at, name in enumerate(names) if name in ("accelerate", "accelerate.commands.launch")]
-        self.accelerate = CommandWords(launch.runner[places[0] + 1 :]) if places else None
+        self.is_accelerated = bool(places)
+        self.launcher = CommandWords(launch.runner[places[0] + 1 :] if places else ())
 
     def unread(self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
@@ -62,32 +63,26 @@ class Line:
         a file which was not.
         """
         own, found = self.words, list[Unmapped]()
-        given = {} if read is None else {**own.options, **own.overrides}
-        for name, value in given.items():
+        for name, value in {**own.options, **own.overrides}.items() if read is not None else ():
             if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
                 found.append(lost("command_lines.option", own.written.get(name, name), value))
-        for words in filter(None, (own, self.accelerate)):
+        for words in (own, self.launcher):
             named = [name for name in files if isinstance(words.options.get(name), str)]
             found += [lost("command_lines.file", words.written[name], words.options[name]) for name in named]
             for name, late in words.undecided.items():
                 if bears_on_precision(name) or name in (*FILES, *words.overrides):
                     found.append(lost("megatron_lm.only-the-run-decides", words.written.get(name, name), late))
             found += [lost("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)]
-        return (*found, *_open_ends(self.launch))
-
-
-def _open_ends(launch: Launch) -> Iterator[Unmapped]:
-    """Yield the records of what a script leaves open about a launch."""
-    for decision in launch.decisions:
-        yield lost("megatron_lm.the-file-alone-does", decision, "taken")
-    for note in launch.notes:
-        yield lost("command_lines.file", note, None)
-    for name, value in launch.defaulted.items():
-        yield lost("megatron_lm.the-environment-or-the-command", f"${name}", value)
-    for name, value in launch.environment.items():
-        if bears_on_precision(name.lower()):
-            row = "megatron_lm.only-the-run-decides" if value.is_unknown else "command_lines.variable"
-            yield lost(row, name, value)
+        launch = self.launch
+        found += [lost("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions]
+        found += [lost("command_lines.file", note, None) for note in launch.notes]
+        for name, value in launch.defaulted.items():
+            found.append(lost("megatron_lm.the-environment-or-the-command", f"${name}", value))
+        for name, variable in launch.environment.items():
+            if bears_on_precision(name.lower()):
+                row = "megatron_lm.only-the-run-decides" if variable.is_unknown else "command_lines.variable"
+                found.append(lost(row, name, variable))
+        return tuple(found)
 
 
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
@@ -175,10 +170,9 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
 
 
 def _lightning(line: Line, forced: bool) -> CommandLine | None:
-    groups = (line.words.overrides, line.words.options)
-    said = {key: value for group in groups for key, value in group.items() if key.startswith("trainer.")}
-    own = list(said)
-    said = {key.removeprefix("trainer."): value for key, value in said.items()}
+    given = line.words.overrides | line.words.options
+    own = [key for key in given if key.startswith("trainer.")]
+    said = {key.removeprefix("trainer."): given[key] for key in own}
     late = ["trainer.precision"] if "trainer.precision" in line.words.undecided else []
     if not (forced or late or "precision" in said or "plugins" in said):
         return None
@@ -203,8 +197,8 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
-    words, launcher = line.words, line.accelerate
-    if not (forced or _is_trainers(words, is_launched=launcher is not None)):
+    words, launcher = line.words, line.launcher
+    if not (forced or _is_trainers(words, is_launched=line.is_accelerated)):
         return None
     payload = arguments_of(words)
     chosen = _swift_switch(line, payload)
@@ -215,15 +209,14 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
     evidence = _evidence([words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
-    said = None if launcher is None else launcher.options.get("mixed_precision")
+    said = launcher.options.get("mixed_precision")
     environment = said.lower() if isinstance(said, str) else None
-    file = launcher.options.get("config_file") if launcher is not None and environment is None else None
+    file = launcher.options.get("config_file") if environment is None else None
     if not switched and (environment == "fp8" or isinstance(file, str)):
         return None  # Accelerate decides
     program = ROWS["trainers"].get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
     context = {"program": program if line.launch.line else None, "accelerate_mixed_precision": environment}
-    sharding = () if launcher is None else ("use_fsdp", "use_deepspeed")
-    launched = {name: True for name in sharding if launcher and launcher.options.get(name) is True}
+    launched = {name: True for name in ("use_fsdp", "use_deepspeed") if launcher.options.get(name) is True}
     if launched:
         payload["accelerate_launch_args"] = launched
     unread = line.unread(files=("deepspeed_config", "config_file"))
@@ -254,23 +247,20 @@ def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
 
 
 def _accelerate(line: Line, forced: bool) -> CommandLine | None:
-    launcher = line.accelerate
-    options = {} if launcher is None else dict(launcher.options)
+    options = dict(line.launcher.options)
     evidence, said_by = "starts with `accelerate launch`", "launcher"
     own = line.words.options.get("mixed_precision")
     if "mixed_precision" not in options and own in PRECISIONS:
         options["mixed_precision"] = own
         evidence, said_by = f"has `--mixed_precision {own}`, which the Accelerator takes", "flags"
-    if "mixed_precision" not in options and (launcher is None or "mixed_precision" not in launcher.undecided):
-        if launcher is None and not forced:
+    if "mixed_precision" not in options and "mixed_precision" not in line.launcher.undecided:
+        if not (line.is_accelerated or forced):
             return None
         file = options.get("config_file")
         where = file if isinstance(file, str) else "the file that `accelerate config` wrote"
         return CommandLine(system="accelerate", evidence=evidence, elsewhere=where)
-    payload: dict[str, Any] = {}
-    payload |= {
-        name: options[name] for name in ("mixed_precision", "dynamo_backend", "downcast_bf16") if name in options
-    }
+    own_names = ("mixed_precision", "dynamo_backend", "downcast_bf16")
+    payload: dict[str, Any] = {name: options[name] for name in own_names if name in options}
     block = nested({key.removeprefix("fp8_"): value for key, value in options.items() if key.startswith("fp8_")})
     if block:
         payload["fp8_config"] = {("fp8_format" if key == "format" else key): value for key, value in block.items()}

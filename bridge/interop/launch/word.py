@@ -1,155 +1,89 @@
-"""`Word`: a word of a script, whose parts say what only a run decides and which defaults were taken."""
+"""Words of a script as texts: what the script sets is expanded, and what it does not set stands as it is written.
+
+`$1` is nothing or what the run gives, `$(date)` the output of a command, `${X:-bf16}` a default that the environment
+may replace. `Word` is such a text as it is shown: with its defaults in place, and their variables by name.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_LENGTH = 65_536
 """Of a word: a script that doubles a string forty times is not a launch script."""
-BLANKS = re.compile(r"\s+")
-EQUALS = re.compile("=")
-
-
-class Part(NamedTuple):
-    """A piece of a word."""
-
-    text: str
-    """As the script has it; as it is written where only the run decides it."""
-    variable: str | None = None
-    """None where the text is known. Otherwise the variable that nothing sets; empty for the output of a command."""
-    defaults: tuple[str, ...] = ()
-    """Variables that nothing sets, and whose default this is."""
-
-    @property
-    def with_nothing_set(self) -> str:
-        """The text as bash has it with nothing set; the output of a command becomes a question mark."""
-        if self.variable is None:
-            return self.text
-        return {"": "?", "#": "0"}.get(self.variable, "")
+_BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
+_PARENTHESES = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)"
+DEFAULT = re.compile(rf"\$(?={_BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{_BRACES})*+)\}}")
+"""Variable and default."""
+_LATE = rf"(?:\$(?:{_BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
+UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{_LATE}")
+"""A piece that only the run decides, with its variable where it is no more than that."""
+FIELD = re.compile(rf"(?:{_LATE}|\S)+")
+"""A text between blanks."""
+NAME = re.compile(r"\w+")
 
 
 class Word(str):
-    """A text with its parts; a piece that only the run decides stands in it as it is written, `$1` say.
+    """A word of a command as it is shown; methods of `str` return plain texts."""
 
-    Methods of `str` return plain texts; `cut`, `option` and `joined` keep the parts.
-    """
+    __slots__ = ("defaults",)
+    defaults: tuple[str, ...]
+    """Variables whose defaults are in it."""
 
-    __slots__ = ("parts",)
-    parts: tuple[Part, ...]
-
-    def __new__(cls, parts: str | Iterable[Part] = "") -> Word:
-        """Return a word of parts, or a known one."""
-        pieces = [Part(parts)] if isinstance(parts, str) else _merged(parts)
-        made = super().__new__(cls, "".join(part.text for part in pieces))
-        made.parts = tuple(pieces)
+    def __new__(cls, text: str = "", defaults: Iterable[str] = ()) -> Word:
+        """Return a word with the variables whose defaults are in it."""
+        made = super().__new__(cls, text)
+        made.defaults = tuple(defaults)
         return made
+
+    @classmethod
+    def of(cls, text: str) -> Word:
+        """Return the text of a script with its defaults in place."""
+        names: dict[str, None] = {}
+        place = 0
+        while (found := DEFAULT.search(text, place)) is not None:
+            names[found[1]], place = None, found.start()
+            text = glued([text[: found.start()], found[2], text[found.end() :]])
+        return cls(text, names)
 
     @property
     def is_unknown(self) -> bool:
         """Whether only the run decides a piece of it."""
-        return any(part.variable is not None for part in self.parts)
-
-    @property
-    def defaults(self) -> dict[str, None]:
-        """Variables whose defaults are in it."""
-        return {name: None for part in self.parts for name in part.defaults}
-
-    @property
-    def names(self) -> set[str]:
-        """Variables that nothing sets and that are in it, or whose defaults are."""
-        return {*self.defaults, *(part.variable for part in self.parts if part.variable)}
+        return UNKNOWN.search(self) is not None
 
     @property
     def with_nothing_set(self) -> str:
-        """The text as bash has it with nothing set."""
-        return "".join(part.with_nothing_set for part in self.parts)
-
-    @property
-    def variable(self) -> str:
-        """The variable that nothing sets and that it is, or whose default it is; empty for any other word."""
-        names = {part.defaults[0] if part.defaults else part.variable for part in self.parts}
-        return (names.pop() or "") if len(names) == 1 and (self.defaults or len(self.parts) == 1) else ""
-
-    @property
-    def is_unset(self) -> bool:
-        """Whether it consists of variables that nothing sets."""
-        return self.is_unknown and not self.with_nothing_set
-
-    def cut(self, pattern: re.Pattern[str]) -> list[Word]:
-        """Return the words between the matches of a pattern in what is known of it."""
-        found: list[list[Part]] = [[]]
-        for part in self.parts:
-            texts = pattern.split(part.text) if part.variable is None else [part.text]
-            found[-1].append(part._replace(text=texts[0]))
-            found += [[part._replace(text=text)] for text in texts[1:]]
-        return [Word(parts) for parts in found]
+        """The text as bash has it with nothing set; the output of a command becomes a question mark."""
+        unset = {"": "?", "#": "0"}
+        return UNKNOWN.sub(lambda found: unset.get(found[1] or found[2] or "", ""), self)
 
     def option(self) -> tuple[Word, Word | None]:
-        """Return name and value of `name=value`; None for the value where no sign is known."""
-        name, *rest = self.cut(EQUALS)
-        return name, joined(rest, "=") if rest else None
+        """Return name and value of `name=value`; None for the value where there is no sign."""
+        name, sign, value = self.partition("=")
+        return Word(name), Word(value) if sign else None
 
-    def with_value(self, variable: str, value: str) -> Word:
-        """Return the word with a value in the place of a variable that nothing sets, and of its default."""
-        if all(part.variable != variable and variable not in part.defaults for part in self.parts):
-            return self
-        parts: list[Part] = []
-        for part in self.parts:
-            if part.variable != variable and variable not in part.defaults:
-                parts.append(part)
-            elif not parts or parts[-1] != Part(value):
-                parts.append(Part(value))
-        return Word(parts)
 
-    def because(self, name: str) -> Word:
-        """Return the word as the default of a variable."""
-        return Word(part._replace(defaults=(name, *part.defaults)) for part in self.parts or (Part(""),))
+def variable_of(text: str) -> str:
+    """Return the variable that nothing sets and that a text is, or whose default it is; empty for any other text."""
+    found = DEFAULT.fullmatch(text) or UNKNOWN.fullmatch(text)
+    return (found[1] or found[2] or "") if found is not None else ""
 
 
 def joined(words: Iterable[Word], sign: str = " ") -> Word:
     """Return several words as one."""
     words = list(words)
-    if len(words) == 1:
-        return words[0]
-    parts: list[Part] = []
-    for word in words:
-        parts += [Part(sign), *word.parts] if parts else word.parts
-    return Word(parts)
+    return Word(sign.join(words), dict.fromkeys(name for word in words for name in word.defaults))
 
 
-def fields(pieces: Iterable[tuple[Iterable[Word], bool]]) -> list[Word]:
-    """Return the words that bash makes of pieces side by side; the second of each: are they split at blanks?"""
-    found: list[list[Part]] = []
-    goes_on = False
-    for words, is_split in pieces:
-        for number, word in enumerate(words):
-            for place, run in enumerate(word.cut(BLANKS) if is_split else [word]):
-                goes_on = goes_on and not number and not place
-                if is_split and not run:
-                    continue
-                if goes_on:
-                    found[-1] += run.parts
-                else:
-                    found.append([*run.parts])
-                goes_on = True
-    return [Word(parts) for parts in found]
-
-
-def _merged(parts: Iterable[Part]) -> list[Part]:
-    """Return parts with known neighbours of the same defaults as one, not longer than a word may be."""
-    found: list[Part] = []
-    length = 0
-    for part in parts:
-        length += len(part.text)
-        if length > MAX_LENGTH:
-            break
-        last = found[-1] if found else None
-        if last is not None and part.variable is None and last.variable is None and part.defaults == last.defaults:
-            found[-1] = last._replace(text=last.text + part.text)
-        elif part.text or part.defaults:
-            found.append(part)
-    return found
+def glued(texts: Iterable[str | None]) -> str:
+    """Return texts side by side; a variable at the end of one gets braces where a letter follows."""
+    pieces: list[str] = []
+    for text in filter(None, texts):
+        if pieces and (text[0].isalnum() or text[0] == "_"):
+            before, sign, name = pieces[-1].rpartition("$")
+            pieces[-1] = f"{before}${{{name}}}" if sign and NAME.fullmatch(name) else pieces[-1]
+        pieces.append(text)
+    return "".join(pieces)[:MAX_LENGTH]

@@ -13,6 +13,7 @@ from bridge.interop import deepspeed
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ImportReport
 from bridge.interop.launch.launches import WrittenFile
+from bridge.interop.launch.word import UNKNOWN, Word
 from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.interop.reading import strict_json
@@ -115,8 +116,9 @@ def settings_of(file: WrittenFile, path: str) -> tuple[dict[str, Any], dict[str,
     """
     if file.text is None:
         return None
-    texts = {f"__{place}__": part.text for place, part in enumerate(file.text.parts) if part.variable is not None}
-    text = "".join(part.text if part.variable is None else f"__{place}__" for place, part in enumerate(file.text.parts))
+    whole = Word.of(file.text)
+    texts = {f"__{found.start()}__": found[0] for found in UNKNOWN.finditer(whole)}
+    text = UNKNOWN.sub(lambda found: f"__{found.start()}__", whole)
     try:
         content = strict_json.loads(STRING.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], text), path)
     except PayloadError:

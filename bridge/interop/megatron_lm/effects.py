@@ -131,7 +131,7 @@ def undecided(run: Arguments, builder: ImportBuilder, *, reads_files: bool) -> N
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     if run.has_end is False and not run.decided_by:
         builder.record("megatron_lm.incomplete", "arguments", None)
-    read = [file.note for file in run.launch.files.values()] if reads_files else []
+    read = [f"heredoc on line {file.line}" for file in run.launch.files.values()] if reads_files else []
     for note in run.launch.notes:
         if note not in read:
             builder.record("megatron_lm.it-is-not-read-and-may", note, None)
