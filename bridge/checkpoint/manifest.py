@@ -64,7 +64,9 @@ class Manifest:
             raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged") from None
-        is_plain = isinstance(manifest.run.get("settings", {}), dict) and all(_is_inside(name) for name in sizes)
+        paths = [PurePosixPath(name) for name in sizes]
+        is_inside = all(path.parts and not path.is_absolute() and ".." not in path.parts for path in paths)
+        is_plain = isinstance(manifest.run.get("settings", {}), dict) and is_inside
         if not sizes or not is_plain or len(checksums) not in (0, len(sizes)):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
         return manifest
@@ -137,11 +139,6 @@ def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
     names = list(names)
     with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
         return dict(zip(names, pool.map(lambda name: _checksum(checkpoint / name), names), strict=True))
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts
 
 
 def _unreadable(error: OSError) -> str:

@@ -222,7 +222,8 @@ def _listing(found: Any) -> Listing:
     for key, entry in found.state_dict_metadata.items():
         if type(entry).__name__ == "TensorStorageMetadata":
             (shape,) = entry.size.arguments
-            tensors[str(key)] = Tensor(dtype=_dtype(entry.properties), shape=tuple(map(int, shape)))
+            dtype = entry.properties.state[0].__name__
+            tensors[str(key)] = Tensor(dtype=str(dtype), shape=tuple(map(int, shape)))
     files = set()
     for index, info in found.storage_data.items():
         file = str(info.relative_path)
@@ -232,7 +233,3 @@ def _listing(found: Any) -> Listing:
         if index.fqn not in tensors:
             places.append(Stored(key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)))
     return Listing(tensors=tensors, objects=tuple(places), files=frozenset(files))
-
-
-def _dtype(properties: Any) -> str:
-    return str(properties.state[0].__name__)
