@@ -57,7 +57,8 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key in value:
             yield from _leaves(value[key], f"{path}.{key}")
     elif isinstance(value, list | tuple):
-        yield path, str([item for number, one in enumerate(value) for item in _items(one, f"{path}.{number}")])
+        leaves = (leaf for one in value for leaf in _leaves(one, ""))
+        yield path, str([f"{where.lstrip('.')}={text}" if where else text for where, text in leaves])
     elif isinstance(value, PrecisionSchedule):
         yield from _leaves(value.rows, path)
     elif isinstance(value, enum.Enum):
@@ -68,12 +69,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, str([recipe.to_file() for recipe in recipes])
     else:
         yield path, getattr(value, "__qualname__", None) or type(value).__qualname__
-
-
-def _items(value: Any, path: str) -> Iterator[str]:
-    """Yield the texts of one entry of a list, those of a mapping with their keys."""
-    for where, text in _leaves(value, path):
-        yield f"{where.removeprefix(path).lstrip('.')}={text}" if where != path else text
 
 
 def _version(name: str) -> str:
