@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,25 +24,17 @@ PACKAGES = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
 EXPERIMENT = "precision-bridge"
 
 
-@dataclass(kw_only=True)
-class Sink:
-    """One place. Its methods take the values of a record by name, a distribution, and the end of the run."""
+Values = Mapping[str, float]
+Distributions = Mapping[str, Sequence[float]]
+
+
+class Sink(NamedTuple):
+    """One place."""
 
     name: str
-    scalars: Callable[[Mapping[str, float], int], object]
-    histogram: Callable[[str, Sequence[float], int], object] = lambda _name, _values, _step: None
+    write: Callable[[Values, Distributions, int], object]
+    """Takes the values of a record by name, distributions, and the step."""
     close: Callable[[], object]
-
-    def write(self, values: Mapping[str, float], distributions: Mapping[str, Sequence[float]], step: int) -> bool:
-        """Write a record; return False, with a warning, where the place is out of reach: training goes on."""
-        try:
-            self.scalars(values, step)
-            for name, each in distributions.items():
-                self.histogram(name, each, step)
-        except Exception as error:  # noqa: BLE001  any error of a server or a client must not end a training run
-            log.warning("logging.%s: takes no values from step %d on: %s", self.name, step, error)
-            return False
-        return True
 
 
 def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iterator[Sink]:
@@ -71,14 +63,13 @@ def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
 
     events: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
 
-    def scalars(values: Mapping[str, float], step: int) -> None:
+    def write(values: Values, distributions: Distributions, step: int) -> None:
         for name, value in values.items():
             events.add_scalar(name, value, step)
+        for name, each in distributions.items():
+            events.add_histogram(name, np.array(each), step)
 
-    def histogram(name: str, values: Sequence[float], step: int) -> None:
-        events.add_histogram(name, np.array(values), step)
-
-    return Sink(name="tensorboard", scalars=scalars, histogram=histogram, close=events.close)
+    return Sink("tensorboard", write, events.close)
 
 
 def _mlflow(store: str, run_dir: Path) -> Sink:
@@ -91,10 +82,10 @@ def _mlflow(store: str, run_dir: Path) -> Sink:
     experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT)
     run = client.create_run(experiment, run_name=run_dir.name).info.run_id
 
-    def scalars(values: Mapping[str, float], step: int) -> None:
+    def write(values: Values, _distributions: Distributions, step: int) -> None:
         client.log_batch(run, metrics=[Metric(name, value, 0, step) for name, value in values.items()])
 
-    return Sink(name="mlflow", scalars=scalars, close=lambda: client.set_terminated(run))
+    return Sink("mlflow", write, lambda: client.set_terminated(run))
 
 
 def _wandb(project: str, run_dir: Path) -> Sink:
@@ -103,15 +94,11 @@ def _wandb(project: str, run_dir: Path) -> Sink:
 
     run = wandb.init(project=project, name=run_dir.name, dir=str(run_dir))
 
-    def histogram(name: str, values: Sequence[float], step: int) -> None:
-        run.log({name: wandb.Histogram(list(values))}, step=step)
+    def write(values: Values, distributions: Distributions, step: int) -> None:
+        histograms = {name: wandb.Histogram(list(each)) for name, each in distributions.items()}
+        run.log({**values, **histograms}, step=step)
 
-    return Sink(
-        name="wandb",
-        scalars=lambda values, step: run.log(dict(values), step=step),
-        histogram=histogram,
-        close=run.finish,
-    )
+    return Sink("wandb", write, run.finish)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +173,13 @@ class Metrics:
             scalars[f"quantisation/{operand}_saturated_max"] = max(row.saturated for row in own)
         self._send(scalars, distributions, rows[0].step)
 
-    def _send(self, values: dict[str, float], distributions: dict[str, list[float]], step: int) -> None:
-        self._sinks = [sink for sink in self._sinks if sink.write(values, distributions, step)]
+    def _send(self, values: Values, distributions: Distributions, step: int) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.write(values, distributions, step)
+            except Exception as error:  # noqa: BLE001  any error of a server or a client must not end a training run
+                log.warning("logging.%s: takes no values from step %d on: %s", sink.name, step, error)
+                self._sinks.remove(sink)
 
     def keep(self, values: dict[str, Any]) -> None:
         """Keep a record for the curves."""
