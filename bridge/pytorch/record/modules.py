@@ -63,9 +63,8 @@ def _short(name: str) -> str:
     match = _CONTAINERS.match(name)
     prefix = match.group() if match is not None else ""
     short = ("experts." if "experts.local_experts." in prefix else "") + name[len(prefix) :]
-    return (
-        "shared_experts.gate" if short == "shared_experts" else short
-    )  # its own product; the others are of its layers
+    # The product of the shared experts themselves is their gate; the others are of their layers.
+    return "shared_experts.gate" if short == "shared_experts" else short
 
 
 KEY = "bridge.module"
@@ -140,7 +139,7 @@ def _nodes(value: Any) -> list[Any]:
 def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
     """Mark the nodes between inputs and outputs with a module, except those of a module inside it."""
     seen = set(inputs)
-    waiting = [node for node in outputs if node not in seen]
+    waiting = list(outputs)
     while waiting:
         node = waiting.pop()
         if node in seen:
