@@ -137,22 +137,23 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
     """Draw the losses with the range of their seeds, and below them each gap with its interval, into a PNG."""
     figure = figure_of(9, 7.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    gaps = {}
     for number, row in enumerate(comparison.rows):
         _draw_losses(above, row, f"C{number}")
         if row.gap is not None and row.gap.over_steps is not None:
-            mean = 100 * np.asarray(row.gap.over_steps.mean)
-            below.plot(row.gap.over_steps.steps, mean, color=f"C{number}", linewidth=1.4)
+            gaps[f"C{number}"] = row.gap.over_steps
+    for colour, points in gaps.items():
+        below.plot(points.steps, 100 * np.asarray(points.mean), color=colour, linewidth=1.4)
     gate = 100 * comparison.gate
     below.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
     below.margins(y=0.5)
     least, most = below.get_ylim()  # of the means: an interval may be cut
-    for number, row in enumerate(comparison.rows):
-        if row.gap is not None and row.gap.over_steps is not None:
-            low, high = (100 * np.asarray(values) for values in (row.gap.over_steps.low, row.gap.over_steps.high))
-            below.fill_between(row.gap.over_steps.steps, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
-    judged = [row.gap for row in comparison.rows if row.gap is not None and row.gap.window is not None]
-    if judged and judged[0].window is not None:
-        below.axvline(judged[0].window[0], color="tab:gray", linestyle="--", linewidth=1, label="judged from here on")
+    for colour, points in gaps.items():
+        low, high = (100 * np.asarray(values) for values in (points.low, points.high))
+        below.fill_between(points.steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    windows = [row.gap.window for row in comparison.rows if row.gap is not None and row.gap.window is not None]
+    if windows:
+        below.axvline(windows[0][0], color="tab:gray", linestyle="--", linewidth=1, label="judged from here on")
     if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
         below.set_yscale("symlog", linthresh=gate)
     below.set_ylim(least, most)
