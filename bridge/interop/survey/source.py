@@ -1,16 +1,21 @@
-"""`Source`: one place where a project states its precision; an environment variable that bears on it is one too."""
+"""`Source`: one place where a project states its precision: a run, a variable, a program, a file of matchers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate
-from bridge.interop.conversion import Run
+from bridge.interop import accelerate, nemo2
+from bridge.interop.conversion import Run, runs_of
+from bridge.interop.megatron_bridge import importer as megatron_bridge
+from bridge.interop.reading.document import Document
+from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.table import rows
+from bridge.precision.matchers import HIGH, Matchers
 from bridge.registry.config import MixedPrecisionConfig
 
 ROWS = rows("sources")
@@ -19,6 +24,17 @@ ORDER: dict[str, str] = ROWS["order"]
 VARIABLES = re.compile("|".join(f"(?P<{system}>{pattern})" for system, pattern in ROWS["variables"].items()))
 """Variables that bear on precision, each in the group of the system that reads it."""
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
+PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
+RECIPE = re.compile(r"(?:bf16|fp16)_\w*mixed")
+STATING = {
+    "get_mixed_precision_config": ("name",),
+    "ConfigContainer": ("mixed_precision",),
+    "MixedPrecisionConfig": ("bf16", "fp16", "fp32", "fp8", "fp4"),
+}
+"""Callee of Megatron Bridge -> its arguments that state a precision."""
+WORDS = re.compile("|".join((*STATING, RECIPE.pattern, nemo2.PLUGIN, *nemo2.RECIPES)))
+LOOKS = re.compile(r"mixed_precision|ConfigContainer|MixedPrecisionConfig|(?:import|from) nemo|" + nemo2.PLUGIN)
+"""Text of which some stands in every file with such a call: others need no parsing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +105,68 @@ def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> list
         system, says = str(reader and reader.lastgroup), f"{name}={value}"
         found.append(Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}"))
     return found
+
+
+def of_matchers(document: Document, name: str) -> Source:
+    """Return a file for Megatron-LM's --te-precision-config-file, which overrides the precision module by module."""
+    recipe = Matchers.of(document.mapping)
+    matchers = recipe.matchers if recipe is not None else ()
+    rows = [f"{one.select} -> {'high precision' if one.precision == HIGH else one.precision}" for one in matchers]
+    return Source(
+        path=name,
+        system="te-precision-file",
+        kind="per module",
+        says="; ".join(rows) or "no matcher is enabled",
+        evidence="has `configs` and `matchers`, as files for --te-precision-config-file do",
+    )
+
+
+def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterator[Source]:
+    """Yield the sources in a program, one for each precision that it states.
+
+    `unread` takes file and line of calls whose arguments their system refuses, with the reason.
+    """
+    if LOOKS.search(document.text) is None:
+        return
+    program = program_of(document.text, document.path, WORDS.fullmatch)
+    for call in program.calls:
+        says, payload = _stated_by(call) if PACKAGE.fullmatch(call.path) else ("", None)
+        place = f"line {call.line}"
+        system, evidence = megatron_bridge.SYSTEM, f"calls `{call.written['']}`"
+        source = Source(path=name, system=system.name, kind="program", run=place, says=says)
+        if payload is not None:
+            try:
+                imported = replace(megatron_bridge.import_(payload), label=place)
+                run = Run(document=document, system=system, evidence=evidence, imported=imported)
+                source = Source.of(run, name, "program", says)
+            except BridgeError as error:
+                unread[f"{name}, {place}"] = f"{document.path}, {place}: {error}"
+        if says:
+            yield source
+    imports_nemo = any(module.partition(".")[0] == "nemo" for module in program.imports)
+    wanted = {nemo2.PLUGIN, *(nemo2.RECIPES if imports_nemo else ())}  # a recipe's name alone may be another's
+    if wanted & {call.name for call in program.calls}:
+        for run in runs_of(document, nemo2.SYSTEM.name):
+            yield Source.of(replace(run, evidence=f"names `{run.imported.label}`"), name, "program")
+
+
+def _stated_by(call: Call) -> tuple[str, Any]:
+    """Return what a call of Megatron Bridge states, as written, and the payload of its import.
+
+    Nothing is written where it states no precision, and there is no payload where only a run knows its arguments.
+    """
+    keys = [key for key in STATING.get(call.name, ()) if key in call.written]
+    written = ", ".join(f"{key}={call.written[key]}" for key in keys)
+    payload: Any = None
+    if RECIPE.fullmatch(call.name):
+        payload = call.name
+    elif keys and call.name == "MixedPrecisionConfig":
+        payload = None if call.undecided else {"_target_": call.name, **call.arguments}
+    elif keys:
+        payload = call.arguments.get(keys[0])
+    elif call.name == "get_mixed_precision_config" and call.positional:
+        written, payload = call.written["0"], call.positional[0]
+    else:
+        return "", None
+    says = f"{call.written['']}({written})"
+    return (f"{says}, decided at run time" if payload is None else says), payload

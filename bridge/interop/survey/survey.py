@@ -16,20 +16,14 @@ from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.megatron_lm.recognition import is_per_module
 from bridge.interop.reading.document import Document
 from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
-from bridge.interop.survey.programs import sources_of_program
-from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_variables
+from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_matchers, of_program, of_variables
 from bridge.interop.systems import candidates
-from bridge.precision.matchers import HIGH, Matchers
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
 """Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")
-LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag"}
-"""What states the precision of a launch -> kind of source."""
-CONFIGURATIONS = {"deepspeed": "deepspeed", "accelerate": "accelerate file"}
-"""System -> kind of its configurations; those of others are training files."""
 CERTAIN = 0.5
 """The least certainty of a system that is read."""
 NAMED = {("program", True): "started program", ("deepspeed", False): "unnamed deepspeed"}
@@ -114,7 +108,7 @@ class _Reader:
         if document.kind == "env":
             self.found += of_variables(document.variables.items(), name, ".env file")
         elif document.kind == "python":
-            self.found += sources_of_program(document, name, self.unread)
+            self.found += of_program(document, name, self.unread)
         elif document.kind == "shell":
             self.script(document, name)
         else:
@@ -127,7 +121,7 @@ class _Reader:
         self.named.update(file if file.endswith(".py") else f"{file.rpartition('.')[2]}.py" for file in files)
         exported = [(key, str(value)) for launch in started for key, value in launch.environment.items()]
         try:
-            self.found += [Source.of(run, name, LAUNCHES[run.said_by]) for run in runs_of(document)]
+            self.found += [Source.of(run, name, ROWS["launches"][run.said_by]) for run in runs_of(document)]
         except BridgeError as error:
             if PRECISION_WORDS.search(LISTED.sub("", COMMENTS.sub("", document.text))):
                 self.unread[name] = str(error)
@@ -143,22 +137,8 @@ def _of_configuration(document: Document, name: str) -> list[Source]:
     """Return the sources in a configuration of a system that is certain enough: a project is full of other YAML."""
     looks = candidates(document)
     if is_per_module(document.mapping):
-        return [_of_matchers(document, name)]
+        return [of_matchers(document, name)]
     if not looks or looks[0][1].certainty < CERTAIN:
         return []
-    kind = CONFIGURATIONS.get(looks[0][0].name, "training file")
+    kind = ROWS["configurations"].get(looks[0][0].name, "training file")
     return [Source.of(run, name, kind) for run in runs_of(document)]
-
-
-def _of_matchers(document: Document, name: str) -> Source:
-    """Return a file for Megatron-LM's --te-precision-config-file, which overrides the precision module by module."""
-    recipe = Matchers.of(document.mapping)
-    matchers = recipe.matchers if recipe is not None else ()
-    rows = [f"{one.select} -> {'high precision' if one.precision == HIGH else one.precision}" for one in matchers]
-    return Source(
-        path=name,
-        system="te-precision-file",
-        kind="per module",
-        says="; ".join(rows) or "no matcher is enabled",
-        evidence="has `configs` and `matchers`, as files for --te-precision-config-file do",
-    )

@@ -6,8 +6,7 @@ import pytest
 
 from bridge.errors import PayloadError
 from bridge.interop.reading.document import Document
-from bridge.interop.survey.programs import sources_of_program
-from bridge.interop.survey.source import Source
+from bridge.interop.survey.source import Source, of_program
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 HEAD = """
@@ -40,7 +39,7 @@ SILENT = [
 
 def said(text: str, unread: dict[str, str] | None = None) -> list[Source]:
     document = Document.of_text(HEAD + text, "train.py")
-    return list(sources_of_program(document, "train.py", {} if unread is None else unread))
+    return list(of_program(document, "train.py", {} if unread is None else unread))
 
 
 @pytest.mark.parametrize("call", SAYS)
@@ -71,13 +70,13 @@ def test_a_value_that_the_registry_refuses_is_named_with_the_reason() -> None:
 
 def test_the_plugin_of_nemo_is_read_by_its_system() -> None:
     document = Document.load(SAMPLES / "nemo2_plugin.py")
-    found = list(sources_of_program(document, "plugin.py", {}))
+    found = list(of_program(document, "plugin.py", {}))
     assert [(source.system, source.precision) for source in found] == [
         ("nemo2", "bf16 + fp8 delayed"),
         ("nemo2", "fp16"),
         ("nemo2", "bf16 + fp8 mxfp8"),
     ]
-    assert list(sources_of_program(Document.of_text('"MegatronMixedPrecision()"', "a.py"), "a.py", {})) == []
+    assert list(of_program(Document.of_text('"MegatronMixedPrecision()"', "a.py"), "a.py", {})) == []
 
 
 @pytest.mark.parametrize("depth", [300, 900, 20_000])
