@@ -6,7 +6,7 @@ from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ExportReport
 from bridge.interop.meaning import recipe_named
-from bridge.interop.megatron_lm.stage_files import Layout, shared_file
+from bridge.interop.megatron_lm.stage_files import shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.table import table
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
@@ -28,20 +28,13 @@ NO_AUTOCAST = f"{TABLE.title} copies fields of the same name, and Megatron's is 
 
 
 def export(
-    config: MixedPrecisionConfig,
-    *,
-    shape: str = "fields",
-    bridge_version: str = "0.7",
-    num_layers: int | None = None,
-    pipeline_model_parallel_size: int = 1,
-    virtual_pipeline_model_parallel_size: int = 1,
+    config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7", **layout: int
 ) -> ExportReport:
     """Return `{"mixed_precision": ...}` in a shape.
 
     That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
-    overrides) or "name" (the recipe's name, where there is one).
+    overrides) or "name" (the recipe's name, where there is one). `layout` are the fields of `stage_files.Layout`.
     """
-    layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     builder = ExportBuilder(config, TABLE.title)
     report_dropped_autocast(builder, NO_AUTOCAST)
     if shape not in ("fields", "strings", "name"):
@@ -52,9 +45,14 @@ def export(
             builder.map(field, "mixed_precision")
         return builder.finish({"mixed_precision": name, **_sections(builder, shape)})
     sections = _sections(builder, shape)
-    recipe = _recipe(builder, shape, layout)
-    if recipe is not None:
-        sections.setdefault("model", {})["quant_recipe"] = recipe
+    content = None
+    if shape != "fields" and builder.values["modules"]:
+        builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
+    else:
+        content = shared_file(builder, **layout)
+    if content is not None:
+        builder.map("modules", "model.quant_recipe")
+        sections.setdefault("model", {})["quant_recipe"] = {"_target_": RECIPE_TARGET, "config": content}
     return builder.finish({"mixed_precision": _own(builder, shape, bridge_version), **sections})
 
 
@@ -85,18 +83,6 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
             sections.setdefault(owner, {})[field] = list(value) if isinstance(value, tuple) else value
             builder.map(field, f"{owner}.{field}")
     return sections
-
-
-def _recipe(builder: ExportBuilder, shape: str, layout: Layout) -> dict[str, Any] | None:
-    """Return the rows of `modules` as the recipe that the model's config holds; None where it holds none."""
-    if shape != "fields" and builder.values["modules"]:
-        builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
-        return None
-    content = shared_file(builder, layout)
-    if content is None:
-        return None
-    builder.map("modules", "model.quant_recipe")
-    return {"_target_": RECIPE_TARGET, "config": content}
 
 
 def _spelt(value: Any, field: str, shape: str) -> Any:

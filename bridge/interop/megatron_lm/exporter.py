@@ -7,7 +7,7 @@ from bridge.interop.builders import DELAYED, ExportBuilder
 from bridge.interop.contract import ExportReport, as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
-from bridge.interop.megatron_lm.stage_files import FILE, Layout, shared_file
+from bridge.interop.megatron_lm.stage_files import FILE, shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
@@ -27,18 +27,13 @@ SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
 SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
 MODULES_OPTION = "--te-precision-config-file"
-BY_HAND = "Set it on the TransformerConfig in the training script."
 
 
-def export(
-    config: MixedPrecisionConfig,
-    *,
-    num_layers: int | None = None,
-    pipeline_model_parallel_size: int = 1,
-    virtual_pipeline_model_parallel_size: int = 1,
-) -> ExportReport:
-    """Return the recipe as a list of arguments; every default that differs is written out."""
-    layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
+def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
+    """Return the recipe as a list of arguments; every default that differs is written out.
+
+    `layout` are the fields of `stage_files.Layout`.
+    """
     builder = ExportBuilder(config, TITLE)
     acting = meaning(config)
     _dtypes(builder, config.mode)
@@ -47,20 +42,15 @@ def export(
         option = OPTIONS[field, value if isinstance(value, bool) else None]
         words.extend([option] if isinstance(value, bool) else [option, _text(value)])
         builder.map(field, option)
-    _modules(builder, layout, words)
-    if acting.get("fp8_wgrad") is False:
-        words.append(OPTIONS["fp8_wgrad", False])
-        builder.record("megatron_lm.transformer-engine-and-later", "fp8_wgrad")
-    return builder.finish(words)
-
-
-def _modules(builder: ExportBuilder, layout: Layout, words: list[str]) -> None:
-    """Name the file of a precision that chooses modules, and write its text."""
-    content = shared_file(builder, layout)
+    content = shared_file(builder, **layout)
     if content is not None:
         builder.files[FILE] = as_yaml(content)
         words.extend([MODULES_OPTION, FILE])
         builder.map("modules", MODULES_OPTION)
+    if acting.get("fp8_wgrad") is False:
+        words.append(OPTIONS["fp8_wgrad", False])
+        builder.record("megatron_lm.transformer-engine-and-later", "fp8_wgrad")
+    return builder.finish(words)
 
 
 def _mode_and_scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 
 from bridge.errors import PrecisionTypeError
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.table import table
+from bridge.interop.table import LOOKS_LIKE_PRECISION, table
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import KEY
 from bridge.registry.config import MixedPrecisionConfig
@@ -65,10 +65,6 @@ SLIP = 0.75
 """Likeness of a word with a slip to the word that was meant."""
 SWITCH, DECIDES, ANY_SYSTEM = (pattern(row) for row in ("switch", "decides", "any system"))
 NOT_PRECISION = frozenset(TABLE.data["not precision"])
-LOOKS_LIKE_PRECISION = re.compile(
-    r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|half|dtype|precision|loss_scale|amax|mxfp|nvfp|hysteresis"
-    r"|grad_reduce_in|quantiz|query_key_layer"
-)
 
 
 def may_repeat(key: str) -> bool:

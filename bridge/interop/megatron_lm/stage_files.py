@@ -5,6 +5,7 @@
 Megatron counts layers within a stage, so rows that name layers become other patterns on each stage.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError
@@ -12,7 +13,7 @@ from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
-from bridge.precision.modules import module_rows
+from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.shape.parallel import Parallel
 
 FILE = "te_precision.yaml"
@@ -32,22 +33,19 @@ class Layout(NamedTuple):
     virtual_pipeline_model_parallel_size: int = 1
 
 
-def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None:
+def shared_file(builder: ExportBuilder, **given: int) -> dict[str, Any] | None:
     """Return the content of the file that all ranks share; None without rows, or where there is none.
 
     A file for each stage is added to the report where stages need different ones. The reason is reported.
     """
-    config = builder.config
-    rows = module_rows(builder.values["modules"])
-    if not rows:
-        return None
+    layout, rows = Layout(**given), module_rows(builder.values["modules"])
     if not any(row.layer_numbers for row in rows):
-        return file_of(config)
+        return file_of(builder.config) if rows else None
     if layout.num_layers is None:
         builder.record("megatron_lm.its-patterns-count-layers", "modules")
         return None
     try:
-        files = _of_stages(builder, layout)
+        files = _of_stages(rows, layout, run=builder.config.low_format)
     except RunConfigError as error:
         detail = f"{error.path}: {error.rule}, got {error.value!r:.80}"
         builder.report("modules", "unsupported", detail, "Correct the layout or the rows.")
@@ -60,10 +58,9 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     return None
 
 
-def _of_stages(builder: ExportBuilder, layout: Layout) -> list[dict[str, Any]]:
+def _of_stages(rows: Sequence[ModuleRow], layout: Layout, *, run: str | None) -> list[dict[str, Any]]:
     """Return the content of the file of each stage; RunConfigError where chunks of a stage need two files."""
-    config, num_layers = builder.config, layout.num_layers or 0
-    rows = module_rows(builder.values["modules"])
+    num_layers = layout.num_layers or 0
     for name, value in layout._asdict().items():
         if type(value) is not int or value < 1:
             raise RunConfigError.of(name, "must be a whole number from 1", value, "Correct it.")
@@ -72,7 +69,7 @@ def _of_stages(builder: ExportBuilder, layout: Layout) -> list[dict[str, Any]]:
             raise RunConfigError.of("num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it.")
     parallel = Parallel.of(layout._asdict())
     chunks = [place.layers for place in parallel.places(num_layers)]
-    files = chunk_recipes(rows, chunks, run=config.low_format)
+    files = chunk_recipes(rows, chunks, run=run)
     found = []
     for stage, file in enumerate(stage_recipes(files, parallel.pipeline)):
         if file is None:
