@@ -98,7 +98,7 @@ def test_context_says_what_the_file_cannot(capsys, tmp_path: Path) -> None:
     file = tmp_path / "override.yaml"
     file.write_text("model:\n  mcore_gpt: true\n  transformer_engine: true\n  fp8: true\n  megatron_amp_O2: true\n")
     told = as_json(
-        capsys, file, "--to", "megatron-lm", "--from", "nemo1", "--context", "nemo_version=2.0", "te_version=1.13"
+        capsys, file, "--to", "megatron-lm", "--from", "nemo1", "--context", "nemo_version=2.0", "num_layers=4"
     )
     assert told["config"]["fp8_amax_history_len"] == 1024
     code, _, err = convert(capsys, file, "--to", "recipe", "--from", "nemo1", "--context", "nemo_versoin=2.0")

@@ -191,12 +191,6 @@ def test_what_has_no_effect_is_named(words, field: str) -> None:
     assert reasons(read(*words), field) == ["dead knob"]
 
 
-def test_old_transformer_engine_still_reads_fp8_wgrad() -> None:
-    words = ("--bf16", "--fp8-format", "hybrid", "--no-fp8-wgrad")
-    assert reasons(read(*words, te_version="1.13"), "--no-fp8-wgrad") == []
-    assert read(*words).config.fp8_wgrad is False
-
-
 def test_sharding_takes_settings_back() -> None:
     words = (
         "--bf16",

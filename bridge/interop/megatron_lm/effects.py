@@ -83,7 +83,7 @@ def scheme(mode: str, builder: ImportBuilder, *, engine: bool) -> None:
                 builder.implied(_option(field), FIELD_DEFAULTS[field], **{field: FIELD_DEFAULTS[field]})
 
 
-def unread(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
+def unread(run: Arguments, builder: ImportBuilder) -> None:
     """Report the settings that this run does not read, unless they are at their defaults; a log prints all of them."""
     config = MixedPrecisionConfig.from_dict(builder.fields)
     why, values = unread_fields(config), config.to_dict()
@@ -94,14 +94,14 @@ def unread(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
             builder.mapped[written.name] = ()
         elif field in why and values[field] not in (None, USUAL[field]):
             builder.record("megatron_lm.not-read", written.name, written.shown, why=why[field])
-        elif field == "fp8_wgrad" and modern and not values[field]:
+        elif field == "fp8_wgrad" and not values[field]:
             builder.record("megatron_lm.transformer-engine-and-later", written.name, written.shown)
 
 
-def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
+def sharding(run: Arguments, builder: ImportBuilder) -> None:
     """Report settings that the sharding switches off."""
     fields = builder.fields
-    if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run and modern:
+    if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run:
         builder.record("megatron_lm.use-torch-fsdp2", "--fp8-param-gather", True)
         fields["fp8_param_gather"] = False
     elif fields.get("fp8_param_gather") and run.label and not any(key in run for key in _SHARDED) and not run.undecided:

@@ -39,24 +39,23 @@ __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 READ_TOGETHER = ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer")
 
 
-def import_(payload: object, *, te_version: str = "2.8", variables: object = None) -> ImportReport:
+def import_(payload: object, *, variables: object = None) -> ImportReport:
     """Return what the first run of a payload asks for: a list of arguments, a mapping, or what `read` returns."""
-    first, *others = import_all(payload, te_version=te_version, variables=variables)
+    first, *others = import_all(payload, variables=variables)
     if any(meaning(other.config) != meaning(first.config) for other in others):
         several = Unmapped("runs", len(others) + 1, *TABLE.sentences["several-runs"])
         return replace(first, unmapped=(*first.unmapped, several))
     return first
 
 
-def import_all(payload: object, *, te_version: str = "2.8", variables: object = None) -> tuple[ImportReport, ...]:
+def import_all(payload: object, *, variables: object = None) -> tuple[ImportReport, ...]:
     """Return what every run of a payload asks for; arguments as `import_`."""
     if isinstance(payload, Mapping) and is_per_module(payload):
         return (_per_module(payload),)
     runs = _runs(payload, variables)
     if not runs:
         raise PayloadError("megatron-lm: there is no run in it. Give a launch script or a list of arguments.")
-    modern = _is_modern(te_version)
-    return tuple(_imported(run, modern=modern) for run in runs)
+    return tuple(map(_imported, runs))
 
 
 def _runs(payload: object, variables: object) -> list[Arguments]:
@@ -102,7 +101,7 @@ def _per_module(content: Mapping[str, Any]) -> ImportReport:
     return builder.finish("unstated")
 
 
-def _imported(run: Arguments, *, modern: bool) -> ImportReport:
+def _imported(run: Arguments) -> ImportReport:
     builder = ImportBuilder(TITLE)
     if effects.INFERENCE.search(run.launch.program):
         builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
@@ -127,8 +126,8 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     if is_unstated:
         builder.leave_mode(run.decided_by)
     effects.scheme(mode, builder, engine=engine)
-    effects.unread(run, builder, modern=modern)
-    effects.sharding(run, builder, modern=modern)
+    effects.unread(run, builder)
+    effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
     effects.undecided(run, builder, reads_files=semantics is not None)
     semantics = semantics or ("fp32" if mode == "fp32" else "megatron_o2")
@@ -205,15 +204,7 @@ def variables_of(given: object) -> dict[str, str]:
     raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=2'.")
 
 
-def _is_modern(te_version: object) -> bool:
-    major = re.match(r"\d+", str(te_version))
-    if major is None:
-        raise PayloadError(f"te_version: must be a version, got {te_version!r}. Write te_version=2.8.")
-    return int(major[0]) >= 2
-
-
 CONTEXT = (
-    ContextKey("te_version", "Transformer Engine of the run", default="2.8"),
     ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"),
     *LAYOUT,
 )
