@@ -191,6 +191,15 @@ def test_what_has_no_effect_is_named(words, field: str) -> None:
     assert reasons(read(*words), field) == ["dead knob"]
 
 
+def test_a_setting_that_is_not_read_may_be_null() -> None:
+    imported = megatron_lm.import_({"bf16": True, "autocast_dtype": "null", "fp8_recipe": "auto"})
+    assert (imported.recipe, reasons(imported, "autocast_dtype"), reasons(imported, "fp8_recipe")) == (
+        "bf16_mixed",
+        [],
+        [],
+    )
+
+
 def test_sharding_takes_settings_back() -> None:
     words = (
         "--bf16",

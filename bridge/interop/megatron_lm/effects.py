@@ -90,11 +90,11 @@ def unread(run: Arguments, builder: ImportBuilder) -> None:
     for key, written in run.settings.items():
         field = BY_NAME[key].field if key in BY_NAME and builder.mapped.get(written.name) else None
         if field in why and run.has_end is not None:
-            del builder.fields[field]
+            builder.fields.pop(field, None)
             builder.mapped[written.name] = ()
-        elif field in why and values[field] not in (None, USUAL[field]):
+        elif field in why and values.get(field) not in (None, USUAL[field]):
             builder.record("megatron_lm.not-read", written.name, written.shown, why=why[field])
-        elif field == "fp8_wgrad" and not values[field]:
+        elif field == "fp8_wgrad" and values.get(field) is False:
             builder.record("megatron_lm.transformer-engine-and-later", written.name, written.shown)
 
 
