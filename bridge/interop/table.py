@@ -76,6 +76,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 LOOKS_LIKE_PRECISION = re.compile(
     r"fp(8|4|16|32|64)|bf16|tf32|nvfp|mxfp|float\d|bfloat|half|(^|_)(amp|int[48])(_|$)|precision|dtype|data_type"
     r"|quantiz|quant_|amax|hysteresis|loss_scale|grad_reduce_in|autocast|upcast|\dbit"
+    r"|query_key_layer"
 )
 PATTERN = re.compile(r"[*<\[]")
 COLUMNS_OF_A_GROUP = ("decisive", "fields", "rows", "under", "part")
