@@ -33,12 +33,12 @@ class Layout(NamedTuple):
     virtual_pipeline_model_parallel_size: int = 1
 
 
-def shared_file(builder: ExportBuilder, **given: int) -> dict[str, Any] | None:
+def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None:
     """Return the content of the file that all ranks share; None without rows, or where there is none.
 
     A file for each stage is added to the report where stages need different ones. The reason is reported.
     """
-    layout, rows = Layout(**given), module_rows(builder.values["modules"])
+    rows = module_rows(builder.values["modules"])
     if not any(row.layer_numbers for row in rows):
         return file_of(builder.config) if rows else None
     if layout.num_layers is None:
