@@ -11,6 +11,7 @@ import io
 import json
 import math
 import pickle
+import pickletools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,6 +136,9 @@ class _Reader(pickle.Unpickler):
     """An unpickler that makes stand-ins for what is on a list, and nothing else."""
 
     def __init__(self, data: bytes, allowed: Mapping[str, tuple[str, ...]]) -> None:
+        for code, number, _position in pickletools.genops(data):
+            if code.name.endswith("PUT") and (number or 0) > len(data):  # for which Python would take gigabytes
+                raise pickle.UnpicklingError(f"numbers an object {number}")
         super().__init__(io.BytesIO(data))
         self.allowed = allowed
         self.made: dict[tuple[str, str], type] = {}

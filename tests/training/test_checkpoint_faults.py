@@ -136,6 +136,15 @@ def forged_module_state(checkpoint: Path) -> str:
     return f"{stored.key} names posix.system, which no checkpoint needs; nothing of it was run"
 
 
+def numbered_beyond_its_size(checkpoint: Path) -> str:
+    data = (checkpoint / ".metadata").read_bytes()
+    frame = int.from_bytes(data[3:11], "little") + 5
+    number = pickle.LONG_BINPUT + (10**6).to_bytes(4, "little")
+    (checkpoint / ".metadata").write_bytes(data[:3] + frame.to_bytes(8, "little") + data[11:-1] + number + pickle.STOP)
+    forge(checkpoint)
+    return ".metadata is damaged"
+
+
 def empty_manifest(checkpoint: Path) -> str:
     (checkpoint / "manifest.json").write_text('{"files": {}}')
     return "manifest.json is damaged"
@@ -147,7 +156,7 @@ def smuggled(checkpoint: Path) -> str:
 
 
 DAMAGES = (flipped, truncated, emptied, deleted, torn_manifest, unfinished, foreign_code)
-FORGERIES = (forged_metadata, forged_object, forged_module_state, empty_manifest, smuggled)
+FORGERIES = (forged_metadata, forged_object, forged_module_state, numbered_beyond_its_size, empty_manifest, smuggled)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
