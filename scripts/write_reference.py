@@ -28,7 +28,7 @@ from bridge.rules.rule import EVIDENCE, NEEDS, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.target import GPUS
 from bridge.rules.versions import dotted
-from bridge.sync.routes import NOT_ROUTED
+from bridge.sync.routes import notes
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
@@ -124,7 +124,8 @@ def fields_page() -> str:
             lines.extend(_home(home) for home in told["homes"])
             lines.append("")
     lines.append("## Precision in Megatron's configs that no recipe states\n")
-    lines.extend(f"- `{role}.{name}`: {reason}." for (role, name), reason in NOT_ROUTED.items())
+    not_routed = notes()["not_routed"].items()
+    lines.extend(f"- `{role}.{name}`: {reason}." for role, fields in not_routed for name, reason in fields.items())
     lines.append(SCHEMES_OF_FIELDS)
     for row in SCHEMES:
         settings = ", ".join(f"`{name}`" for name in settings_of(row)) or "none"

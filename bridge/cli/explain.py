@@ -25,7 +25,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import FIELDS as VALUES
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
-from bridge.sync.routes import OWNERS, ROUTES, Route, routes_of
+from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
 
 if TYPE_CHECKING:
     import argparse
@@ -190,6 +190,7 @@ def _field_name(field: str) -> str:
 
 def _home(route: Route, default: object) -> dict[str, Any]:
     family = {"fp8": "while fp8 is on", "fp4": "while fp4 is on", "low": "while fp8 or fp4 is on"}
+    about = notes()[route.owner].get(route.field, {})
     when = f"while fp8_recipe is {route.scheme}" if route.scheme else family.get(route.family or "", "always")
     return {
         "owner": route.owner,
@@ -198,8 +199,8 @@ def _home(route: Route, default: object) -> dict[str, Any]:
         "since_megatron_core": route.since if route.attribute and route.owner != "process" else None,
         "written": WRITTEN[route.rule].format(default=repr(default)),
         "acts": when,
-        "note": route.note,
-        "source": route.source,
+        "note": about.get("note", ""),
+        "source": about.get("source", ""),
     }
 
 
