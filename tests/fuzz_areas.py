@@ -195,7 +195,7 @@ def runs(folder: Path, _more: Path | None) -> Area:
         sections = edited(bases[data[0] % len(bases)], iter(data[1:]), words)
         file.write_text(yaml.dump(sections, Dumper=yaml.CSafeDumper))
         run = load_run((), config_file=file, strict=bool(data[0] & 128))
-        precision_plan(run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp)
+        precision_plan(run.precision, run.model, optimizer=run.section("optimizer"), ddp=run.section("ddp"))
 
     return Area(name="runs", seeds=_choices(2, len(bases)), words=[], read=read)
 

@@ -81,16 +81,6 @@ class RunValues:
         return self.section("model")
 
     @property
-    def optimizer(self) -> dict[str, Any]:
-        """The optimizer's values."""
-        return self.section("optimizer")
-
-    @property
-    def ddp(self) -> dict[str, Any]:
-        """The DDP config's values."""
-        return self.section("ddp")
-
-    @property
     def target(self) -> str | None:
         """The declared target; None: none is declared."""
         return self.sections.get("target")

@@ -45,7 +45,7 @@ def file(tmp_path):
 def test_the_tree_of_the_training_script_is_composed_as_it_composes_it():
     values = load_run(["model=gpt_tiny", "mixed_precision=fp16_mixed", "mixed_precision.loss_scale=128"], CONF)
     assert values.model["hidden_size"] == 64
-    assert values.ddp["use_distributed_optimizer"] is True  # a reference, resolved
+    assert values.section("ddp")["use_distributed_optimizer"] is True  # a reference, resolved
     assert values.precision is not None
     assert values.precision.recipe == "fp16_mixed"
     assert values.precision.source_of("loss_scale") == "command line"

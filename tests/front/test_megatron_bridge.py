@@ -86,7 +86,7 @@ def test_a_saved_container_is_read_with_what_is_set_at_start(tmp_path: Path) -> 
     (named,) = (line for line in run.reading.lines if line.startswith("Megatron Bridge sets at start: "))
     assert "ddp.align_param_gather=True" in named
     assert named.endswith(" (comm_overlap).")
-    assert run.ddp["align_param_gather"] is True
+    assert run.section("ddp")["align_param_gather"] is True
     assert run.origin_of("ddp.align_param_gather") == "Megatron Bridge at start"
 
 
@@ -178,7 +178,7 @@ def test_null_is_off_where_megatron_takes_no_null(tmp_path: Path) -> None:
     run = read(tmp_path, content)
     assert run.model["fp8"] is None
     assert run.model["gradient_accumulation_fusion"] is False
-    assert run.ddp["overlap_grad_reduce"] is False
+    assert run.section("ddp")["overlap_grad_reduce"] is False
 
 
 def test_a_field_of_the_provider_is_its_own_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_megatron_fsdp_turns_the_shared_buffer_off_in_the_precision_too(tmp_path
     content["dist"]["use_megatron_fsdp"] = True
     content["mixed_precision"] = dict(PRECISION, fp8_recipe="mxfp8", fp8="e4m3", reuse_grad_buf_for_mxfp8_param_ag=True)
     run = read(tmp_path, content)
-    assert run.ddp["use_megatron_fsdp"] is True
+    assert run.section("ddp")["use_megatron_fsdp"] is True
     assert run.precision is not None
     assert run.precision.reuse_grad_buf_for_mxfp8_param_ag is False
 

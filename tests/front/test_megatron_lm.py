@@ -44,9 +44,9 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     expected |= {"recompute_modules": ["moe_act", "mlp"], "bf16": True, "params_dtype": "bf16", "fp8": "hybrid"}
     assert run.model.items() >= (expected | {"fp8_recipe": "tensorwise", "ffn_hidden_size": 5440}).items()
     expected = {"lr": 1e-4, "use_distributed_optimizer": True, "bf16": True, "fp8_recipe": "tensorwise"}
-    assert run.optimizer.items() >= expected.items()
+    assert run.section("optimizer").items() >= expected.items()
     expected = {"overlap_grad_reduce": True, "use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
-    assert run.ddp.items() >= expected.items()
+    assert run.section("ddp").items() >= expected.items()
     assert run.section("train") == {"micro_batch_size": 1, "global_batch_size": 64}
     assert run.precision is None
     assert run.reading.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
@@ -102,7 +102,7 @@ def test_an_override_closes_what_the_file_leaves_open(tmp_path):
 
 def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
     run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --fp8-param-gather: true\n")
-    assert (run.optimizer, run.ddp) == ({}, {})
+    assert (run.section("optimizer"), run.section("ddp")) == ({}, {})
     assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
         run.reading.unknown
     )
@@ -167,7 +167,7 @@ def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
 def test_a_run_without_bf16_is_one_in_fp32(tmp_path):
     run = of_arguments(tmp_path)
     assert not {"bf16", "fp16", "params_dtype"} & run.model.keys()
-    assert "grad_reduce_in_fp32" not in run.ddp
+    assert "grad_reduce_in_fp32" not in run.section("ddp")
 
 
 def test_a_file_that_leaves_a_size_open_names_it(tmp_path):
