@@ -11,7 +11,7 @@ Whether it is, is decided before the run: each phase is planned by the synchroni
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
@@ -213,10 +213,10 @@ def planned_phases(
         built = built or values
         if not precision.scheme and not precision.is_stated("modules") and _is_high_in_high(built.get(_MODULES)):
             values.pop(_MODULES, None)  # what it chooses acts under FP8 or FP4 alone
-        _refuse_what_no_config_holds(own, precision, {one.field for one in planned}, number=number)
-        _refuse_what_is_fixed(built, values, precision, number=number, step=after)
         switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
         phases.append(Phase(number=number, first=after + 1, last=last, precision=precision, values=switched))
+        _refuse_what_no_config_holds(own, precision, {one.field for one in planned}, number=number)
+        _refuse_what_is_fixed(built, values, phases[-1])
         after = last
     return tuple(phases)
 
@@ -252,51 +252,41 @@ def _refuse_what_no_config_holds(
             raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, precision.label, remedy)
 
 
-def _of_fixed_fields(needed: Sequence[str], precision: MixedPrecisionConfig, number: int) -> Finding:
-    more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
-    rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
-    remedy = "State the values of phase 1"
-    return Finding(path=f"{_WHERE}, phase {number}", rule=rule, value=precision.label, remedy=remedy)
-
-
 def _refuse_what_is_fixed(
-    built: Mapping[tuple[str, str], Any],
-    values: Mapping[tuple[str, str], Any],
-    precision: MixedPrecisionConfig,
-    *,
-    number: int,
-    step: int,
+    built: Mapping[tuple[str, str], Any], values: Mapping[tuple[str, str], Any], phase: Phase
 ) -> None:
     """Refuse a phase that differs from the first in a field that no later step reads.
 
-    `built` are the values that the model, the optimizer and DDP are built with; `step` is the last one before the
-    phase.
+    `built` are the values that the model, the optimizer and DDP are built with.
     """
+    label, step = phase.precision.label, phase.first - 1
     differing = [place for place in values if not same(values[place], built.get(place))]
+    if not differing:
+        return
     stored = [family for family in ("fp8", "fp4") if built.get(("model", f"{family}_param"))]
     follows = {*SWITCHED, *(name for family in stored for name in _FIELDS_OF_STORED_WEIGHTS[family])}
     fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
-    findings = [_of_stored_weights(family, precision, number) for family in stored if differing]
-    if fixed:
-        needed = [_needed(place, values[place], built.get(place)) for place in fixed]
-        findings.append(_of_fixed_fields(needed, precision, number))
     at_checkpoint = (
         f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
-        f"checkpoint.save=FOLDER), then go on with mixed_precision={precision.recipe or 'RECIPE'} "
+        f"checkpoint.save=FOLDER), then go on with mixed_precision={phase.precision.recipe or 'RECIPE'} "
         "checkpoint.load=FOLDER."
     )
+    findings = []
+    for family in stored:
+        field = f"mixed_precision.{family}_param_gather"
+        rule = f"stores the weights in {family.upper()}, and phase {phase.number} ({label}) computes in another format"
+        remedy = f"Keep BF16 weights with {field}=false{at_checkpoint}"
+        findings.append(Finding(path=field, rule=rule, value=True, remedy=remedy))
+    if fixed:
+        needed = [
+            "other modules than phase 1"
+            if place == _MODULES
+            else f"{'.'.join(place)}={plain(values[place])} ({plain(built.get(place))} in phase 1)"
+            for place in fixed
+        ]
+        more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
+        rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
+        remedy = f"State the values of phase 1{at_checkpoint}"
+        findings.append(Finding(path=f"{_WHERE}, phase {phase.number}", rule=rule, value=label, remedy=remedy))
     if findings:
-        found = [replace(finding, remedy=finding.remedy + at_checkpoint) for finding in findings]
-        raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", found)
-
-
-def _of_stored_weights(family: str, precision: MixedPrecisionConfig, number: int) -> Finding:
-    field = f"mixed_precision.{family}_param_gather"
-    rule = f"stores the weights in {family.upper()}, and phase {number} ({precision.label}) computes in another format"
-    return Finding(path=field, rule=rule, value=True, remedy=f"Keep BF16 weights with {field}=false")
-
-
-def _needed(place: tuple[str, str], value: object, before: object) -> str:
-    if place == _MODULES:
-        return "other modules than phase 1"
-    return f"{'.'.join(place)}={plain(value)} ({plain(before)} in phase 1)"
+        raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", findings)
