@@ -82,7 +82,8 @@ def _explain(chosen: argparse.Namespace) -> None:
     elif chosen.config is not None:
         run = read_run(chosen, file=chosen.config)
         found = in_file(chosen.field, run)
-        text = _file_text(found, run)
+        lines = [f"{one['key']} is {one['value']!r} in {found['config']}: {one['by']}." for one in found["settings"]]
+        text = "\n".join([*lines, *(f"  {line}" for line in run.reading.lines)])
     else:
         found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
@@ -160,11 +161,6 @@ def in_file(word: str, run: RunValues) -> dict[str, Any]:
     return {"field": word, "config": run.name, "settings": settings, "reading": run.reading.to_dict()}
 
 
-def _file_text(found: dict[str, Any], run: RunValues) -> str:
-    lines = [f"{one['key']} is {one['value']!r} in {found['config']}: {one['by']}." for one in found["settings"]]
-    return "\n".join([*lines, *(f"  {line}" for line in run.reading.lines)])
-
-
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:
     rows = [row for row in run.sync.get("rows", ()) if field in {row["field"], f"{row['owner']}.{row['attribute']}"}]
     paths = {field, f"mixed_precision.{field}", *(f"{row['owner']}.{row['attribute']}" for row in rows)}
@@ -216,7 +212,7 @@ def _field_text(found: dict[str, Any]) -> str:
             continue
         since = f", megatron-core >= {home['since_megatron_core']}" if home["since_megatron_core"] else ""
         lines.append(f"  {home['owner']}.{home['attribute']} ({home['class']}{since})")
-        lines.append(f"    Acts {home['acts']}. {_capital(home['written'])}.")
+        lines.append(f"    Acts {home['acts']}. {home['written'][:1].upper()}{home['written'][1:]}.")
         if home["note"]:
             lines.append(f"    {home['note']}")
         if home["source"]:
@@ -251,10 +247,6 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
     lines += [f"    {finding}." for finding in run["findings"]]
     lines += [f"    {run['ran']}."] if run["ran"] else []
     return lines
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _rule(word: str) -> Rule:

@@ -63,7 +63,6 @@ def _modules(chosen: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it; return 2 with errors, else 0."""
     run = read_run(chosen)
     if chosen.file:
-        _refuse_rows(run)
         run = _with_file(run, chosen.file)
     plan = run.report.setup.plan
     found = plan.selection
@@ -87,16 +86,14 @@ def _modules(chosen: argparse.Namespace) -> int:
     return 2 if any(finding.severity == "error" for finding in findings) else 0
 
 
-def _refuse_rows(run: RunValues) -> None:
+def _with_file(run: RunValues, path: str) -> RunValues:
+    """Return the run with a file's recipe as it stands; RunConfigError for a run with rows of `modules`."""
+    from bridge.interop.megatron_lm.te_precision_file import read
+
     rows = module_rows(run.precision.reading("modules")) if run.precision is not None else ()
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
         raise RunConfigError.of("--file", rule, [str(row) for row in rows], remedy)
-
-
-def _with_file(run: RunValues, path: str) -> RunValues:
-    from bridge.interop.megatron_lm.te_precision_file import read
-
     model = {**run.model, "quant_recipe": read(path)}
     return replace(run, sections={**run.sections, "model": model})
 

@@ -154,7 +154,10 @@ def _missing(
         rule, remedy = "must be a recipe's name, not a file", "check, plan and memory read a run's file with --config."
         return RunConfigError.of(PRECISION, rule, name.removeprefix(f"{PRECISION}/"), remedy)
     if group == PRECISION:
-        return _missing_recipe(option, options, where)
+        matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
+        near = f"{did_you_mean(matches)} " if matches else ""
+        text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
+        return UnknownRecipeError(text, matches)
     if not options and repository is not None:  # the group itself does not exist
         groups = [known for known in repository.get_group_options("", ObjectType.GROUP) if known != "hydra"]
         matches = close_matches(group, groups)
@@ -163,10 +166,3 @@ def _missing(
     matches = close_matches(option, options)
     hint = did_you_mean(matches) or f"There are {', '.join(options)}."
     return RunConfigError(f"{group or 'defaults'}: no such option, got {option!r} ({where}). {hint}", matches)
-
-
-def _missing_recipe(option: str, options: Sequence[str], where: str) -> UnknownRecipeError:
-    matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
-    near = f"{did_you_mean(matches)} " if matches else ""
-    text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
-    return UnknownRecipeError(text, matches)

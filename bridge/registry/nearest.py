@@ -43,15 +43,9 @@ def label_of_owners(model: Mapping[str, Any]) -> str:
 
 def nearest_recipe(config: PrecisionConfig) -> str | None:
     """Return the recipe of the same mode, format and scheme with the fewest other differences; None: there is none."""
-    fewest: tuple[int, str] | None = None
-    for recipe in REGISTRY.recipes():
-        made = _made(recipe.name)
-        if not compute_alike(made, config):
-            continue
-        count = len(differing_fields(config, made))
-        if fewest is None or count < fewest[0]:
-            fewest = (count, recipe.name)
-    return fewest[1] if fewest is not None else None
+    made = {recipe.name: _made(recipe.name) for recipe in REGISTRY.recipes()}
+    alike = [name for name, one in made.items() if compute_alike(one, config)]
+    return min(alike, key=lambda name: len(differing_fields(config, made[name])), default=None)
 
 
 def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
