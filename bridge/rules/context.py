@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel
-    from bridge.rules.versions import Version
     from bridge.rules.violation import Violation
     from bridge.sync.report import SyncRow
 
@@ -113,23 +112,10 @@ class RuleContext:
     """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
     rank: int | None
     recomputed: tuple[str, ...]
-    cuda: Version | None
-    cudnn: Version | None
-    capability: tuple[int, int] | None
-    has_gpu: bool
-    is_emulated: bool
-    """FP8 and FP4 GEMMs are emulated."""
-    calls_te: bool
-    """Transformer Engine's Python runs, on a GPU or a CPU."""
-    needs_gpu_formats: bool
-    """The GPU itself has to run FP8 or FP4."""
-    backend: str | None
     is_own: bool
     """The run is one of scripts/train.py."""
     is_bridge: bool
     """Megatron Bridge wrote the run's file."""
-    environment: Mapping[str, str]
-    has_environment: bool
 
     def __init__(
         self,
@@ -217,10 +203,14 @@ class RuleContext:
         raise NotImplementedError
 
     def read_target(self, backend: str | None, environment: Mapping[str, str] | None) -> None:
-        """Set what is known of the GPUs of the run, their libraries and its variables."""
+        """Set what is known of the GPUs of the run, their libraries and its variables.
+
+        `is_emulated`: FP8 and FP4 GEMMs are emulated. `calls_te`: Transformer Engine's Python runs, on a GPU or a CPU.
+        `needs_gpu_formats`: the GPU itself has to run FP8 or FP4.
+        """
         target = self.target
         self.backend = backend
-        self.environment = environment or {}
+        self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
         self.cuda, self.cudnn, self.capability = target.cuda, target.cudnn, target.capability
         self.has_gpu = target.gpu is not None and target.gpu.is_gpu
