@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from bridge.audit.record import GemmRow, Record
 from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, compact
 from bridge.plan.settings import Settings
-from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.schemes import GEMMS
+from bridge.precision.values import SPELLINGS
 
 MULTIPLIES = frozenset({"linear", "head", "router", "gate"})
 """Kinds of modules whose GEMMs are recorded; attention cores, convolutions and norms are not."""

@@ -118,7 +118,7 @@ def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
 
 def decisive_findings(run: RunValues) -> list[RuleFinding]:
     """Return the findings of the check that every answer about a run has: errors, and those of overrides."""
-    from bridge.precision.statements import COMMAND_LINE
+    from bridge.precision.fields import COMMAND_LINE
 
     return [one for one in run.report.findings if one.severity == "error" or one.where == COMMAND_LINE]
 

@@ -49,7 +49,7 @@ from bridge.front.problems import (
     recipe_sources,
     warn_of_recipes,
 )
-from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.strict_yaml import require_bounded
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 

@@ -20,7 +20,7 @@ from bridge.front.problems import (
     recipe_sources,
     warn_of_recipes,
 )
-from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.fields import COMMAND_LINE
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
 from bridge.rules.target import Target, parse_target

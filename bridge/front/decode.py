@@ -15,10 +15,10 @@ from typing import Any, Literal, Union
 
 from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_matches, did_you_mean, listed
 from bridge.front.problems import SECTIONS
-from bridge.precision.dtypes import torch_dtype
-from bridge.precision.fields import coerce, default_of
+from bridge.precision.fields import default_of
 from bridge.precision.matchers import file_content
 from bridge.precision.modules import schemes_of_rows
+from bridge.precision.values import coerce, torch_dtype
 from bridge.preflight import te_cpu
 from bridge.rules.shape.model import impossible_sizes
 from bridge.training.config import ConfigContainer

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
 from bridge.front.problems import KEYS, PRECISION
-from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.fields import COMMAND_LINE
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
-from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
+from bridge.precision.values import dtype_token
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line

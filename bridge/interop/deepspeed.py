@@ -18,7 +18,7 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Syst
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
-from bridge.precision.dtypes import TORCH_NAMES
+from bridge.precision.values import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("deepspeed")

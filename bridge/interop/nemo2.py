@@ -19,8 +19,8 @@ from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
-from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.values import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 

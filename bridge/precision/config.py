@@ -18,11 +18,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.dtypes import LAZY_TORCH
-from bridge.precision.fields import KEY, StatedField, stated
+from bridge.precision.fields import KEY, ORIGIN, StatedField, Statements, stated
 from bridge.precision.modules import module_rows
 from bridge.precision.schemes import Scheme
-from bridge.precision.statements import ORIGIN, Statements
 from bridge.precision.subjects import (
     ATTENTION,
     COMPUTE,
@@ -39,6 +37,7 @@ from bridge.precision.subjects import (
     WEIGHTS,
     WIRE,
 )
+from bridge.precision.values import LAZY_TORCH
 
 if TYPE_CHECKING:
     import torch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
-from bridge.precision.dtypes import torch_dtype
 from bridge.precision.matchers import Chosen
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import FP4_SCHEMES
+from bridge.precision.values import torch_dtype
 from bridge.pytorch.linear_schemes import linear_schemes
 from bridge.pytorch.loop import checked, require_config
 from bridge.registry.config import MixedPrecisionConfig

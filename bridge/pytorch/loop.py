@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.dtypes import torch_dtype
+from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:

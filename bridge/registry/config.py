@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 import bridge
 from bridge.errors import PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PEER_FIELDS, PrecisionConfig
-from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import LAYER_COUNTS, default_of
 from bridge.precision.subjects import SCALER
+from bridge.precision.values import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

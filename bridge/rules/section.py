@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import WrongValueError
-from bridge.precision.dtypes import dtype_token
-from bridge.precision.fields import coerce, default_of
+from bridge.precision.fields import default_of
+from bridge.precision.values import coerce, dtype_token
 from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
 from bridge.rules.versions import Version
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.precision.fields import default_of
+from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.rules.fields import DEFAULTS, FIELDS, SWITCHES
 from bridge.rules.section import Section, attributes_of, read_section
 from bridge.rules.versions import Version, parse_version

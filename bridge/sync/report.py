@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.errors import Finding
 from bridge.precision.config import MODE_SWITCHES
-from bridge.precision.dtypes import dtype_token, is_torch_dtype
+from bridge.precision.values import dtype_token, is_torch_dtype
 
 OVERRIDE = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""

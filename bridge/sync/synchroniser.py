@@ -23,7 +23,7 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.config import FIELDS, PrecisionConfig
-from bridge.precision.dtypes import torch_dtype
+from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, View, reading_of

@@ -10,7 +10,7 @@ from bridge.interop.accelerate import FUNCTION, HANDLERS
 from bridge.interop.contract import ExportReport
 from bridge.interop.pytorch.torchao import FILTER, module_filter
 from bridge.interop.systems import system
-from bridge.precision.dtypes import torch_dtype
+from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 

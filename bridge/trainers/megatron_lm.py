@@ -15,7 +15,7 @@ from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.interop.megatron_lm.flags import BY_NAME
-from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.fields import COMMAND_LINE
 from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from bridge.interop import nemo2
-from bridge.precision.dtypes import TORCH_NAMES, dtype_token
+from bridge.precision.values import TORCH_NAMES, dtype_token
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
 

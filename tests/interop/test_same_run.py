@@ -17,7 +17,7 @@ from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
 from bridge.interop.pytorch import loop
 from bridge.interop.systems import all_systems, system
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.values import dtype_token
 from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

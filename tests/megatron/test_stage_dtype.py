@@ -15,7 +15,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import TransformerConfig
 
 from bridge.megatron.process import training_process
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.values import dtype_token
 from bridge.preflight.check import Setup, check
 from bridge.rules.section import read_section
 from bridge.rules.shape.parallel import sent_between_stages

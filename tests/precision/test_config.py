@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionTypeError, UnknownFieldError, UnknownRecipeError
 from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
-from bridge.precision.dtypes import SPELLINGS, dtype_token, torch_dtype
+from bridge.precision.values import SPELLINGS, dtype_token, torch_dtype
 from bridge.registry.registry import REGISTRY, register
 from tests.precision.module_lists import module_lists
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.values import dtype_token
 from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

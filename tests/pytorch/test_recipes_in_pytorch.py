@@ -12,7 +12,7 @@ from torch import nn
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.interop import pytorch
 from bridge.interop.pytorch import loop
-from bridge.precision.dtypes import torch_dtype
+from bridge.precision.values import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

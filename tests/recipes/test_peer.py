@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from bridge.errors import PrecisionTypeError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.values import dtype_token
 from bridge.preflight.check import Setup, check_run
 from bridge.registry.registry import REGISTRY
 from bridge.sync.synchroniser import synchronize

@@ -15,7 +15,7 @@ from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
 from bridge.errors import PrecisionConfigError
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.values import dtype_token
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.section import read_section
 from bridge.sync.owner import OwnerValues

@@ -10,8 +10,8 @@ from bridge.interop.megatron_lm.stage_files import Layout, shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.table import table
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
-from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.values import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.routes import ROUTES
 

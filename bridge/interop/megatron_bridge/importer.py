@@ -26,7 +26,7 @@ from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
-from bridge.precision.dtypes import SPELLINGS
+from bridge.precision.values import SPELLINGS
 from bridge.registry.config import MixedPrecisionConfig, without_references
 from bridge.registry.registry import REGISTRY
 

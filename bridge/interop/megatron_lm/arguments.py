@@ -18,7 +18,7 @@ from bridge.interop.megatron_lm.flags import (
     dest,
     is_switch,
 )
-from bridge.precision.fields import NO, YES
+from bridge.precision.values import NO, YES
 
 PROGRAMS = re.compile(
     r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"

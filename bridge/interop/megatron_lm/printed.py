@@ -21,8 +21,7 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.precision.dtypes import SPELLINGS
-from bridge.precision.fields import number_of_text
+from bridge.precision.values import SPELLINGS, number_of_text
 
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
 END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")

@@ -25,7 +25,7 @@ from bridge.interop.megatron_lm.flags import (
     is_switch,
     switched_off,
 )
-from bridge.precision.fields import NO, YES, coerce, number_of_text
+from bridge.precision.values import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
-from bridge.precision.dtypes import dtype_token
-from bridge.precision.fields import number_of_text
+from bridge.precision.values import dtype_token, number_of_text
 
 SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 """Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 
 from bridge.audit.record import tile_name
-from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.schemes import SCHEMES
+from bridge.precision.values import SPELLINGS
 
 EXTENSION = "transformer_engine_torch"
 CUSTOM = "transformer_engine.pytorch.cpp_extensions.gemm"

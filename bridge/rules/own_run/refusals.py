@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
-from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
+from bridge.precision.values import dtype_token
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS, FIELDS, differ
 from bridge.rules.own_run.fields import (

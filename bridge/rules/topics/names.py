@@ -6,8 +6,7 @@ from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
 from bridge.rules.rule import error, info, no_effect, warning
@@ -257,7 +256,7 @@ RULES = (
         when=lambda run: [Violation(name, by=by) for name, by in run.put_aside.items()],
         message="is off, because a later statement turned off what it needs; {by} had turned it on",
         remedies=("state False, which says the same", "leave it"),
-        source="this project: bridge.precision.statements",
+        source="this project: bridge.precision.fields",
     ),
     no_effect(
         id="PB131",

@@ -3,7 +3,7 @@
 from functools import partial
 
 from bridge.errors import RunConfigError
-from bridge.precision.statements import COMMAND_LINE
+from bridge.precision.fields import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, warning
 from bridge.rules.topics.alignment import tokens, widths

@@ -1,0 +1,181 @@
+"""Values in the one form in which a precision keeps them: dtypes as tokens, switches and numbers as what they mean.
+
+One canonical token per dtype, every common spelling in, `torch.dtype` out. Tokens are plain strings so that recipes can
+be listed, compared and written to YAML without importing torch. The spellings of YAML and command lines ("2", "off",
+"1e-5") are read in Python too: a switch is true, yes, on or 1, or false, no, off or 0, in any case.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import WrongValueError, close_matches, did_you_mean
+from bridge.precision.modules import plain_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+class _LazyTorch:
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch, name)
+
+
+LAZY_TORCH = _LazyTorch()
+"""Stands for `torch` in a module whose annotations name it, and imports it when they are evaluated."""
+
+TORCH_NAMES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "uint8": "uint8",
+}
+"""Canonical token -> name of the attribute of `torch`."""
+
+SPELLINGS = {
+    **{token: token for token in TORCH_NAMES},
+    **{name: token for token, name in TORCH_NAMES.items()},
+    "double": "fp64",
+    "float": "fp32",
+    "half": "fp16",
+    "bfloat": "bf16",
+    "single": "fp32",
+    "32": "fp32",
+}
+"""Every accepted spelling, lower case and without ``torch.`` -> canonical token."""
+YES = frozenset({"true", "yes", "on", "1"})
+NO = frozenset({"false", "no", "off", "0"})
+
+
+def is_torch_dtype(value: object) -> bool:
+    """Return whether `value` is a `torch.dtype`, without importing torch."""
+    return type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+
+
+def dtype_token(value: object) -> str:
+    """Return the canonical token ("bf16") of a `torch.dtype` or of any common spelling of one.
+
+    WrongValueError for a string that names no dtype (the remedy gives the nearest), and for any other value.
+    """
+    text = str(value)
+    is_dtype = is_torch_dtype(value)
+    if not isinstance(value, str) and not is_dtype:
+        raise WrongValueError("must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value)
+    name = text.strip().lower().removeprefix("torch.")
+    if name in SPELLINGS:
+        return SPELLINGS[name]
+    if is_dtype:
+        return name
+    nearest = did_you_mean(close_matches(name, SPELLINGS)) or "Use 'fp32', 'bf16' or 'fp16'."
+    raise WrongValueError("must be the name of a dtype", value, nearest)
+
+
+def torch_dtype(token: str) -> torch.dtype:
+    """Return the `torch.dtype` of a canonical token. Imports torch on first use."""
+    import torch
+
+    dtype = getattr(torch, TORCH_NAMES.get(token, token))
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{token!r} names no torch.dtype")  # noqa: TRY004  the token is a string as it should be
+    return dtype
+
+
+def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
+    """Return `value` as a `kind`, without ever changing what it means.
+
+    Args:
+        value: Anything; text in the spellings that YAML and command lines produce ("2", "off", "1e-5").
+        kind: A kind of `StatedField`.
+        switch: For names: False means None, as YAML reads an unquoted ``off``.
+
+    Raises:
+        WrongValueError: It cannot be read as that.
+    """
+    if isinstance(value, str) and kind in _FROM_TEXT:
+        value = _FROM_TEXT[kind](value)
+    if kind == "name":
+        return _name(value, switch=switch)
+    if kind == "format":
+        is_dtype = is_torch_dtype(value) or str(value).lower().removeprefix("torch.") in SPELLINGS
+        return dtype_token(value) if is_dtype else _name(value, switch=switch)
+    return _COERCIONS[kind](value)
+
+
+def _bool(value: object) -> bool:
+    if _is_bool(value):
+        return bool(value)
+    raise WrongValueError("must be true or false", value)
+
+
+def _int(value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not _is_bool(value) and hasattr(value, "__index__"):
+        return operator.index(value)
+    raise WrongValueError("must be a whole number", value)
+
+
+def _float(value: object) -> float:
+    if isinstance(value, int | float) and not _is_bool(value):
+        return value
+    if not _is_bool(value) and not isinstance(value, str) and hasattr(value, "__float__"):
+        return float(value)
+    raise WrongValueError("must be a number", value)
+
+
+def _name(value: object, *, switch: bool) -> str | None:
+    value = getattr(value, "value", value)  # Megatron's Fp8Recipe and Fp4Recipe are string enums
+    if switch and (value is False or str(value).lower() in {"none", "null"}):
+        return None
+    if isinstance(value, str):
+        return str(value)
+    remedy = "YAML reads an unquoted yes or on as true." if value is True else ""
+    raise WrongValueError("must be a name", value, remedy)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable):
+        names = tuple(value)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise WrongValueError("must be a list of names", value)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool) or type(value).__name__ == "bool_"  # NumPy's
+
+
+def number_of_text(text: str) -> float | str:
+    """Return the number that a text spells, or the text."""
+    for parse in (int, float):
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return text
+
+
+_FROM_TEXT: dict[str, Callable[[str], object]] = {
+    "bool": lambda text: text.lower() in YES if text.lower() in YES | NO else text,
+    "int": number_of_text,
+    "float": number_of_text,
+}
+_COERCIONS: dict[str, Callable[[object], Any]] = {
+    "bool": _bool,
+    "int": _int,
+    "float": _float,
+    "names": _names,
+    "dtype": dtype_token,
+    "rows": plain_rows,
+}
