@@ -210,21 +210,16 @@ class Registry:
     def add(self, recipe: Recipe) -> None:
         """Add a recipe under its name and aliases; all or nothing, also where several threads add recipes."""
         with self._lock:
-            self._add(recipe)
-
-    def _add(self, recipe: Recipe) -> None:
-        names = (recipe.name, *recipe.aliases)
-        for name in names:
-            if not name.replace("_", "a").isidentifier():
-                raise RecipeSourceError(
-                    f"Recipe {name!r} ({recipe.place}): a name is made of letters, digits and underscores. Rename it."
-                )
-            other = self._recipes.get(self._aliases.get(name, name))
-            if other is not None and not _same_definition(other.function, recipe.function):
-                raise DuplicateRecipeError(name, (other.place, recipe.place))
-        self._recipes[recipe.name] = recipe
-        self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
-        self._aliases.update(dict.fromkeys(recipe.aliases, recipe.name))
+            for name in (recipe.name, *recipe.aliases):
+                if not name.replace("_", "a").isidentifier():
+                    rule = "a name is made of letters, digits and underscores"
+                    raise RecipeSourceError(f"Recipe {name!r} ({recipe.place}): {rule}. Rename it.")
+                other = self._recipes.get(self._aliases.get(name, name))
+                if other is not None and not _same_definition(other.function, recipe.function):
+                    raise DuplicateRecipeError(name, (other.place, recipe.place))
+            self._recipes[recipe.name] = recipe
+            self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+            self._aliases.update(dict.fromkeys(recipe.aliases, recipe.name))
 
     def remove(self, name: str) -> None:
         """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
