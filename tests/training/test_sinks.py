@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bridge.errors import RunConfigError
 from bridge.training.loop import pretrain
-from bridge.training.metrics import Sink
+from bridge.training.metrics import Metrics, Sink, ValidationRecord
 from tests.training.loop_tiny import losses, tiny
 
 
@@ -84,8 +84,10 @@ def test_a_sink_out_of_reach_is_left_out_and_one_that_cannot_be_opened_is_refuse
     def away(*_):
         raise ConnectionError("no route")
 
-    sink = Sink(name="mlflow", scalars=away, close=away)
-    assert not sink.write({"train/loss": 1.0}, {}, 7)
+    with (tmp_path / "metrics.jsonl").open("w") as lines:
+        metrics = Metrics(tmp_path, lines, [Sink("mlflow", away, away)])
+        for step in (7, 8):
+            metrics.add(ValidationRecord(step=step, loss=1.0))
     assert caplog.messages == ["logging.mlflow: takes no values from step 7 on: no route"]
     with pytest.raises(RunConfigError, match=r"^logging\.mlflow: (needs the package|cannot be opened)"):
         trained(tmp_path, mlflow="nonsense://store")
