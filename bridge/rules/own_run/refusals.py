@@ -1,7 +1,7 @@
 """Refusals of the build of a run: fields that it does not honour, and values that Megatron misreads.
 
-The build asks before it makes a model, and `check` asks through the rules of `bridge.rules.own_run.refusals`. Both get
-the same sentence and the same id.
+The build asks before it makes a model, and `check` asks through the rules at the end. Both get the
+same sentence and the same id.
 """
 
 from __future__ import annotations
