@@ -152,7 +152,7 @@ class Settings:
             router=model["moe_router_dtype"],
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(recipe),
-            notes=(*_absent_notes(run), *_notes(_asked(run), scheme, reads, start + end)),
+            notes=_notes(run, scheme, reads, start + end),
             grad_reduce=accumulated,
             grad_sent=reduced,
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
@@ -177,13 +177,6 @@ def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
     late = LATE_ATTENTION.get(row.name)
     is_early = late is not None and at_least(mcore, late) is False
     return tuple(name for name in settings_of(row) if not (is_early and name in ATTENTION))
-
-
-def _asked(run: Prediction) -> dict[str, Any]:
-    asked = {name: run.model.values[name] for name in ("fp8_wgrad", *ATTENTION)}
-    if run.precision is not None:
-        asked |= {name: getattr(run.precision, name) for name in asked if run.precision.is_stated(name)}
-    return asked
 
 
 def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool) -> dict[str, Any]:
@@ -230,16 +223,15 @@ def _stored(dtype: str) -> str:
     return "fp8" if dtype == "uint8" else dtype
 
 
-def _absent_notes(run: Prediction) -> list[str]:
-    return [
+def _notes(run: Prediction, scheme: str | None, reads: Collection[str], kept: int) -> tuple[str, ...]:
+    """Return one sentence per setting that was asked for and does nothing here."""
+    notes = [
         f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field ({versions})."
         for role in ("model", "optimizer", "ddp")
         for name, versions in run.absent[role].items()
     ]
-
-
-def _notes(asked: Mapping[str, Any], scheme: str | None, reads: Collection[str], kept: int) -> tuple[str, ...]:
-    notes = []
+    stated = run.precision.stated_values if run.precision is not None else {}
+    asked = {name: stated.get(name, run.model.values[name]) for name in ("fp8_wgrad", *ATTENTION)}
     if scheme in FP8_SCHEMES and asked["fp8_wgrad"] is False:
         notes.append("fp8_wgrad=False has no effect: Transformer Engine 2.0 and later run the GEMM in FP8 anyway.")
     if scheme == "delayed" and kept:
