@@ -24,6 +24,8 @@ from bridge.registry.config import MixedPrecisionConfig
 TABLE = table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
 """Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES` only, in any case."""
+OFF = (None, False, 0, "auto", "false", "False")
+"""Values of an `amp` block that is off; DeepSpeed refuses any, and such a one has a row."""
 SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
 
 
@@ -32,15 +34,11 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
-    _refuse_apex(top)
+    apex = top.values.get("amp")
+    if (apex.get("enabled", False) if isinstance(apex, Mapping) else apex) not in OFF:
+        raise TABLE.wrong("apex-was-removed", top, "amp")
     blocks = {"fp16": top.section("fp16"), "bf16": top.section("bf16" if top.given("bf16") else "bfloat16")}
-    on = {mode: _enabled(builder, block, mode, above) for mode, block in blocks.items()}
-    if above in on and not any(on.values()) and not blocks[above].values:
-        on[above] = builder.fields[above] = True
-        builder.record("deepspeed.the-layer-above-adds-the-block", f"{above}.enabled", True, mode=above)
-    if all(on.values()):
-        raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
-    mode = next((name for name, enabled in on.items() if enabled), None)
+    mode = _mode(builder, blocks, above)
     autocast = _autocast(builder, top.section("torch_autocast"), mode)
     if mode is not None:
         builder.fields |= {mode: True, "params_dtype": mode}
@@ -48,19 +46,22 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         builder.fields |= amp_fields(autocast)
     elif above is not None:
         builder.fields["fp32"] = True
-    dynamic = on["fp16"] and _is_dynamic(builder, blocks["fp16"])
+    dynamic = mode == "fp16" and _is_dynamic(builder, blocks["fp16"])
     for name, block in blocks.items():
         written = [key for key in TABLE.data["switches"][name] if block.values.get(key) != "auto"]
         block.values |= {key: block.switch(key) for key in written}
-        TABLE.read(builder, block, name, on=on[name], fp16=on["fp16"], dynamic=dynamic)
+        TABLE.read(builder, block, name, on=name == mode, fp16=mode == "fp16", dynamic=dynamic)
     if dynamic and blocks["fp16"].given("min_loss_scale"):
         name, value = blocks["fp16"].name("min_loss_scale"), blocks["fp16"]["min_loss_scale"]
         builder.record("deepspeed.an-overflow-at-the-smallest", name, value)
     _gradients(builder, top, mode)
     _param_dtype(builder, top.section("data_types"), mode)
     if mode is None and autocast is None and "fp32" not in builder.fields:
-        builder.leave_mode(_decider([*blocks.values(), top.section("torch_autocast")]))
-    if isinstance(top.values.get("msamp"), Mapping) and not top["msamp"].get("enabled"):
+        switches = [block.values.get("enabled") for block in (*blocks.values(), top.section("torch_autocast"))]
+        source = "trainer" if switches == [None] * 3 else "model"
+        builder.leave_mode(TABLE.data["decides"]["above" if "auto" in switches else source])
+    msamp = top.values.get("msamp")
+    if isinstance(msamp, Mapping) and not msamp.get("enabled"):
         top.values["msamp"] = False
     TABLE.read(builder, top, no_bf16=not top.given("bf16"), never=False)
     if mode is None:
@@ -72,95 +73,76 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return a DeepSpeed configuration's precision blocks."""
     builder = ExportBuilder(config, TABLE.title)
-    mode, semantics = config.mode, semantics_of(config)
-    payload: dict[str, Any] = {
-        "fp16": {"enabled": config.fp16 and semantics != "amp_o1"},
-        "bf16": {"enabled": config.bf16 and semantics != "amp_o1"},
-    }
-    if semantics == "amp_o1":
+    mode, is_amp = config.mode, semantics_of(config) == "amp_o1"
+    payload: dict[str, Any] = {name: {"enabled": name == mode and not is_amp} for name in ("fp16", "bf16")}
+    if is_amp:
         compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
+        builder.mapped.pop("grad_reduce_in_fp32", None)
         payload["torch_autocast"] = {"enabled": True, "dtype": TORCH_NAMES[compute]}
         report_scaler(builder, f"{TABLE.title} under torch_autocast")
-        if config.grad_reduce_in_fp32:
-            builder.record_if_stated("deepspeed.gradients-of-the-cast-modules", "grad_reduce_in_fp32")
-        return builder.finish(payload)
-    setting = "data_types.param_dtype" if mode == "fp32" else f"{mode}.enabled"
-    builder.map(mode, setting)
-    if not builder.map_dtype("params_dtype", setting):
-        builder.record("deepspeed.the-engine-casts-every", "params_dtype", mode=mode)
+        return builder.finish(payload, TABLE.unwritten, amp=True)
+    setting, dtype = f"{mode}.enabled", "fp32" if config.grad_reduce_in_fp32 else mode
     if mode == "fp32":
         payload["data_types"] = {"param_dtype": "fp32"}  # both blocks off state nothing by themselves
+        setting = "data_types.param_dtype"
         builder.map("grad_reduce_in_fp32") if config.grad_reduce_in_fp32 else None
-        return builder.finish(payload)
-    dtype = "fp32" if config.grad_reduce_in_fp32 else mode
-    payload |= {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
-    builder.map("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
+    else:
+        payload |= {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
+        builder.map("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
+    builder.map(mode, setting)
+    builder.map_dtype("params_dtype", setting)
     if dtype != mode:
         payload["zero_optimization"] = {"stage": 1}
         builder.record("deepspeed.deepspeed-raises-on-fp32", "grad_reduce_in_fp32")
     if config.fp16:
         _export_loss_scale(builder, payload["fp16"])
-    return builder.finish(payload)
+    return builder.finish(payload, TABLE.unwritten, amp=False)
 
 
-def _refuse_apex(top: Settings) -> None:
-    """Raise PayloadError for an `amp` block that is on; one that is off is refused too, and has a row."""
-    block = top.values.get("amp")
-    on = block.get("enabled", False) if isinstance(block, Mapping) else block
-    if on not in (None, False, 0, "auto", "false", "False"):
-        raise TABLE.wrong("apex-was-removed", top, "amp")
-
-
-def _decider(blocks: list[Settings]) -> str:
-    """Return what decides the mode where no block is on, as a noun."""
-    source = "model" if any(block.given("enabled") for block in blocks) else "trainer"
-    if any(block.values.get("enabled") == "auto" for block in blocks):
-        source = "above"
-    return str(TABLE.data["decides"][source])
-
-
-def _enabled(builder: ImportBuilder, block: Settings, mode: str, above: str | None) -> bool:
-    """Return whether a block is on, with "auto" resolved by the layer above, or off without one."""
-    name, written = block.name("enabled"), block.values.get("enabled")
-    if written is None:
-        if block.values:
+def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
+    """Return the mode whose block is on, with "auto" resolved by the layer above, or off without one."""
+    on = []
+    for mode, block in blocks.items():
+        name, written = block.name("enabled"), block.values.get("enabled")
+        if written is None and block.values:
             builder.record("deepspeed.off-in-deepspeed", name, False)
-        return False
-    if written == "auto" and above is None:
-        builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
-        return False
-    on = above == mode if written == "auto" else bool(block.switch("enabled"))
-    builder.map(name, **({mode: True, "params_dtype": mode} if on else {}))
-    return on
+        elif written == "auto" and above is None:
+            builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
+        elif written is not None:
+            on += [mode] if (above == mode if written == "auto" else block.switch("enabled")) else []
+            builder.map(name, **({mode: True, "params_dtype": mode} if mode in on else {}))
+    if not on and above in blocks and not blocks[above].values:
+        builder.record("deepspeed.the-layer-above-adds-the-block", f"{above}.enabled", True, {above: True}, mode=above)
+        return above
+    if len(on) > 1:
+        raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
+    return on[0] if on else None
 
 
 def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str | None:
     """Return the dtype of a `torch_autocast` block that acts."""
-    enabled, written = block.values.get("enabled"), block.values.get("dtype")
-    if enabled and enabled not in (True, 1):
-        builder.record("deepspeed.deepspeed-asks-whether", block.name("enabled"), enabled)
+    on, written = block.values.get("enabled"), block.values.get("dtype")
+    if on and on not in (True, 1):
+        builder.record("deepspeed.deepspeed-asks-whether", block.name("enabled"), on)
     if written is not None and not (isinstance(written, str) and written in DTYPE_NAMES):
         raise TABLE.wrong("dtypes-of-autocast", block, "dtype")
     compute = DTYPE_NAMES.get(written or "")
-    if not enabled or compute == "fp32" or mode is not None:
-        for key in filter(block.given, ("enabled", "dtype")):
-            if enabled and mode is not None:
-                builder.record("deepspeed.weights-under-autocast", block.name(key), block[key], mode=mode)
-            elif enabled and key == "dtype":
-                builder.record("deepspeed.autocast-to-half-only", block.name(key), block[key])
-            else:
-                builder.map(block.name(key))
+    acts = bool(on) and mode is None and compute != "fp32"
+    for key in filter(block.given, ("enabled", "dtype")):
+        if acts or not on:
+            builder.map(block.name(key), **(amp_fields(compute) if acts and compute else {}))
+        else:
+            sentence = "autocast-to-half-only" if mode is None else "weights-under-autocast"
+            builder.record(f"deepspeed.{sentence}", block.name(key), block[key], mode=mode)
+    if not acts:
         return None
-    builder.map(block.name("enabled"), autocast_enabled=True)
     if compute is None:
         compute = "fp16"
         builder.record("deepspeed.deepspeed-leaves-it-to-torch", block.name("dtype"), None)
         builder.record("deepspeed.deepspeed-makes-a-loss", block.name("dtype"), None)
-    else:
-        builder.map(block.name("dtype"), autocast_dtype=compute)
-        if compute == "fp16":
-            assume_torch_scaler(builder, f"{TABLE.title} under torch_autocast")
-    builder.record("deepspeed.gradients-of-the-cast-modules-are", "communication_data_type", compute, compute=compute)
+    elif compute == "fp16":
+        assume_torch_scaler(builder, f"{TABLE.title} under torch_autocast")
+    builder.record("deepspeed.gradients-of-the-cast-modules-are", "communication_data_type", compute)
     return compute
 
 
@@ -177,8 +159,7 @@ def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
         return False
     power = block.whole("initial_scale_power", least=0)
     if power is None:
-        builder.fields["initial_loss_scale"] = 2**16
-        builder.record("deepspeed.in-deepspeed", block.name("initial_scale_power"), 16, default=16)
+        builder.record("deepspeed.in-deepspeed", block.name("initial_scale_power"), 16, {"initial_loss_scale": 2**16})
     elif power > 1000:
         raise TABLE.wrong("powers-of-two", block, "initial_scale_power")
     else:
@@ -202,9 +183,9 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
         if mode is None and value in (None, "fp32"):
             builder.map(name) if value else None
         elif mode is None:
-            builder.record("deepspeed.gradients-of-fp32-weights", name, value, dtype=value)
+            builder.record("deepspeed.gradients-of-fp32-weights", name, value)
         elif value is None:
-            builder.record("deepspeed.deepspeed-uses-the-model", name, mode, mode=mode)
+            builder.record("deepspeed.deepspeed-uses-the-model", name, mode)
         elif len(set(in_fp32.values())) > 1 or value not in (mode, "fp32"):
             builder.record("deepspeed.gradients-are-accumulated-in-one", name, value)
         else:
