@@ -111,16 +111,15 @@ def _of_script(
     lines = [None if chosen == ours.name else command_lines.read(launch, context, chosen) for launch in started]
     known = [system(line.system) for line in lines if line is not None]
     _check_context(context, [ours, *known, *targets])
-    looks = candidates(document)
     if not known and chosen not in (None, ours.name):
-        raise _nothing(document, started, f"{chosen} does not know")
+        raise _nothing(document, started, chosen)
+    looks = candidates(document)
     evidence = looks[0][1].evidence if looks else "starts a program of Megatron-LM's"
     evidence = evidence if chosen is None else "was named with --from"
     found: list[Run] = []
     left: list[Unmapped] = []
     for launch, line in zip(started, lines, strict=True):
-        is_ours = chosen == ours.name or (chosen is None and is_megatron(launch))
-        if line is None and is_ours:
+        if line is None and (chosen == ours.name or (chosen is None and is_megatron(launch))):
             with _named(document, launch.label):
                 (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))
             found.append(Run(document=document, system=ours, evidence=evidence, imported=imported))
@@ -128,13 +127,10 @@ def _of_script(
             left += command_lines.left_out(launch, line)
         else:
             found.append(_of_line(document, launch, line, context))
-    if left and not found:
-        raise _unread(document, left)
     if not found:
-        rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
-        raise _nothing(document, started, rule)
-    first = replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left))
-    return [replace(found[0], imported=first), *found[1:]]
+        raise _unread(document, left) if left else _nothing(document, started, chosen)
+    found[0] = replace(found[0], imported=replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left)))
+    return found
 
 
 def _of_line(document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]) -> Run:
@@ -153,8 +149,9 @@ def _unread(document: Document, left: Sequence[Unmapped]) -> PayloadError:
     return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
 
 
-def _nothing(document: Document, started: Sequence[Launch], rule: str) -> PayloadError:
+def _nothing(document: Document, started: Sequence[Launch], chosen: str | None) -> PayloadError:
     """Return the error for a script that starts nothing a system reads."""
+    rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
     programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
     starts = f"it starts {programs}, whose arguments {rule}" if programs else "it starts no training program"
     return PayloadError(f"{document.path}: {starts}. Give the file that sets the precision, or its system with --from.")

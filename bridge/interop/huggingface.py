@@ -28,7 +28,6 @@ MODES = ("fp32", "bf16", "fp16")
 ENVIRONMENT = "ACCELERATE_MIXED_PRECISION"
 DECIDES = TABLE.data["decides"]
 """The source that decides where both switches are off, as a noun."""
-GATHER = "fp8_enable_fsdp_float8_all_gather"
 DTYPES = ("torch_dtype", "dtype", "model_dtype")
 INNER = "model_init_kwargs"
 
@@ -71,11 +70,12 @@ def import_(
     is_fp8 = bool(top.values.get("fp8"))
     if is_fp8:
         compute = _float8(builder, top, compute)
-    elif top.given("fp8"):
-        builder.map("fp8")
     model, sharding = _loaded(builder, top, stated), _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
-    _device(builder, top, compute)
+    if compute == "fp16" and (top.values.get("use_cpu") or top.values.get("no_cuda")):
+        builder.record("huggingface.without-cuda-accelerate", "fp16", True)
+    if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
+        builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
     TABLE.read(
         builder,
         top,
@@ -98,10 +98,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if config.tf32 is not None:
         payload |= TABLE.write(builder, "")
     report_scaler(builder, "transformers' Trainer")
-    for field in ("fp8", "fp4"):
-        if builder.values[field] is not None:
-            builder.record("huggingface.there-is-no-argument-for-it", field)
-    return builder.finish(payload)
+    return builder.finish(payload, TABLE.unwritten)
 
 
 def _switches(builder: ImportBuilder, top: Settings) -> None:
@@ -111,12 +108,11 @@ def _switches(builder: ImportBuilder, top: Settings) -> None:
             raise TABLE.wrong("both-halves", top, other, other=one)
     for name in (*SWITCHES, "fp8"):
         value = top.values.get(name)
-        if value is None or isinstance(value, bool):
-            continue
-        if not isinstance(value, str | int | float):
+        if not isinstance(value, str | int | float | None):
             raise top.wrong(name, "must be true or false", value, "Write true or false, without quotes")
-        top.values[name] = bool(value)
-        builder.record("huggingface.types-are-not-checked", name, value, taken=str(bool(value)).lower())
+        if value is not None and not isinstance(value, bool):
+            top.values[name] = bool(value)
+            builder.record("huggingface.types-are-not-checked", name, value, taken=str(bool(value)).lower())
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
@@ -140,33 +136,15 @@ def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
     if compute == "fp16":
         builder.record("huggingface.fp8-runs-under", "fp16", True)
     if backend == "te":
-        builder.map("fp8", fp8="hybrid", fp8_amax_history_len=16, fp8_amax_compute_algo="max")
-        builder.map("fp8_backend", fp8_recipe="delayed")
+        fields = {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 16, "fp8_amax_compute_algo": "max"}
+        builder.map("fp8", **fields)
         builder.record("huggingface.llama-factory-asks", "fp8_backend", "te")
         return "bf16"
-    builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
     answer = "no" if compute == "fp32" else compute
+    builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
+    builder.map("fp8_backend", fp8_recipe="tensorwise") if backend == "torchao" else None
     builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=answer)
-    if backend == "msamp":
-        builder.record("huggingface.torchao-first", "fp8_backend", backend)
-    elif top.given("fp8_backend"):
-        builder.map("fp8_backend", fp8_recipe="tensorwise")
-    gather = top.switch(GATHER)
-    if gather is None:
-        builder.record("huggingface.gather-is-off", GATHER, None)
-    else:
-        builder.map(GATHER, fp8_param_gather=gather)
-        builder.record("huggingface.gather-is-not-read", GATHER, gather)
     return "bf16"
-
-
-def _device(builder: ImportBuilder, top: Settings, compute: str) -> None:
-    """Report what the switches about the device and the compiler change."""
-    if compute == "fp16" and (top.values.get("use_cpu") or top.values.get("no_cuda")):
-        builder.record("huggingface.without-cuda-accelerate", "fp16", True)
-    if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
-        builder.record("huggingface.compile-turns-tf32-on", "tf32", None)
-        builder.fields["tf32"] = True
 
 
 def _sharding(top: Settings) -> str | None:

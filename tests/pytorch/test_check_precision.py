@@ -9,7 +9,7 @@ from torch import nn
 
 from bridge import MixedPrecisionConfig
 from bridge.errors import PrecisionTypeError
-from bridge.interop.pytorch import autocast_for, emulate_linears
+from bridge.pytorch import autocast_for, emulate_linears
 from bridge.pytorch.check_precision import PrecisionReport, check_precision
 from bridge.registry.registry import REGISTRY
 

@@ -128,7 +128,7 @@ def test_tf32_is_set_after_either_interface_and_both_can_be_read(
 ) -> None:
     code = (
         f"import torch\n{before}\n"
-        "from bridge.interop.pytorch import apply_tf32\n"
+        "from bridge.pytorch import apply_tf32\n"
         "from bridge.registry.config import MixedPrecisionConfig\n"
         f"answer = apply_tf32(MixedPrecisionConfig(bf16=True, tf32={tf32}))\n"
         "read = torch.get_float32_matmul_precision() if answer else None\n"
@@ -177,7 +177,7 @@ def test_fully_shard_runs_with_the_policy() -> None:
 import torch, torch.distributed as dist, tempfile
 from torch.distributed.fsdp import fully_shard
 from bridge import get_mixed_precision_config
-from bridge.interop.pytorch import fsdp_policy_for
+from bridge.pytorch import fsdp_policy_for
 store = tempfile.mktemp()
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
