@@ -29,7 +29,7 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     also       value -> the sentence to report where the value is mapped, "torchao.gathered"
     field      the field that the setting becomes
     reads      switch, whole, number, text, dtype or section (a block): anything else is an error; or optimizer, the
-               name of one, whose detail is a clause of `optimizers.py`; or block, of which each setting is asked for
+               name of one, whose detail is a clause of `optimizers.yaml`; or block, of which each setting is asked for
                its row while any other value has this one; or apart, a block that is not looked into; without it any
                value is taken
     words      word -> value of the field, instead of `reads`
@@ -63,7 +63,6 @@ import yaml
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import REMEDIES, Recognised
-from bridge.interop.optimizers import low_precision_optimizer
 from bridge.interop.reading.settings import Settings
 
 if TYPE_CHECKING:
@@ -171,7 +170,10 @@ class Row:
 
     def words_about(self, value: object) -> Record | None:
         """Return the record of a value; None where there is nothing to report."""
-        detail = low_precision_optimizer(value) if self.reads == "optimizer" else self.detail
+        detail: str | None = self.detail
+        if self.reads == "optimizer":
+            name = value.lower() if isinstance(value, str) else ""
+            detail = next((clause for pattern, clause in _optimizers().items() if re.search(pattern, name)), None)
         return self.record._replace(detail=detail) if detail else None
 
 
@@ -356,6 +358,11 @@ def rows(name: str, folder: Traversable = FOLDER) -> dict[str, Any]:
     """Return the content of a file of rows."""
     content: dict[str, Any] = yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER)  # noqa: S506  safe
     return content
+
+
+@cache
+def _optimizers() -> dict[str, str]:
+    return rows("optimizers")
 
 
 def record_named(name: str, /, **facts: object) -> Record:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.builders import DELAYED, MODES, ExportBuilder
+from bridge.interop.builders import DELAYED, ExportBuilder
 from bridge.interop.contract import ExportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
+from bridge.interop.table import table
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import SCHEMES
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from bridge.precision.module_schemes import ModuleSchemes
     from bridge.registry.config import MixedPrecisionConfig
 
-TITLE = "Transformer Engine 2.20"
+TABLE = table("te_recipe")
 MODULE = "transformer_engine.common.recipe"
 
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
@@ -28,7 +29,6 @@ DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4
 """Scheme -> the format that its class takes by itself."""
 FACTORY = "bridge.megatron.te.layers.module_factory"
 IN_FACTORY = ("fp8", "fp8_recipe", "fp4", "fp4_recipe", "modules", "first_last_layers_bf16", *LAYER_COUNTS, *DELAYED)
-OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
@@ -36,20 +36,14 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
 
     A precision that chooses modules is a `CustomRecipe` with a factory of ours, for `hydra.utils.instantiate`.
     """
-    builder = ExportBuilder(config, TITLE)
+    builder = ExportBuilder(config, TABLE.title)
     row = next((row for row in CLASSES.values() if row.name == config.scheme), None)
-    for name in (*MODES, *OUTSIDE):
-        if name in MODES or builder.values[name] not in (None, False):
-            builder.record_if_stated("te_recipe.a-recipe-says-how", name)
     if builder.values["modules"] or (config.first_last_layers_bf16 and num_layers is not None):
         schemes = schemes_for(builder, num_layers, available=DEFAULT_FORMATS, setting="qfactory")
         if schemes is not None and schemes.chooses:
-            return builder.finish(_custom(builder, schemes))
+            return builder.finish(_custom(builder, schemes), TABLE.unwritten)
     if row is None:
-        family = "fp8" if config.fp8 else "fp4"
-        if config.low_format:
-            builder.record_if_stated("te_recipe.a-quantizer-factory-is-code", (family, f"{family}_recipe"))
-        return builder.finish(None)
+        return builder.finish(None, TABLE.unwritten)
     chosen = str(builder.values[row.family]).upper()
     payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{row.family}_format": chosen}
     builder.map(row.family, f"{row.family}_format")
@@ -60,9 +54,7 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
         elif name != "fp8_multi_head_attention" or row.name == "delayed":
             payload[argument] = builder.values[name]
             builder.map(name, argument)
-    if not builder.values["fp8_wgrad"]:
-        builder.record("te_recipe.gone-since-transformer", "fp8_wgrad")
-    return builder.finish(payload)
+    return builder.finish(payload, TABLE.unwritten)
 
 
 def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
