@@ -56,7 +56,7 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
     for values in _nested(payload):  # a saved run has the plugin under a key
         target = str(values.get("_target_")).rpartition(".")[2]
         if target == PLUGIN or target in RECIPES:
-            return (_imported(target, values, release),)
+            return (_recipe(target, release) if target in RECIPES else _plugin(values, release),)
     return (_plugin(payload, release),)
 
 
@@ -94,7 +94,8 @@ def _called(call: Call, release: int) -> ImportReport:
         source = undecided.get("precision") or f"**{undecided['**']}"
         rule = "precision: must be written out, as only the run decides it"
         raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
-    imported, late = _imported(call.name, values, release), ImportBuilder(_title(release))
+    imported = _recipe(call.name, release) if call.name in RECIPES else _plugin(values, release)
+    late = ImportBuilder(_title(release))
     for name, source in undecided.items():
         late.record("nemo2.only-the-run-decides", name, source)
     return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
@@ -125,10 +126,6 @@ def _title(release: int) -> str:
     return TABLE.title if release == NEWEST else f"NeMo 2.{release}"
 
 
-def _imported(name: str, arguments: Mapping[Any, Any], release: int) -> ImportReport:
-    return _plugin(arguments, release) if name == PLUGIN else _recipe(name, release)
-
-
 def _recipe(name: str, release: int) -> ImportReport:
     builder = ImportBuilder(_title(release))
     wanted = name.strip().replace("-", "_")
@@ -156,18 +153,12 @@ def _plugin(arguments: Mapping[Any, Any], release: int) -> ImportReport:
     if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
         raise PayloadError(f"nemo2: {rule}, got {gather!r:.80}. Give fp8_param_gather alone.")
-    if mode != "fp32" and "params_dtype" not in fields:
-        builder.record("nemo2.weights-in-fp32", "params_dtype", "fp32")
-        fields["params_dtype"] = "fp32"
-    if mode != "fp32" and "pipeline_dtype" not in fields:
-        fields["pipeline_dtype"] = "bf16" if mode == "bf16" else "fp32"
-        builder.record("nemo2.stages-in-the-mode", "pipeline_dtype", fields["pipeline_dtype"])
+    stages = "bf16" if mode == "bf16" else "fp32"
+    for name, dtype, row in (("params_dtype", "fp32", "weights-in-fp32"), ("pipeline_dtype", stages, "stages")):
+        if mode != "fp32" and name not in fields:
+            builder.record(f"nemo2.{row}", name, dtype, {name: dtype})
     detail = f"{builder.system} writes 0 over Megatron's own 1"
     builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
-    if fields.get("autocast_enabled"):
-        builder.record("nemo2.it-runs-without-autocast", "autocast_enabled", True)
-    if fields.get("fp8_wgrad") is False and fields.get("fp8"):
-        builder.record("nemo2.transformer-engine-and-later", "fp8_wgrad", False)
     return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
 
 
