@@ -27,8 +27,8 @@ MAX_STEPS = 12_000
 MAX_DEPTH = 12
 """Of functions, strings and sourced files within each other."""
 NAME = re.compile(r"[A-Za-z_]\w*")
-BEFORE_TEXT = re.compile(r"\$(\d)(?=[^\s\"'])")
-"""A positional parameter in front of a text; there the grammar takes the dollar sign for a text of its own."""
+NEXT_TO_TEXT = re.compile(r"(?<=[^\s\"'])\$(\d)|\$(\d)(?=[^\s\"'])")
+"""A positional parameter next to a text, whose dollar sign the grammar takes for a text of its own in some places."""
 CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf")
 DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
@@ -152,7 +152,7 @@ class Reader(Variables):
         subject, arms = self.text(node.children_by_field_name("value")[0]), list[Arm]()
         name = f"${variable_of(subject)}" if variable_of(subject) else Word.of(subject)
         items = [(one, one.children_by_field_name("value")) for one in node.named_children if one.type == "case_item"]
-        heads = [" ".join(text_of(item).partition(")")[0].split()) for item, _ in items]
+        heads = [" ".join(text_of(item).removeprefix("(").partition(")")[0].split()) for item, _ in items]
         neither = f"{'neither' if len(heads) > 1 else 'not'} {' nor '.join(heads)}"
         label = f"line {self.line or node.start_point.row + 1}, case {name} is {neither}"
         for (item, patterns), head in zip(items, heads, strict=True):
@@ -305,7 +305,7 @@ class Reader(Variables):
             return
         names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
         hidden = {name: self.values.pop(name) for name in names & self.values.keys() - self.exported.keys()}
-        self.read(BEFORE_TEXT.sub(r"${\1}", text), line, f"the string on line {line}")
+        self.read(NEXT_TO_TEXT.sub(r"${\1\2}", text), line, f"the string on line {line}")
         self.values = hidden | self.values
 
     def read(self, text: str | None, line: int, name: str) -> None:

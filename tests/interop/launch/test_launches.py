@@ -150,6 +150,12 @@ def test_a_string_keeps_what_its_variables_were_when_it_was_written() -> None:
     assert {launch.arguments for launch in launches(script)} == {("--bf16", "$A", "--hysteresis", "2")}
 
 
+def test_a_shell_in_a_string_knows_what_was_exported_and_no_parameter_next_to_a_text_is_lost() -> None:
+    script = 'export F=hybrid\nCMD=\'torchrun t.py --fp8-format $F --save a_\'"$2 --load $1-x"\nbash -c "$CMD"'
+    (launch,) = launches(script)
+    assert launch.arguments == ("--fp8-format", "hybrid", "--save", "a_${2}", "--load", "${1}-x")
+
+
 def test_branches_do_not_multiply_without_end() -> None:
     script = (
         "\n".join(f'if [ -f {n} ]; then A="$A --loss-scale {n}"; fi' for n in range(40)) + "\ntorchrun t.py $A --bf16"
