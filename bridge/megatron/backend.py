@@ -12,6 +12,7 @@ from megatron.core import fp4_utils
 from megatron.core.fp8_utils import get_fp8_recipe, is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError
+from bridge.megatron.device import cpu_as_cuda
 from bridge.megatron.emulation.delayed import checkpoint
 from bridge.megatron.emulation.linear import gemm_precision, module_effects, require_emulable, scheme_of
 from bridge.megatron.emulation.stored_weight import megatron_stores
@@ -151,7 +152,8 @@ def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 def te_recipe(config: Any) -> Any:
     """Return the recipe object that Megatron gives Transformer Engine for a model config; None without FP8 and FP4."""
     if getattr(config, "fp8", None):
-        return get_fp8_recipe(config)
+        with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
+            return get_fp8_recipe(config)
     return fp4_utils.get_fp4_recipe(config) if getattr(config, "fp4", None) else None
 
 

@@ -354,8 +354,9 @@ RECIPES = {
 
 
 @needs_te
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(name, marks=pytest.mark.slow) if name != "fp8_delayed" else name for name in RECIPES]
+)
 def test_the_training_command_runs_every_scheme(recipe, tmp_path):
     words = ["model=gpt_tiny", "train=smoke", f"mixed_precision={recipe}", "precision_backend=te_cpu"]
     if recipe == "nvfp4":
