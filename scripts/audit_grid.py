@@ -71,8 +71,13 @@ KINDS = {
         "model.moe_aux_loss_coeff=0.01",
     ),
     "MTP": ("model.mtp_num_layers=1",),
+    "hybrid": (),
+    "delta net": (),
+    "sparse": (),
 }
 """Kind of model -> its overrides."""
+MODELS = {"hybrid": "hybrid_tiny", "delta net": "delta_tiny", "sparse": "sparse_tiny"}
+"""Kind of model -> the option that it is, where that is not `gpt_tiny`."""
 PP2 = ("model.pipeline_model_parallel_size=2",)
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "1 process": (),
@@ -96,6 +101,11 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "model.fp4_param: this Megatron Core cannot keep ": ("mixed_precision.fp4_param_gather=false",),
     "PB703 model.sequence_parallel: must be off under autocast ": ("model.sequence_parallel=false",),
     "PB703 model.sequence_parallel: must be on for ": (),
+    "PB703 model.tensor_model_parallel_size: must be 1 for sparse attention ": (
+        "model.tensor_model_parallel_size=1",
+        "model.sequence_parallel=false",
+    ),
+    "model.bf16: must be on for sparse attention, ": (),
     "PB109 model.pipeline_dtype: ": ("mixed_precision.pipeline_dtype=bf16",),
 }
 """Beginning of a sentence that refuses a run -> the override that it asks for, where there is one."""
@@ -121,8 +131,10 @@ def words_of(cell: Cell) -> list[str]:
     precision = REGISTRY.get(cell["recipe"])
     kept = sum(getattr(precision, f"num_layers_at_{end}_in_bf16") or 0 for end in ("start", "end"))
     layers = 4 * -(-(kept + 2) // 4)  # at least two in low precision, and as many in each chunk of each stage
-    chosen = (f"mixed_precision={cell['recipe']}", f"precision_backend={cell['backend']}", f"model.num_layers={layers}")
-    model = f"model={cell.get('model', 'gpt_tiny')}"
+    chosen = [f"mixed_precision={cell['recipe']}", f"precision_backend={cell['backend']}"]
+    if cell["kind"] != "hybrid":  # its pattern has eight
+        chosen.append(f"model.num_layers={layers}")
+    model = f"model={cell.get('model', MODELS.get(cell['kind'], 'gpt_tiny'))}"
     return [model, *WORDS, *chosen, *KINDS[cell["kind"]], *LAYOUTS[cell["layout"]], *cell.get("words", ())]
 
 

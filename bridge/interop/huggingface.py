@@ -96,7 +96,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if compute == "fp32":
         builder.record_if_stated("huggingface.no-argument-states-fp32", "fp32")
     if config.tf32 is not None:
-        payload |= TABLE.write(builder, "")
+        payload |= TABLE.write(builder, "", fp8=False)  # an argument of LLaMA-Factory's
     report_scaler(builder, "transformers' Trainer")
     return builder.finish(payload, TABLE.unwritten)
 

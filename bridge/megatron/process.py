@@ -28,6 +28,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossLoggingHelper
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
@@ -298,6 +299,7 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
         stack.callback(embedding.forward.cache_clear)
     stack.callback(get_moe_layer_wise_logging_tracker().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
+    stack.callback(DSAIndexerLossLoggingHelper.tracker.clear)
     stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
     stack.callback(parallel_state.destroy_global_memory_buffer)
     stack.callback(parallel_state.destroy_model_parallel)

@@ -91,6 +91,7 @@ def test_a_variant_has_the_modules_and_the_formats_of_its_plan(kind, scheme, tmp
     summary, plan = run_of(tmp_path, kind, scheme)
     assert mismatches(summary, plan) == []
     assert summary.parameters == parameters(plan)
+    assert dsa.DSAIndexerLossLoggingHelper.tracker == {}  # has a place for each layer of this model
 
 
 @pytest.mark.slow

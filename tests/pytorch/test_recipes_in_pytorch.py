@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from torch import nn
 
+from bridge import pytorch
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
-from bridge.interop import pytorch
 from bridge.interop.pytorch import loop
 from bridge.precision.values import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler

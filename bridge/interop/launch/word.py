@@ -21,6 +21,8 @@ DEFAULT = re.compile(rf"\$(?={_BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{_BRACES})
 _LATE = rf"(?:\$(?:{_BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
 UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{_LATE}")
 """A piece that only the run decides, with its variable where it is no more than that."""
+MARK = re.compile(r"[$`<>]")
+"""A character with which each such piece begins."""
 FIELD = re.compile(rf"(?:{_LATE}|\S)+")
 """A text between blanks."""
 NAME = re.compile(r"\w+")
@@ -42,6 +44,8 @@ class Word(str):
     @classmethod
     def of(cls, text: str) -> Word:
         """Return the text of a script with its defaults in place."""
+        if "$" not in text:
+            return cls(text)
         names: dict[str, None] = {}
         place = 0
         while (found := DEFAULT.search(text, place)) is not None:
@@ -57,6 +61,8 @@ class Word(str):
     @property
     def with_nothing_set(self) -> str:
         """The text as bash has it with nothing set; the output of a command becomes a question mark."""
+        if MARK.search(self) is None:
+            return self
         unset = {"": "?", "#": "0"}
         return UNKNOWN.sub(lambda found: unset.get(found[1] or found[2] or "", ""), self)
 
