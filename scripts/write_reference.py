@@ -24,7 +24,7 @@ from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.registry import REGISTRY, Recipe, Registry
-from bridge.rules.rule import EVIDENCE, NEEDS, SYNC, Rule
+from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.target import GPUS
 from bridge.rules.versions import dotted
@@ -52,7 +52,7 @@ SCHEMES_OF_FIELDS = """
 RULES_PAGE = f"""# Rules
 
 The {len(RULES)} rules of a precision. `precision-bridge check` asks all of them, `finalize()`
-raises the errors that need the precision alone, and a sync asks those whose line says so. The id and the
+raises the errors that the precision alone shows, and a sync asks those whose line says so. The id and the
 sentence are the same in each place. `precision-bridge explain ID` prints one.
 [Check before you submit](../howto/check-before-you-submit.md) tells how to use and silence them.
 
@@ -164,8 +164,8 @@ def _rule(rule: Rule) -> list[str]:
     if rule.explanation:
         lines.append(f"{rule.explanation}\n")
     lines.extend(f"> {_escaped(example)}\n" for example in told["examples"])
-    asked = f"; {SYNC[rule.sync]}" if rule.sync is not None else ""
-    lines.append(f"- Needs {NEEDS[rule.needs]}{asked}.")
+    asked = "`finalize()` and `check`" if rule.is_of_finalize else "`check`"
+    lines.append(f"- Asked by {asked}{f'; {SYNC[rule.sync]}' if rule.sync is not None else ''}.")
     lines.extend(f"- Holds for {versions}." for versions in told["holds_for"])
     lines.append(f"- Source ({rule.evidence}): {_escaped(rule.source)}.\n")
     return lines

@@ -1,6 +1,6 @@
 """The rulebook: one law, one row.
 
-    Rule           a row: id, title, setting, severity, needs, sync, versions, when, message, remedies, source,
+    Rule           a row: id, title, setting, severity, sync, versions, when, message, remedies, source,
                    evidence, explanation (`rule.py`, which has a kind of row for each severity: `error`, `warning`,
                    `info`; the rows stand in `topics/`, a file per subject)
     RuleContext    what a rule may ask (`context.py`): the precision and what is stated in it, the views of the configs

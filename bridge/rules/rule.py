@@ -30,19 +30,12 @@ MODEL_CHECK = "megatron-core 0.16.1 transformer_config.py __post_init__"
 OPTIMIZER_CHECK = "megatron-core 0.16.1 optimizer_config.py __post_init__"
 """Sources of many rules: the last two run when the config is made, the parser does not for configs built in Python."""
 
-NEEDS = {
-    "precision": "the fields of the precision",
-    "owners": "the precision and the configs that a sync writes into",
-    "run": "the whole run: its sizes, layout and data too, the GPUs and their libraries, the environment",
-}
-"""The least that a rule has to know. `finalize` asks the errors that need the precision alone, `check` asks all."""
-
 SYNC = {
     "reported": "the sync reports it",
     "strict": "the sync reports it, and refuses it where the run begins next",
     "refused": "the sync refuses it",
 }
-"""The reaction of a sync to a rule that needs the precision and the owners. A sync does not ask the other rules."""
+"""The reaction of a sync to a rule. It knows the precision and the owners, and does not ask the other rules."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +50,8 @@ class Rule:
     """What the rule is about: a field of the precision, or section.field."""
     severity: str
     """One of `SEVERITIES`."""
-    needs: str = "run"
-    """A key of `NEEDS`."""
+    is_of_finalize: bool = False
+    """`finalize` asks it, which knows the precision alone. `check` asks every rule."""
     sync: str | None = None
     """A key of `SYNC`; None: a sync does not ask it."""
     versions: tuple[VersionRange, ...] = ()
@@ -79,7 +72,9 @@ class Rule:
 
 error, warning, info = (partial(Rule, severity=severity) for severity in SEVERITIES)
 """The rows by severity."""
-no_effect = partial(warning, needs="owners", sync="reported")
+contradiction = partial(error, is_of_finalize=True)
+"""The row of an error that can never be right about a precision, whatever it is written into."""
+no_effect = partial(warning, sync="reported")
 """The row of a setting that changes nothing in a run: a warning, also of the sync."""
 
 

@@ -52,5 +52,5 @@ TOPICS: dict[str, tuple[Rule, ...]] = {
 RULES: tuple[Rule, ...] = tuple(rule for rules in TOPICS.values() for rule in rules)
 BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
 
-ALONE = tuple(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
-"""What can never be right about a precision, whatever it is written into."""
+ALONE = tuple(rule for rule in RULES if rule.is_of_finalize)
+"""Errors that the precision alone shows."""

@@ -222,7 +222,7 @@ def test_a_config_that_breaks_one_rule_is_refused_with_its_sentence(
 
 
 def test_every_rule_that_finalize_asks_has_a_config_that_breaks_it() -> None:
-    asked = {rule.id for rule in RULES if rule.needs == "precision" and rule.severity == "error"}
+    asked = {rule.id for rule in RULES if rule.is_of_finalize}
     assert asked == {name for name, _, _ in BROKEN}
 
 

@@ -13,7 +13,7 @@ from bridge.preflight.check import Setup, check
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, ask, findings_of
+from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC, ask, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from bridge.rules.violation import Violation
 from tests.rules.cases import CASES
@@ -56,8 +56,8 @@ def test_every_rule_is_a_whole_row() -> None:
         assert re.fullmatch(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?", rule.setting), rule.id
         assert rule.message, rule.id
         assert rule.evidence in EVIDENCE, rule.id
-        assert rule.needs in NEEDS
-        assert rule.sync is None or (rule.sync in SYNC and rule.needs in ("precision", "owners")), rule.id
+        assert rule.sync is None or rule.sync in SYNC, rule.id
+        assert rule.severity == "error" or not rule.is_of_finalize, rule.id
         assert rule.title, rule.id
         assert not rule.message.endswith(".")
         assert rule.remedies, rule.id
@@ -73,7 +73,7 @@ def test_a_field_of_an_owner_is_judged_as_it_is_in_the_precision() -> None:
     for name, (breaks, _) in CASES.items():
         precision = breaks.get("precision")
         moved = {key: precision[key] for key in precision if key in MEGATRON_FIELDS} if type(precision) is dict else {}
-        if not moved or BY_ID[name].needs == "precision":  # one is about the value in the precision itself
+        if not moved or BY_ID[name].is_of_finalize:  # one is about the value in the precision itself
             continue
         rest = {key: value for key, value in precision.items() if key not in moved}
         roles = {key: next(role for role in PRECISION_OWNERS if key in DEFAULTS[role]) for key in moved}
@@ -86,15 +86,15 @@ def test_a_field_of_an_owner_is_judged_as_it_is_in_the_precision() -> None:
     assert len(judged) > 5
 
 
-@pytest.mark.parametrize("needs", ["precision", "owners"])
-def test_a_rule_reads_no_more_than_it_says_it_needs(needs: str) -> None:
-    rules = [rule for rule in RULES if rule.needs == "precision" or (needs == "owners" and rule.needs == needs)]
+@pytest.mark.parametrize("asker", ["finalize", "sync"])
+def test_a_rule_reads_no_more_than_its_asker_knows(asker: str) -> None:
+    rules = [rule for rule in RULES if (rule.is_of_finalize if asker == "finalize" else rule.sync is not None)]
     for case in CASES.values():
         setup = setup_of(case[0])
         if setup.precision is None:
             continue
         context = RuleContext.of_precision(setup.precision)
-        if needs == "owners":
+        if asker == "sync":
             known = {"views": setup.views, "given": setup.given, "rows": setup.rows, "target": setup.target}
             context = RuleContext(setup.precision, **known)
             context.read_owners()

@@ -1,7 +1,7 @@
 """MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and where FP4 does not reach."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import error, info, mcore, te, warning
+from bridge.rules.rule import contradiction, error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
 from bridge.rules.violation import all_of
 
@@ -47,7 +47,6 @@ RULES = (
         id="PB243",
         title="MXFP8 weights without the shared buffer",
         setting="fp8_param_gather",
-        needs="owners",
         sync="strict",
         when=all_of(
             *("is_mxfp8", "gathers_fp8", "not reuses_buffer", "not has_megatron_fsdp"),
@@ -59,11 +58,10 @@ RULES = (
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine raises "
         "NotImplementedError while DDP is built",
     ),
-    error(
+    contradiction(
         id="PB244",
         title="shared buffer without MXFP8 weights",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="precision",
         when=all_of(
             lambda run: (
                 (run.stated.get("reuse_grad_buf_for_mxfp8_param_ag") or run.reuses_buffer)
@@ -79,7 +77,6 @@ RULES = (
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        needs="owners",
         when=all_of("is_mxfp8", "reuses_buffer", "optimizer.overlap_param_gather_with_optimizer_step"),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
@@ -89,7 +86,6 @@ RULES = (
         id="PB246",
         title="MXFP8 without MXFP8 weights costs memory",
         setting="fp8_param_gather",
-        needs="owners",
         when=all_of("is_mxfp8", "not gathers_fp8", "not has_megatron_fsdp"),
         message="{run.mode} weights and both MXFP8 copies of them are kept",
         remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
@@ -122,7 +118,6 @@ RULES = (
         id="PB249",
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
-        needs="owners",
         when=all_of("fp4", lambda run: not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)),
         message="the published NVFP4 runs keep their last layers in BF16",
         remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",),
@@ -153,7 +148,6 @@ RULES = (
         id="PB252",
         title="NVFP4 outside BF16",
         setting="fp4",
-        needs="owners",
         when=all_of(
             "fp4", "not is_bf16", lambda run: not (run.model.enable_autocast and run.model.autocast_dtype == "bf16")
         ),

@@ -3,7 +3,7 @@
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import MODEL_CHECK, error, info, no_effect, te, warning
+from bridge.rules.rule import MODEL_CHECK, contradiction, error, info, no_effect, te, warning
 from bridge.rules.violation import Violation, all_of, without_effect
 
 _MEGATRON_COUNTS = {name: DEFAULTS["model"][name] for name in LAYER_COUNTS}
@@ -41,11 +41,10 @@ def _stated_zero(run: RuleContext) -> bool:
 
 
 RULES = (
-    error(
+    contradiction(
         id="PB261",
         title="both counts are zero",
         setting="first_last_layers_bf16",
-        needs="precision",
         sync="reported",
         when=all_of(_stated_zero),
         message="both layer counts are 0, so no layer is kept in BF16",
@@ -62,11 +61,10 @@ RULES = (
         remedies=("{switch}", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
-    error(
+    contradiction(
         id="PB263",
         title="layers in BF16 under delayed scaling",
         setting="first_last_layers_bf16",
-        needs="precision",
         when=all_of("is_delayed", "model.first_last_layers_bf16"),
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
@@ -99,7 +97,6 @@ RULES = (
         id="PB266",
         title="no layer left in low precision",
         setting="first_last_layers_bf16",
-        needs="owners",
         sync="reported",
         when=all_of(
             *("is_low", "model.first_last_layers_bf16", lambda run: run.model.num_layers > 0),

@@ -2,7 +2,7 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, error, info, no_effect, warning
+from bridge.rules.rule import PARSER, contradiction, error, info, no_effect, warning
 from bridge.rules.violation import Violation, all_of, violations, without_effect
 
 LARGEST = 2**128 - 2**104
@@ -46,31 +46,28 @@ def _window(run: RuleContext) -> bool:
 
 
 RULES = (
-    error(
+    contradiction(
         id="PB141",
         title="loss scale is no usable number",
         setting="loss_scale",
-        needs="precision",
         when=_no_number,
         message="must be {what}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
     ),
-    error(
+    contradiction(
         id="PB142",
         title="loss scale begins below its floor",
         setting="initial_loss_scale",
-        needs="precision",
         when=all_of(_starts_below_floor),
         message="must not be below min_loss_scale, which is {run.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
     ),
-    error(
+    contradiction(
         id="PB143",
         title="loss-scale window is no whole number",
         setting="loss_scale_window",
-        needs="precision",
         when=all_of(_window),
         message="must be a whole number of steps, at least 1: the scaler compares it with a step count by ==, and a "
         "fraction never grows",
@@ -111,7 +108,6 @@ RULES = (
         id="PB147",
         title="no FP16 for this optimizer",
         setting="optimizer.optimizer",
-        needs="owners",
         when=all_of("is_fp16", "has_emerging_optimizer"),
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
@@ -121,7 +117,6 @@ RULES = (
         id="PB148",
         title="loss scale reaches only part of the optimizer",
         setting="loss_scale",
-        needs="owners",
         when=all_of("is_bf16", "optimizer.loss_scale", "has_emerging_optimizer"),
         message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),

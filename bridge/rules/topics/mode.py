@@ -1,7 +1,7 @@
 """FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, no_effect, warning
+from bridge.rules.rule import MODEL_CHECK, PARSER, contradiction, error, info, mcore, no_effect, warning
 from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of, stands_out, without_effect
@@ -70,11 +70,10 @@ RECEIVED = error(
 )
 
 RULES = (
-    error(
+    contradiction(
         id="PB101",
         title="more than one mode",
         setting="bf16",
-        needs="precision",
         sync="refused",
         when=_several_modes,
         message="only one of fp32, fp16 and bf16 can be on",
@@ -83,11 +82,10 @@ RULES = (
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
         "FP16.",
     ),
-    error(
+    contradiction(
         id="PB102",
         title="dtype of another mode",
         setting="params_dtype",
-        needs="precision",
         when=_dtype_of_another_mode,
         message="must be {legal} in a run whose mode is {run.mode}",
         remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
@@ -101,7 +99,6 @@ RULES = (
         id="PB103",
         title="no FP32 master weights and no loss scale",
         setting="model.params_dtype",
-        needs="owners",
         when=all_of(_weights_are_not_cast),
         message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
         remedies=(
@@ -113,11 +110,10 @@ RULES = (
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
         "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
     ),
-    error(
+    contradiction(
         id="PB104",
         title="autocast to FP32",
         setting="autocast_enabled",
-        needs="precision",
         sync="reported",
         when=all_of(
             "model.enable_autocast", lambda run: (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
@@ -191,11 +187,10 @@ RULES = (
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
-    error(
+    contradiction(
         id="PB113",
         title="autocast dtype that autocast does not take",
         setting="autocast_dtype",
-        needs="precision",
         when=all_of(lambda run: run.model.autocast_dtype not in (None, "bf16", "fp16", "fp32")),
         message="must be bf16, fp16 or fp32",
         remedies=("use one of these", "drop it"),
@@ -224,7 +219,6 @@ RULES = (
         id="PB116",
         title="FP8 or FP4 without a mode",
         setting="fp8",
-        needs="precision",
         sync="reported",
         when=all_of(
             *("precision", "is_low", "is_fp32", lambda run: not run.stated.get("fp32")),
@@ -235,11 +229,10 @@ RULES = (
         remedies=("state bf16=True", "state fp32=True, if that is meant"),
         source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
     ),
-    error(
+    contradiction(
         id="PB117",
         title="the only mode is off",
         setting="bf16",
-        needs="precision",
         when=_mode_turned_off,
         message="is off, and {name} is {dtype}: without a mode a run is in fp32",
         remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),

@@ -70,16 +70,6 @@ RULES = (
         remedies=("use the new name",),
         source=MODEL_CHECK,
     ),
-    error(
-        id="PB425",
-        title="grouped GEMM in FP8 needs Transformer Engine 1.11",
-        setting="model.moe_grouped_gemm",
-        versions=(te(until="1.11"),),
-        when=of_experts("model.moe_grouped_gemm", "fp8", "not is_emulated", "te"),
-        message="grouped FP8 GEMMs came with Transformer Engine 1.11",
-        remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
-        source=MODEL_CHECK,
-    ),
     info(
         id="PB426",
         title="router below FP32",

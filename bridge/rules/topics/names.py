@@ -9,7 +9,7 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
-from bridge.rules.rule import error, info, no_effect, warning
+from bridge.rules.rule import contradiction, error, info, no_effect, warning
 from bridge.rules.shape.model import PARALLEL_SIZES
 from bridge.rules.topics.mode import MODES
 from bridge.rules.violation import Violation, violations
@@ -179,7 +179,6 @@ RULES = (
         id="PB123",
         title="recipe replaces an owner's value",
         setting="model",
-        needs="owners",
         when=_replaced,
         message="{recipe} and wins over the owner's own value",
         remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
@@ -189,7 +188,6 @@ RULES = (
         id="PB124",
         title="two owners disagree",
         setting="model.bf16",
-        needs="owners",
         sync="refused",
         when=_disagreeing,
         message="must equal {other}, which is {theirs!r}: it is one setting in two places",
@@ -201,7 +199,6 @@ RULES = (
         id="PB125",
         title="recipe's name says something else",
         setting="fp8_recipe",
-        needs="precision",
         when=_misnamed,
         message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
         remedies=("choose the recipe whose name says it", "give the changed recipe a name of its own"),
@@ -212,7 +209,6 @@ RULES = (
         id="PB126",
         title="off written as something else than None",
         setting="model.fp8",
-        needs="owners",
         when=lambda run: violations({f"model.{name}": getattr(run.model, name) in ("", False) for name in FAMILIES}),
         message="must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
@@ -222,17 +218,15 @@ RULES = (
         id="PB127",
         title="size below one",
         setting="model.tensor_model_parallel_size",
-        needs="owners",
         when=lambda run: violations({f"model.{name}": (getattr(run.model, name) or 0) < 1 for name in PARALLEL_SIZES}),
         message="must be at least 1",
         remedies=("use 1 for no parallelism of that kind",),
         source="megatron-core 0.16.1 parallel_state.py",
     ),
-    error(
+    contradiction(
         id="PB128",
         title="count below its least value",
         setting="fp8_margin",
-        needs="precision",
         when=lambda run: [Violation(name, least=least) for name, least in LEAST.items() if run.held(name) < least],
         message="must be at least {least}",
         remedies=("use {least} or more",),
@@ -251,7 +245,6 @@ RULES = (
         id="PB130",
         title="switch off with the one it needs",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="precision",
         sync="reported",
         when=lambda run: [Violation(name, by=by) for name, by in run.put_aside.items()],
         message="is off, because a later statement turned off what it needs; {by} had turned it on",
@@ -281,7 +274,6 @@ RULES = (
         id="PB133",
         title="value that may have been stated",
         setting="model.first_last_layers_bf16",
-        needs="owners",
         sync="reported",
         when=_left_open,
         message="stays: Megatron Bridge's object holds the default of its class in {field}, which may have been stated",

@@ -2,7 +2,7 @@
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, error, info, no_effect, te, warning
+from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, error, info, no_effect, warning
 from bridge.rules.violation import Violation, all_of, stands_out, violations
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
@@ -43,7 +43,6 @@ RULES = (
         id="PB341",
         title="offloaded optimizer that is not precision-aware",
         setting="optimizer.optimizer_cpu_offload",
-        needs="owners",
         when=all_of("has_optimizer", "optimizer.optimizer_cpu_offload", "not has_precision_aware"),
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=("set optimizer.use_precision_aware_optimizer=True", "keep the optimizer on the GPU"),
@@ -53,7 +52,6 @@ RULES = (
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        needs="owners",
         when=all_of("gathers_fp8", "optimizer.optimizer_cpu_offload", "not is_delayed"),
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
@@ -63,7 +61,6 @@ RULES = (
         id="PB343",
         title="optimizer state dtype without the precision-aware optimizer",
         setting="optimizer.exp_avg_dtype",
-        needs="owners",
         when=all_of(
             *("has_optimizer", "not has_precision_aware"),
             find=lambda run: violations(
@@ -78,7 +75,6 @@ RULES = (
         id="PB344",
         title="impossible optimizer state dtype",
         setting="optimizer.exp_avg_dtype",
-        needs="owners",
         when=all_of("has_precision_aware", find=_impossible_states),
         message="must be one of {legal}",
         remedies=("use one of them",),
@@ -88,7 +84,6 @@ RULES = (
         id="PB345",
         title="precision-aware optimizer that is not Adam",
         setting="optimizer.optimizer",
-        needs="owners",
         when=all_of("has_precision_aware", "optimizer.optimizer is not adam"),
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
@@ -98,7 +93,6 @@ RULES = (
         id="PB346",
         title="precision-aware optimizer that is not distributed",
         setting="optimizer.use_distributed_optimizer",
-        needs="owners",
         when=all_of("has_precision_aware", "not optimizer.use_distributed_optimizer", "not has_megatron_fsdp"),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
@@ -108,7 +102,6 @@ RULES = (
         id="PB347",
         title="FP8 branch in a run without FP8",
         setting="optimizer.fp8_recipe",
-        needs="owners",
         when=all_of("has_precision_aware", "not fp8", *_LEAVES_THE_FUSED_PATH),
         message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: masters stay in "
         "Megatron and nothing is saved",
@@ -120,23 +113,11 @@ RULES = (
         id="PB348",
         title="precision-aware optimizer together with FP8 scaling",
         setting="optimizer.use_precision_aware_optimizer",
-        needs="owners",
         when=all_of("has_precision_aware", "fp8", *_LEAVES_THE_FUSED_PATH),
         message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts gradients to FP32, so "
         "BF16 main gradients and param remainders save nothing; the moments' dtypes still do",
         remedies=("keep it for exp_avg_dtype and exp_avg_sq_dtype", "use fp8_recipe='delayed' for the fused path"),
         source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, distrib_optimizer.py",
-    ),
-    warning(
-        id="PB349",
-        title="param remainders turned off",
-        setting="optimizer.store_param_remainders",
-        needs="owners",
-        versions=(te(until="2.1"),),
-        when=all_of("has_precision_aware", "optimizer.store_param_remainders"),
-        message="Megatron sets it to False before Transformer Engine 2.1",
-        remedies=("use Transformer Engine 2.1", "set it to False, as it will be"),
-        source=OPTIMIZER_CHECK,
     ),
     error(
         id="PB350",
@@ -163,7 +144,6 @@ RULES = (
         id="PB352",
         title="precision-aware optimizer by layers",
         setting="optimizer.use_layer_wise_distributed_optimizer",
-        needs="owners",
         when=all_of("has_precision_aware", "optimizer.use_layer_wise_distributed_optimizer"),
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),

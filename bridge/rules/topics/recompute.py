@@ -24,16 +24,6 @@ RULES = (
         source=MODEL_CHECK,
     ),
     error(
-        id="PB462",
-        title="recomputed norm or activation needs Transformer Engine 2.6",
-        setting="model.recompute_modules",
-        versions=(te(until="2.6"),),
-        when=all_of("fp8", _discards_outputs, "not is_emulated"),
-        message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
-        remedies=("use Transformer Engine 2.6", "take them out"),
-        source=MODEL_CHECK,
-    ),
-    error(
         id="PB463",
         title="delayed scaling under torch.compile",
         setting="train.torch_compile",

@@ -57,7 +57,6 @@ RULES = (
         id="PB363",
         title="main gradient dtype without a reader",
         setting="optimizer.main_grads_dtype",
-        needs="owners",
         when=all_of(
             *("has_precision_aware", "ddp.grad_reduce_in_fp32"),
             *("optimizer.main_grads_dtype is not fp32", "optimizer.main_grads_dtype is not None"),
@@ -71,7 +70,6 @@ RULES = (
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        needs="owners",
         when=all_of("has_ddp", "ddp.reduce_scatter_with_fp32_accumulation", "ddp.grad_reduce_in_fp32"),
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
@@ -81,7 +79,6 @@ RULES = (
         id="PB365",
         title="local FP32 accumulation together with FP32 reduction",
         setting="ddp.param_name_patterns_for_fp32_local_accumulation",
-        needs="owners",
         versions=(mcore(since="0.17"),),
         when=all_of("has_ddp", "ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
         message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",

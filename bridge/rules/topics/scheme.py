@@ -5,9 +5,8 @@ from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, error, info, mcore, no_effect, warning
+from bridge.rules.rule import MODEL_CHECK, contradiction, error, info, mcore, no_effect, warning
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of, stands_out, violations, without_effect
 
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
@@ -93,52 +92,47 @@ def _refused_values(run: RuleContext) -> list[Violation]:
 
 
 RULES = (
-    error(
+    contradiction(
         id="PB201",
         title="unknown format",
         setting="fp8",
-        needs="precision",
         when=_unknown_format,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
         "Transformer Engine",
     ),
-    error(
+    contradiction(
         id="PB202",
         title="unknown scheme",
         setting="fp8_recipe",
-        needs="precision",
         when=_unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
     ),
-    error(
+    contradiction(
         id="PB203",
         title="unknown amax algorithm",
         setting="fp8_amax_compute_algo",
-        needs="precision",
         when=_unknown_algorithm,
         message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
-    error(
+    contradiction(
         id="PB204",
         title="FP8 and FP4 together",
         setting="fp4",
-        needs="precision",
         when=all_of("is_low", "fp8", "fp4"),
         message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
         source=MODEL_CHECK,
     ),
-    error(
+    contradiction(
         id="PB205",
         title="scheme without a format",
         setting="fp8_recipe",
-        needs="precision",
         when=_scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
@@ -148,7 +142,6 @@ RULES = (
         id="PB206",
         title="format that the scheme was not made for",
         setting="fp8",
-        needs="precision",
         sync="reported",
         when=all_of("is_mxfp8", "fp8 is hybrid"),
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
@@ -161,7 +154,6 @@ RULES = (
         id="PB207",
         title="format under blockwise scaling",
         setting="fp8",
-        needs="precision",
         when=all_of("is_blockwise", lambda run: run.fp8 in ("hybrid", "e4m3")),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
@@ -173,7 +165,6 @@ RULES = (
         id="PB208",
         title="custom scheme without a factory",
         setting="model.fp8_quantizer_factory",
-        needs="owners",
         when=_without_factory,
         message="a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
@@ -183,7 +174,6 @@ RULES = (
         id="PB209",
         title="custom scheme does not read the format",
         setting="fp8",
-        needs="precision",
         when=all_of("is_custom", "fp8 is e4m3"),
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
@@ -203,7 +193,7 @@ RULES = (
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
-        when=all_of("fp8", "model.fp8_wgrad is False", lambda run: at_least(run.te, "2.0") is not False),
+        when=all_of("fp8", "model.fp8_wgrad is False"),
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
@@ -266,11 +256,10 @@ RULES = (
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         source=MODEL_CHECK,
     ),
-    error(
+    contradiction(
         id="PB218",
         title="value that Megatron does not take",
         setting="moe_router_dtype",
-        needs="precision",
         when=_refused_values,
         message="must be {legal}",
         remedies=("use one of these",),
@@ -309,7 +298,6 @@ DELAYED_RULES = (
         id="PB222",
         title="largest of one amax",
         setting="fp8_amax_history_len",
-        needs="precision",
         when=all_of(
             "is_delayed", "model.fp8_amax_compute_algo is max", lambda run: run.model.fp8_amax_history_len == 1
         ),
@@ -321,7 +309,6 @@ DELAYED_RULES = (
         id="PB223",
         title="first step without a scale",
         setting="model.fp8_param",
-        needs="owners",
         when=all_of("is_delayed", "model.fp8_param"),
         message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),

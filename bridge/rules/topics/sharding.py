@@ -4,7 +4,7 @@ from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext, off_switches
 from bridge.rules.fields import SWITCHES
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, error, mcore, no_effect, te, warning
+from bridge.rules.rule import PARSER, error, mcore, no_effect, warning
 from bridge.rules.violation import Violation, all_of
 
 CACHE = "keep_fp8_transpose_cache"
@@ -61,29 +61,15 @@ RULES = (
         id="PB321",
         title="FSDP2 turns FP8 weights off",
         setting="fp8_param_gather",
-        needs="owners",
-        versions=(te(since="2.0"),),
         when=all_of("gathers_fp8", "has_torch_fsdp2"),
         message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
         remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
-    ),
-    warning(
-        id="PB322",
-        title="FSDP2 turns FP4 weights off",
-        setting="fp4_param_gather",
-        needs="owners",
-        versions=(te(until="2.7"),),
-        when=all_of("gathers_fp4", "has_torch_fsdp2"),
-        message="Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
-        remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),
     error(
         id="PB323",
         title="FSDP2 in FP16",
         setting="fp16",
-        needs="owners",
         when=all_of("is_fp16", "has_torch_fsdp2"),
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
@@ -100,21 +86,9 @@ RULES = (
         "2026-08-22",
     ),
     error(
-        id="PB325",
-        title="FSDP with stored FP8 weights needs a newer Transformer Engine",
-        setting="fp8_param_gather",
-        needs="owners",
-        versions=(te(until="2.3"),),
-        when=all_of("gathers_fp8", "has_megatron_fsdp"),
-        message="FSDP gathers FP8 weights from Transformer Engine 2.3 on",
-        remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
-        source="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
-    ),
-    error(
         id="PB326",
         title="refused by Megatron-FSDP 2",
         setting="ddp.megatron_fsdp_version",
-        needs="owners",
         when=all_of("has_fsdp_v2", find=_refused_by_v2),
         message="version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
@@ -135,7 +109,6 @@ RULES = (
         id="PB328",
         title="Megatron-FSDP accumulates gradients in the weights' dtype",
         setting="ddp.megatron_fsdp_main_grads_dtype",
-        needs="owners",
         versions=(mcore(since="0.19"),),
         when=all_of("has_megatron_fsdp", "is_half", "not ddp.megatron_fsdp_main_grads_dtype"),
         message="None means the weights' dtype, so main gradients are {run.mode}",
@@ -146,7 +119,6 @@ RULES = (
         id="PB329",
         title="emerging optimizer under FSDP",
         setting="optimizer.optimizer",
-        needs="owners",
         when=all_of("has_fsdp", "has_emerging_optimizer"),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
@@ -156,7 +128,6 @@ RULES = (
         id="PB330",
         title="sharding switch that is off in one place",
         setting="optimizer.use_distributed_optimizer",
-        needs="owners",
         sync="reported",
         when=_switched,
         message="has to be on: {why}",
@@ -177,7 +148,6 @@ RULES = (
         id="PB332",
         title="gradients that the optimizer does not read",
         setting="ddp.megatron_fsdp_use_decoupled_grad",
-        needs="owners",
         versions=(mcore(since="0.18"),),
         when=all_of(
             "has_megatron_fsdp", "ddp.megatron_fsdp_use_decoupled_grad", "has_optimizer", "not has_precision_aware"

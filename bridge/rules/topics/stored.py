@@ -1,7 +1,7 @@
 """Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
 
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, warning
+from bridge.rules.rule import MODEL_CHECK, PARSER, contradiction, error, info, mcore, warning
 from bridge.rules.violation import Violation, all_of
 
 
@@ -62,7 +62,6 @@ RULES = (
         id="PB301",
         title="FP8 weights without sharded optimizer",
         setting="fp8_param_gather",
-        needs="owners",
         sync="strict",
         when=lambda run: _unsharded(run, "fp8"),
         message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
@@ -73,7 +72,6 @@ RULES = (
         id="PB302",
         title="FP4 weights without sharded optimizer",
         setting="fp4_param_gather",
-        needs="owners",
         sync="strict",
         when=lambda run: _unsharded(run, "fp4"),
         message="weights can be stored in FP4 only under the distributed optimizer or FSDP",
@@ -84,7 +82,6 @@ RULES = (
         id="PB303",
         title="stored weights that are never updated",
         setting="model.fp8_param",
-        needs="owners",
         versions=(mcore(since="0.17.1"),),
         when=_half_told,
         message="must equal {other}, which is {theirs!r}: the optimizer skips low-precision weights that DDP does not "
@@ -95,21 +92,19 @@ RULES = (
         explanation="The weights keep the values they were made with, and the loss falls only as far as the other "
         "parameters take it.",
     ),
-    error(
+    contradiction(
         id="PB304",
         title="two answers to one question",
         setting="fp8_param",
-        needs="precision",
         when=_two_answers,
         message="is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
     ),
-    error(
+    contradiction(
         id="PB305",
         title="stored weights without their format",
         setting="fp8_param_gather",
-        needs="precision",
         when=_without_format,
         message="weights can be stored in {name} only in an {family} run",
         remedies=("set it to False", "say {family}={chosen!r}"),
@@ -130,7 +125,6 @@ RULES = (
         id="PB307",
         title="FP16 weights that pass through BF16",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="owners",
         when=all_of("is_mxfp8", "is_fp16", "gathers_fp8", "reuses_buffer", "ddp.grad_reduce_in_fp32"),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 "
         "weights lose three bits",

@@ -1,6 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.moe`."""
 
-from tests.rules.cases.runs import B200, BF16, CURRENT, DELAYED, DENSE, H100, MOE, MXFP8, NVFP4, PADDED_MOE, full, run
+from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MOE, MXFP8, NVFP4, PADDED_MOE, full, run
 
 UNSPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
 NCCLEP = dict(
@@ -18,10 +18,6 @@ CASES = {
     ),
     "PB423": (run("bf16_mixed", H100, model=PADDED_MOE), run("bf16_mixed", H100, model=MOE)),
     "PB424": (full(CURRENT, H100, dict(MOE, moe_router_padding_for_fp8=True)), full(CURRENT, H100, PADDED_MOE)),
-    "PB425": (
-        full(DELAYED, "h100x8,te1.10,cuda12.9,mcore0.16.1", dict(PADDED_MOE, moe_grouped_gemm=True)),
-        full(DELAYED, "h100x8,te1.11,cuda12.9,mcore0.16.1", dict(PADDED_MOE, moe_grouped_gemm=True)),
-    ),
     "PB426": (run("bf16_mixed", model=dict(MOE, moe_router_dtype=None)), run("bf16_mixed", model=MOE)),
     "PB427": (
         run("fp32", model=dict(MOE, overlap_moe_expert_parallel_comm=True)),

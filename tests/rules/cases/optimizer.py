@@ -56,10 +56,6 @@ CASES = {
         ),
     ),
     "PB348": (full(CURRENT, H100, optimizer=PRECISION_AWARE), full(DELAYED, H100, optimizer=PRECISION_AWARE)),
-    "PB349": (
-        run("bf16_mixed", "h100x8,te2.0,mcore0.19.2", model=DENSE, optimizer=PRECISION_AWARE, ddp=OVERLAP),
-        run("bf16_mixed", "h100x8,te2.1,mcore0.19.2", model=DENSE, optimizer=PRECISION_AWARE, ddp=OVERLAP),
-    ),
     "PB350": (
         run(
             "bf16_mixed",

@@ -8,7 +8,6 @@ from tests.rules.cases.runs import (
     H100,
     MEGATRON_FSDP,
     MXFP8_FSDP,
-    NVFP4,
     OVERLAP,
     full,
     run,
@@ -18,10 +17,6 @@ BF16_FSDP = {"bf16": True}
 
 CASES = {
     "PB321": (full(CURRENT, H100, ddp={"use_torch_fsdp2": True}, optimizer={}), full(CURRENT, H100)),
-    "PB322": (
-        full(NVFP4, "b200x8,te2.6,cuda12.9,mcore0.19.2", ddp={"use_torch_fsdp2": True}, optimizer={}),
-        full(NVFP4, "b200x8,te2.6,cuda12.9,mcore0.19.2"),
-    ),
     "PB323": (
         run("fp16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
         run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
@@ -29,18 +24,6 @@ CASES = {
     "PB324": (
         full(dict(MXFP8_FSDP, reuse_grad_buf_for_mxfp8_param_ag=True), B200, ddp=MEGATRON_FSDP),
         full(MXFP8_FSDP, B200, ddp=MEGATRON_FSDP),
-    ),
-    "PB325": (
-        full(
-            {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
-            "h100x8,te2.2,cuda12.9,mcore0.19.2",
-            ddp=MEGATRON_FSDP,
-        ),
-        full(
-            {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
-            H100,
-            ddp=MEGATRON_FSDP,
-        ),
     ),
     "PB326": (
         run({"fp32": True}, "h100x8,mcore0.20", model=DENSE, ddp=dict(MEGATRON_FSDP, megatron_fsdp_version=2)),
