@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bridge.megatron.replacement import Rows, always, changes, is_cuda, replaced, rng_state, set_rng_state
+from bridge.megatron.replacement import Rows, always, changes, on_cpu, replaced, rng_state, set_rng_state
 
 _CPU = torch.device("cpu")
 _installed: list[bool] = []
@@ -32,19 +32,6 @@ def is_installed() -> bool:
     return bool(_installed)
 
 
-def _on_cpu(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap a factory function so that ``device="cuda"`` means the CPU, and no memory is pinned for it."""
-
-    @functools.wraps(create)
-    def created(*args: Any, **kwargs: Any) -> torch.Tensor:
-        kwargs.pop("pin_memory", None)
-        if is_cuda(kwargs.get("device")):
-            kwargs["device"] = _CPU
-        return create(*args, **kwargs)
-
-    return created
-
-
 def _cuda_type_name(_original: object) -> Callable[..., Any]:
     """`Tensor.type()` without arguments: Megatron compares it with the names of CUDA tensor types."""
 
@@ -57,24 +44,9 @@ def _cuda_type_name(_original: object) -> Callable[..., Any]:
     return type_
 
 
-def _autocast_on_cpu(initialise: Callable[..., None]) -> Callable[..., None]:
-    """`autocast.__init__` for which "cuda" means "cpu"; a subclass would miss names bound at import."""
-
-    @functools.wraps(initialise)
-    def initialised(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        initialise(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
-
-    return initialised
-
-
 def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
-    """An autocast query for which "cuda", also as the default, means "cpu"."""
-
-    @functools.wraps(query)
-    def answered(device_type: str = "cuda") -> Any:
-        return query("cpu" if device_type == "cuda" else device_type)
-
-    return answered
+    """An autocast query for which "cuda", which is the default too, means the CPU."""
+    return lambda device_type="cuda": on_cpu(query)(device_type)
 
 
 def _nothing(*_: object) -> None:
@@ -122,7 +94,7 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
 
 
 REPLACEMENTS: Rows = {
-    **{f"torch.{name}": _on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
+    **{f"torch.{name}": on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
     "torch.Tensor.type": _cuda_type_name,
     "torch.Tensor.cuda": lambda _original: lambda self, *_args, **_kwargs: self,
     "torch.cuda.current_device": always(_CPU),
@@ -139,7 +111,7 @@ REPLACEMENTS: Rows = {
     "megatron.core.distributed.param_and_grad_buffer.dist_reduce_scatter_func": _in_place,
     "megatron.core.distributed.param_and_grad_buffer.dist_all_gather_func": _in_place,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _to_numpy_too,
-    "torch.amp.autocast_mode.autocast.__init__": _autocast_on_cpu,
+    "torch.amp.autocast_mode.autocast.__init__": on_cpu,  # a subclass would miss names bound at import
     "torch.is_autocast_enabled": _asked_about_cpu,
     "torch.get_autocast_dtype": _asked_about_cpu,
 }

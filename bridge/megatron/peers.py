@@ -9,11 +9,11 @@ Each rank asks the store once a second, and less often in a launch of more than 
 most 5000 questions a second.
 """
 
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -35,22 +35,19 @@ SHOWN = 8
 
 def in_time(ask: Callable[[], T], seconds: float) -> T:
     """Return what a store answers; DistError after some seconds, since one that stalls lets its clients wait."""
-    answers: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
+    answer: Future[T] = Future()
 
     def work() -> None:
         try:
-            answers.put((ask(), None))
+            answer.set_result(ask())
         except Exception as error:  # noqa: BLE001  raised in the caller's thread
-            answers.put((None, error))
+            answer.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, daemon=True).start()  # an executor would wait for it at the end of the process
     try:
-        found, error = answers.get(timeout=seconds)
-    except queue.Empty:
+        return answer.result(timeout=seconds)
+    except TimeoutError:
         raise DistError("the store does not answer") from None
-    if error is not None:
-        raise error
-    return found  # type: ignore[return-value]  # None only where T has it
 
 
 class Peers:

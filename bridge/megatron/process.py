@@ -346,12 +346,9 @@ def peak_memory() -> int | None:
     return 1024 * int(found[1]) if found else None
 
 
-def apply_tf32(allow: bool | None) -> str:
+def apply_tf32(allow: bool) -> str:
     """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it."""
-    if allow is not None:
-        torch.set_float32_matmul_precision("high" if allow else "highest")
-    precision = torch.get_float32_matmul_precision()
-    if allow is None:
-        return f"TF32 is left as torch has it (float32 matmul precision {precision!r})."
+    precision = "high" if allow else "highest"
+    torch.set_float32_matmul_precision(precision)
     effect = "" if device.has_cuda() else "; without a CUDA device it has no effect"
     return f"TF32 is {'allowed' if allow else 'forbidden'} (float32 matmul precision {precision!r}){effect}."

@@ -4,6 +4,7 @@
 who needs a row and what happens without it. Imports neither Megatron nor Transformer Engine.
 """
 
+import functools
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -33,11 +34,21 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
         yield
 
 
-def is_cuda(device: object) -> bool:
-    """Return whether an argument names a CUDA device."""
-    return (isinstance(device, str) and device.startswith("cuda")) or (
-        isinstance(device, torch.device) and device.type == "cuda"
-    )
+def _not_cuda(argument: Any) -> Any:
+    """Return an argument, or the CPU where it names a CUDA device."""
+    is_cuda = isinstance(argument, (str, torch.device)) and str(argument).startswith("cuda")
+    return "cpu" if is_cuda else argument
+
+
+def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a function by one for which a CUDA device means the CPU, and which pins no memory for it."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("pin_memory", None)
+        return function(*map(_not_cuda, args), **{name: _not_cuda(value) for name, value in kwargs.items()})
+
+    return called
 
 
 def always(value: Any) -> Callable[[Any], Callable[..., Any]]:

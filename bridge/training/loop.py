@@ -71,7 +71,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     backend = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
     warn_of_untested(installed("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
-    applied = apply_tf32(tf32)
+    applied = [] if tf32 is None else [apply_tf32(tf32)]
     started = training_process(
         config.model,
         seed=config.train.seed,
@@ -83,9 +83,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         taken_over = [stack.enter_context(_one_writer("checkpoint.save", saved))]
         run = build_run(config, process, backend=backend)
         taken_over.append(stack.enter_context(_one_writer("logging.run_dir", run_dir, locked=saved)))
-        run.notes += [sentence for sentence in taken_over if sentence is not None]
-        if tf32 is not None:
-            run.notes.append(applied)
+        run.notes += [*(sentence for sentence in taken_over if sentence is not None), *applied]
         return _train_and_report(run, run_dir, began)
 
 

@@ -72,7 +72,6 @@ def test_tf32_is_said():
         effect = "" if device.has_cuda() else "; without a CUDA device it has no effect"
         assert apply_tf32(True) == f"TF32 is allowed (float32 matmul precision 'high'){effect}."
         assert apply_tf32(False) == f"TF32 is forbidden (float32 matmul precision 'highest'){effect}."
-        assert apply_tf32(None) == "TF32 is left as torch has it (float32 matmul precision 'highest')."
     finally:
         torch.set_float32_matmul_precision(before)
 

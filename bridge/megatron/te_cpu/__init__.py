@@ -6,7 +6,7 @@
       enums.py       its enums, as rows
       storage.py     quantizers and quantised tensors <-> `bridge.numerics`
       gemm.py        the GEMMs, one by one and grouped
-      norms.py, activations.py, attention.py, shards.py, support.py
+      norms.py, attention.py, shards.py, support.py
 
 The C++ part is modelled, not run. So a run shows what Megatron's and Transformer Engine's Python do: in which formats
 each GEMM multiplies, and which copy of a tensor it reads. It shows nothing about CUDA kernels, cuBLAS or speed.

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.replacement import always
-from bridge.megatron.te_cpu import activations, attention, gemm, norms, shards, storage, support
+from bridge.megatron.te_cpu import attention, gemm, norms, shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS, OLDER_ENUMS
 
 NAME = "transformer_engine_torch"
-_CLASSES = ("CommOverlapCore", "CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
+_CLASSES = ("CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
 """Classes that Transformer Engine names in annotations and in `isinstance`."""
 
 
@@ -52,5 +52,5 @@ def extension(*, is_older: bool = False) -> types.ModuleType:
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
     enums = OLDER_ENUMS if is_older else ENUMS
     answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
-    made.__dict__.update({**enums, **classes, **functions, **activations.FUNCTIONS, **answers})
+    made.__dict__.update({**enums, **classes, **functions, **answers})
     return made

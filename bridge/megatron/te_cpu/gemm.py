@@ -7,8 +7,8 @@ op(B) op(A) in row-major order. Its three layouts are the three GEMMs of a linea
     NN   dgrad   A weight, column-wise    B grad_output, row-wise
     NT   wgrad   A input, column-wise     B grad_output, column-wise
 
-`bridge.numerics` multiplies two quantised operands, as in the emulation. Where the result is FP32, or more is done with
-it than adding a bias before it is rounded, the product stays in FP32 until then.
+`bridge.numerics` multiplies two quantised operands, as in the emulation. Where the result is FP32, or is added to
+another one, the product stays in FP32 until then. What no layer of Megatron asks for is not modelled.
 
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the epilogue adds the bias in FP32).
 """
@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from bridge.megatron.te_cpu.activations import gelu_gradient, gelu_values
-from bridge.megatron.te_cpu.storage import operand_of, quantize, shape_of, torch_dtype
+from bridge.megatron.te_cpu.storage import operand_of, shape_of, torch_dtype
 from bridge.numerics.gemm import multiply, output_factor
 from bridge.precision.schemes import GEMMS
 from bridge.pytorch.record.te import GEMM_OF_LAYOUT, is_quantised
@@ -48,25 +47,28 @@ def generic_gemm(
     alpha: float = 1.0,
     beta: float | None = None,
 ) -> list[Any]:
-    """Return result, gradient of the bias, input of the GELU and extra output, each None where there is none."""
-    del bias_type, workspace, workspace_size, use_split_accumulator, comm_type, bulk_overlap
-    if comm_overlap is not None:
-        raise NotImplementedError("generic_gemm: overlap with communication (userbuffers) has no CPU version")
+    """Return result, gradient of the bias, None for the input of a GELU, and extra output; None where there is none."""
+    del bias_type, gelu_in, workspace, workspace_size, use_split_accumulator, comm_type, bulk_overlap
+    others = {
+        "overlap with communication (userbuffers)": comm_overlap is not None,
+        "a fused GELU": gelu,
+        "a quantised result": quantizer is not None,
+        "a factor": alpha != 1.0 or beta not in (None, 0.0, 1.0),
+    }
+    for name in (name for name, is_asked_for in others.items() if is_asked_for):
+        raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
     gemm = GEMM_OF_LAYOUT[transA, transB]
     dtype: torch.dtype = (A if D is None else D).dtype if output_dtype is None else torch_dtype(output_dtype)
     has_bias = bias is not None and bias.numel() > 0
     added = bias.detach() if bias is not None and has_bias and not grad else None
-    in_fp32 = dtype == torch.float32 or gelu or accumulate or alpha != 1.0
-    out = _product(gemm, B, A, added, alpha=alpha, in_fp32=in_fp32)
+    out = _product(gemm, B, A, added, in_fp32=dtype == torch.float32 or accumulate)
     bias_gradient = _bias_gradient(B).to(dtype) if has_bias and grad else None
-    gelu_input = out.to(dtype) if gelu and not grad else None
-    if gelu:
-        out = _activated(out, gelu_in if grad else None)
     if not transB:
         out = out.reshape(*shape_of(B)[:-1], out.shape[-1])
     if accumulate:
-        out = out + (1.0 if beta is None else beta) * D.reshape(out.shape).float()
-    return [_delivered(out.to(dtype), D, quantizer), bias_gradient, gelu_input, extra_output]
+        out = out + D.reshape(out.shape).float()
+    out = out.to(dtype)
+    return [out if D is None else D.copy_(out.reshape(D.shape)), bias_gradient, None, extra_output]
 
 
 def _bias_gradient(grad_output: Any) -> torch.Tensor:
@@ -74,25 +76,9 @@ def _bias_gradient(grad_output: Any) -> torch.Tensor:
     return source.reshape(-1, source.shape[-1]).float().sum(0)
 
 
-def _activated(out: torch.Tensor, gelu_in: torch.Tensor | None) -> torch.Tensor:
-    """Return GELU of a result, or in the backward pass the gradient of its input."""
-    return gelu_values(out) if gelu_in is None else gelu_gradient(out, gelu_in.float().reshape(out.shape))
-
-
-def _delivered(out: torch.Tensor, destination: Any, quantizer: Any) -> Any:
-    """Return the result: new or in the tensor given for it, quantised where asked."""
-    if destination is None:
-        return out if quantizer is None else quantize(out, quantizer)
-    if quantizer is not None:
-        return quantize(out.reshape(shape_of(destination)), quantizer, destination)
-    return destination.copy_(out.reshape(destination.shape))
-
-
-def _product(
-    gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, alpha: float, in_fp32: bool
-) -> torch.Tensor:
-    """Return alpha left right + bias; both operands are quantised, or neither."""
-    row, factor = GEMMS[gemm], alpha
+def _product(gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_fp32: bool) -> torch.Tensor:
+    """Return left right + bias; both operands are quantised, or neither."""
+    row, factor = GEMMS[gemm], 1.0
     if is_quantised(left) != is_quantised(right):
         names = f"{type(left).__name__} and {type(right).__name__}"
         raise RuntimeError(f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}")
@@ -101,7 +87,7 @@ def _product(
         second = operand_of(right, row.right, columnwise=row.right_columnwise)
         if not in_fp32:
             return multiply(gemm, first, second, bias)
-        a, b, factor = first.values, second.values, alpha * output_factor(first, second)
+        a, b, factor = first.values, second.values, output_factor(first, second)
     else:
         a, b = (tensor.detach().reshape(-1, tensor.shape[-1]) for tensor in (left, right))
     a, b = a.T if row.left_columnwise else a, b if row.right_columnwise else b.T

@@ -60,16 +60,14 @@ class Installed:
 _installed: list[Installed] = []
 
 
-def find_te() -> tuple[Path | None, str]:
-    """Return the folder of Transformer Engine's Python to be put on the path (None: it is on it) and the version.
+def find_te() -> tuple[Path, str]:
+    """Return the folder that holds Transformer Engine's Python, and its version.
 
     ``make setup`` fills a folder in the environment, which is on no path unless it is asked for.
     """
     spec, side = importlib.util.find_spec("transformer_engine"), Path(sys.prefix) / "te"
-    if spec is not None and spec.submodule_search_locations:
-        root, folder = Path(next(iter(spec.submodule_search_locations))).parent, None
-    else:
-        root = folder = side
+    places = getattr(spec, "submodule_search_locations", None)
+    root = Path(next(iter(places))).parent if places else side
     is_there = (root / "transformer_engine" / "pytorch" / "__init__.py").is_file()
     stated = [one.version for one in metadata.distributions(name="transformer_engine", path=[str(root)])]
     version = stated[0] if is_there and stated else None
@@ -80,7 +78,7 @@ def find_te() -> tuple[Path | None, str]:
             f"{VERSIONS[-1]}, and {found} in {root}. Run: pip install --target {side} "
             f"transformer-engine=={VERSIONS[-1]}.2 'pydantic>=2' einops"
         )
-    return folder, version
+    return root, version
 
 
 def _release_of(version: str) -> str:
@@ -104,9 +102,9 @@ def install(capability: tuple[int, int]) -> Installed:
             "Megatron decides at import whether there is Transformer Engine. Start the run by itself, or call "
             "bridge.preflight.te_cpu.declare() before anything else."
         )
-    folder, version = find_te()
-    if folder is not None:
-        sys.path.append(str(folder))
+    root, version = find_te()
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
     os.environ.update(_ENVIRONMENT)
     release = _release_of(version)
     sys.modules[NAME] = extension(is_older=release != VERSIONS[-1])
@@ -114,7 +112,7 @@ def install(capability: tuple[int, int]) -> Installed:
         sys.modules[name] = _stub(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _import_te()
+        _import_te(root)
         for change in changes(patches(capability, release)):
             setattr(*change)
     found = Installed(version=version, capability=capability)
@@ -136,13 +134,10 @@ def _padded_scales(scales: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4, 0, -scales.shape[0] % 128))
 
 
-def _import_te() -> None:
+def _import_te(root: Path) -> None:
     """Import `transformer_engine.common` alone, replace its loader, then import the package and Megatron."""
-    spec = importlib.util.find_spec("transformer_engine")
-    if spec is None or spec.submodule_search_locations is None:
-        raise BackendUnavailableError("precision_backend=te_cpu: transformer_engine was found and cannot be imported.")
     parent = types.ModuleType("transformer_engine")
-    parent.__path__ = list(spec.submodule_search_locations)
+    parent.__path__ = [str(root / "transformer_engine")]
     sys.modules["transformer_engine"] = parent
     common = importlib.import_module("transformer_engine.common")
     common.__dict__["load_framework_extension"] = lambda _framework: None

@@ -15,6 +15,7 @@ Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bridge.megatron.te_cpu.storage import create_empty_quantized_tensor, kind_of, quantize, torch_dtype
 
@@ -25,11 +26,11 @@ _layer_norm = torch.ops.aten.native_layer_norm
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 
 
-def _gamma(weight: torch.Tensor, zero_centered: bool) -> torch.Tensor:
+def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
     return weight.detach() + 1 if zero_centered else weight.detach()
 
 
-def _delivered(y: torch.Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
+def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
     """Return the result in the dtype that is stated, or quantised; `out` takes it where it is given."""
     dtype = torch_dtype(stated)
     if quantizer is None:
@@ -42,7 +43,7 @@ def _delivered(y: torch.Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
 
 
 def rmsnorm_fwd(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: Any, quantizer: Any, dtype: Any, _margin: int, zero: bool
+    x: Tensor, weight: Tensor, eps: float, out: Any, quantizer: Any, dtype: Any, _margin: int, zero: bool
 ) -> list[Any]:
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
     wide = x.detach().float()
@@ -52,19 +53,14 @@ def rmsnorm_fwd(
 
 
 def rmsnorm_bwd(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    deviation: torch.Tensor,
-    weight: torch.Tensor,
-    _margin: int,
-    zero_centered_gamma: bool,
-) -> list[torch.Tensor]:
+    dy: Tensor, x: Tensor, deviation: Tensor, weight: Tensor, _margin: int, zero_centered: bool
+) -> list[Tensor]:
     """Return the gradients of input and weight."""
     width = x.shape[-1]
     dy = dy.reshape(-1, width).float()
     wide = x.detach().reshape(-1, width).float()
     r = deviation.reshape(-1, 1)
-    dn = dy * _gamma(weight, zero_centered_gamma)
+    dn = dy * _gamma(weight, zero_centered)
     dr = (dn * wide).sum(-1, keepdim=True)
     dsquare = (-0.5 * dr * r.pow(3)) / width
     dx = dn * r + dsquare * (2.0 * wide)
@@ -73,18 +69,10 @@ def rmsnorm_bwd(
 
 
 def layernorm_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    out: Any,
-    quantizer: Any,
-    dtype: Any,
-    _margin: int,
-    zero_centered_gamma: bool,
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Any, quantizer: Any, dtype: Any, _margin: int, zero: bool
 ) -> list[Any]:
     """Return the normalised tensor, the mean and the reciprocal deviation of each row."""
-    x, gamma, bias = x.detach(), _gamma(weight, zero_centered_gamma), bias.detach()
+    x, gamma, bias = x.detach(), _gamma(weight, zero), bias.detach()
     if quantizer is not None and kind_of(quantizer) in FUSED:
         x, gamma, bias = x.float(), gamma.float(), bias.float()
     y, mean, deviation = _layer_norm(x, [x.shape[-1]], gamma, bias, eps)
@@ -92,16 +80,10 @@ def layernorm_fwd(
 
 
 def layernorm_bwd(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    deviation: torch.Tensor,
-    weight: torch.Tensor,
-    _margin: int,
-    zero_centered_gamma: bool,
-) -> list[torch.Tensor]:
+    dy: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor, _margin: int, zero_centered: bool
+) -> list[Tensor]:
     """Return the gradients of input, weight and bias."""
-    gamma = _gamma(weight, zero_centered_gamma)
+    gamma = _gamma(weight, zero_centered)
     rows = (*x.shape[:-1], 1)
     wide = mean.dtype  # of the forward pass: FP32 where that was fused with the quantisation
     found = _layer_norm_backward(

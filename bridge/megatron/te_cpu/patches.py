@@ -15,32 +15,8 @@ from typing import Any
 import torch
 import yaml
 
-from bridge.megatron.replacement import Rows, always, is_cuda, rng_state, set_rng_state
+from bridge.megatron.replacement import Rows, always, on_cpu, rng_state, set_rng_state
 from bridge.megatron.te_cpu.storage import dequantize
-
-
-def _moved_to_cpu(to: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`Tensor.to` for which "cuda" means the CPU."""
-
-    @functools.wraps(to)
-    def moved(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if is_cuda(kwargs.get("device")):
-            kwargs["device"] = torch.device("cpu")
-        return to(self, *("cpu" if is_cuda(argument) else argument for argument in args), **kwargs)
-
-    return moved
-
-
-def _loaded_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.load` for which map_location="cuda" means the CPU."""
-
-    @functools.wraps(load)
-    def loaded(*args: Any, **kwargs: Any) -> Any:
-        if is_cuda(kwargs.get("map_location")):
-            kwargs["map_location"] = "cpu"
-        return load(*args, **kwargs)
-
-    return loaded
 
 
 class _Event:
@@ -119,8 +95,8 @@ def patches(capability: tuple[int, int], release: str) -> Rows:
         "torch.cuda.is_current_stream_capturing": always(False),
         "torch.cuda.is_bf16_supported": always(True),
         "torch.Tensor.record_stream": always(None),
-        "torch.Tensor.to": _moved_to_cpu,
-        "torch.load": _loaded_on_cpu,
+        "torch.Tensor.to": on_cpu,
+        "torch.load": on_cpu,
         "torch.distributed._coalescing_manager": always(nullcontext(_DONE)),
         f"{te}.quantization.check_fp8_block_scaling_support": always(supported),
         f"{te}.distributed._get_cuda_rng_state": rng_state,

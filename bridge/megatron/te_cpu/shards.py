@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+from torch import Tensor
 
 from bridge.megatron.te_cpu.enums import DType
 from bridge.megatron.te_cpu.storage import FORMAT_NAMES
@@ -20,10 +21,10 @@ from bridge.numerics.quantised import pack_nibbles, unpack_nibbles
 from bridge.numerics.scaling import nvfp4_block_scale, whole_nvfp4_scale
 from bridge.precision.formats import FORMATS
 
-Tensors = list[torch.Tensor]
+Tensors = list[Tensor]
 
 
-def _amaxes(part: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, start: int) -> torch.Tensor:
+def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int) -> Tensor:
     """Return the amax of each tile of a matrix, of the elements in a flat part; ragged edges make smaller tiles."""
     whole = torch.zeros(rows * columns, dtype=torch.float32)
     whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
@@ -32,9 +33,15 @@ def _amaxes(part: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, 
     return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
 
 
+def _write_amaxes(padded: Tensor, part: Tensor, tile: tuple[int, int], *place: int) -> None:
+    found = _amaxes(part, tile, *place)
+    padded.zero_()
+    padded[: found.shape[0], : found.shape[1]].copy_(found)
+
+
 def _codes(
-    part: torch.Tensor, name: str, factors: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, start: int
-) -> torch.Tensor:
+    part: Tensor, name: str, factors: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int
+) -> Tensor:
     """Return the codes of a flat part of a matrix in a format, saturated, from a factor per tile."""
     element = FORMATS[name]
     spread = factors.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)[:rows, :columns]
@@ -43,72 +50,48 @@ def _codes(
 
 
 def fp8_block_scaling_compute_partial_amax(
-    part: torch.Tensor, amax: torch.Tensor, rows: int, columns: int, start_offset: int, block_len: int
+    part: Tensor, amax: Tensor, rows: int, columns: int, start: int, size: int
 ) -> None:
     """Write the amax of each square tile, of the elements in a flat part of a matrix."""
-    found = _amaxes(part, (block_len, block_len), rows, columns, start_offset)
-    amax.zero_()
-    amax[: found.shape[0], : found.shape[1]].copy_(found)
+    _write_amaxes(amax, part, (size, size), rows, columns, start)
 
 
 def fp8_block_scaling_partial_cast(
-    part: torch.Tensor,
-    out: torch.Tensor,
-    scale: torch.Tensor,
-    rows: int,
-    columns: int,
-    start_offset: int,
-    block_len: int,
-    out_dtype: Any,
+    part: Tensor, out: Tensor, scale: Tensor, rows: int, columns: int, start: int, size: int, dtype: Any
 ) -> None:
     """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
-    name = FORMAT_NAMES[DType(int(out_dtype))]
-    out.view(-1).copy_(_codes(part, name, scale, (block_len, block_len), rows, columns, start_offset))
+    out.view(-1).copy_(_codes(part, FORMAT_NAMES[DType(int(dtype))], scale, (size, size), rows, columns, start))
 
 
 def mxfp8_scaling_compute_partial_amax(
-    part: torch.Tensor, amax_rowwise: torch.Tensor, amax_colwise: torch.Tensor, rows: int, columns: int, start: int
+    part: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, columns: int, start: int
 ) -> None:
     """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part of a matrix."""
     for amax, tile in ((amax_rowwise, (1, 32)), (amax_colwise, (32, 1))):
-        found = _amaxes(part, tile, rows, columns, start)
-        amax.zero_()
-        amax[: found.shape[0], : found.shape[1]].copy_(found)
+        _write_amaxes(amax, part, tile, rows, columns, start)
 
 
 def mxfp8_scaling_partial_cast(
-    part: torch.Tensor,
-    out_rowwise: torch.Tensor,
-    out_colwise: torch.Tensor,
-    scale_inv_rowwise: torch.Tensor,
-    scale_inv_colwise: torch.Tensor,
-    rows: int,
-    columns: int,
-    start: int,
+    part: Tensor, row: Tensor, column: Tensor, row_exponents: Tensor, column_exponents: Tensor, *place: int
 ) -> None:
     """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
-    copies = ((out_rowwise, scale_inv_rowwise, (1, 32)), (out_colwise, scale_inv_colwise, (32, 1)))
-    for out, exponents, tile in copies:
+    for out, exponents, tile in ((row, row_exponents, (1, 32)), (column, column_exponents, (32, 1))):
         factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
-        out.view(-1).copy_(_codes(part, "e4m3", factors, tile, rows, columns, start))
+        out.view(-1).copy_(_codes(part, "e4m3", factors, tile, *place))
 
 
-def nvfp4_multi_tensor_compute_partial_amax(
-    parts: Tensors,
-    amaxes: Tensors,
-    whole_amaxes: Tensors,
-    rows: list[int],
-    columns: list[int],
-    starts: list[int],
-    block_len: int,
-) -> None:
-    """Write the amax of each square tile, and of all elements, of flat parts of matrices."""
-    for part, amax, whole, *place in zip(parts, amaxes, whole_amaxes, rows, columns, starts, strict=True):
-        amax.copy_(_amaxes(part, (block_len, block_len), *place))
+def nvfp4_multi_tensor_compute_partial_amax(*lists_and_size: Any) -> None:
+    """Write the amax of each square tile, and of all elements, of flat parts of matrices.
+
+    Arguments: parts, amaxes, amaxes of the whole, rows, columns, starts, and the tile's length.
+    """
+    *lists, size = lists_and_size
+    for part, amax, whole, *place in zip(*lists, strict=True):
+        amax.copy_(_amaxes(part, (size, size), *place))
         whole.copy_(amax.max())
 
 
-def nvfp4_compute_global_scale(amaxes: torch.Tensor, scales: torch.Tensor) -> None:
+def nvfp4_compute_global_scale(amaxes: Tensor, scales: Tensor) -> None:
     """Write the factor of each whole tensor from its amax."""
     scales.copy_(torch.tensor([whole_nvfp4_scale(amax) for amax in amaxes.tolist()]))
 
@@ -136,21 +119,17 @@ def nvfp4_multi_tensor_fused_scale(
 
 
 def nvfp4_multi_tensor_2d_partial_cast(
-    parts: Tensors,
-    outs: Tensors,
-    factors: Tensors,
-    whole_scales: Tensors,
-    rows: list[int],
-    columns: list[int],
-    starts: list[int],
-    block_len: int,
+    parts: Tensors, outs: Tensors, factors: Tensors, _whole_scales: Tensors, *places_and_size: Any
 ) -> None:
-    """Write the codes of flat parts of matrices, two a byte, with the factors of their tiles."""
-    del whole_scales  # is in the factors
-    for part, out, factor, *place in zip(parts, outs, factors, rows, columns, starts, strict=True):
+    """Write the codes of flat parts of matrices, two a byte, with the factors of their tiles.
+
+    Further arguments: rows, columns, starts, and the tile's length. The scales of the whole are in the factors.
+    """
+    *places, size = places_and_size
+    for part, out, factor, *place in zip(parts, outs, factors, *places, strict=True):
         if place[-1] % 2 or part.numel() % 2:
             raise RuntimeError(f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {place[-1]} on")
-        codes = _codes(part, "e2m1", factor, (block_len, block_len), *place)
+        codes = _codes(part, "e2m1", factor, (size, size), *place)
         out.copy_(pack_nibbles(codes.reshape(1, -1)).reshape(out.shape))
 
 

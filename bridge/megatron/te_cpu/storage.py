@@ -25,7 +25,7 @@ from bridge.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, qu
 from bridge.numerics.backend import laid_out
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE
-from bridge.pytorch.record.te import SCHEME_OF_QUANTIZER
+from bridge.pytorch.record.te import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
 
 TORCH_DTYPES = {
     DType.kByte: torch.uint8,
@@ -55,58 +55,33 @@ def kind_of(quantizer: Any) -> str:
 
 
 def spec_of(quantizer: Any) -> QuantSpec:
-    """Return a quantizer's request in the terms of `bridge.numerics`.
-
-    Raises:
-        BackendUnavailableError: A quantizer, or a variant of one, that `bridge.numerics` does not have.
-    """
+    """Return a quantizer's request in the terms of `bridge.numerics`, or refuse one that is not there."""
     kind = kind_of(quantizer)
-    make = _SPECS.get(kind)
-    if make is None:
-        raise BackendUnavailableError(f"te_cpu: quantises with {', '.join(_SPECS)}, got {kind}. Use another recipe.")
-    row, column, details = make(quantizer)
-    scheme = SCHEME_OF_QUANTIZER[kind]
+    scheme = SCHEME_OF_QUANTIZER.get(kind)
+    if scheme is None:
+        known = ", ".join(SCHEME_OF_QUANTIZER)
+        raise BackendUnavailableError(f"te_cpu: quantises with {known}, got {kind}. Use another recipe.")
+    for variant in ("row_scaled_nvfp4", "nvfp4_use_4over6"):
+        if getattr(quantizer, variant, False):
+            raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
+    details = {field: getattr(quantizer, name) for field, name in _DETAILS.items() if hasattr(quantizer, name)}
+    if scheme == "mxfp8":
+        details["power_of_two_scale"] = True
+    row, column = WHOLE, WHOLE
+    if scheme in TILE_SIZES:
+        row, column = (tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True))
     return QuantSpec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
 
 
 _WHOLE_QUANTIZERS = ("Float8Quantizer", "Float8CurrentScalingQuantizer")
 """Classes of quantizers with one scale for a tensor."""
-_Tiles = tuple[tuple[int, int], tuple[int, int], dict[str, Any]]
-
-
-def _tiles(size: int, *, is_square: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    return ((size, size), (size, size)) if is_square else ((1, size), (size, 1))
-
-
-def _scale_rule(quantizer: Any) -> dict[str, Any]:
-    return {"power_of_two_scale": quantizer.force_pow_2_scales, "eps": quantizer.amax_epsilon}
-
-
-def _blockwise(quantizer: Any) -> _Tiles:
-    return (*_tiles(128, is_square=quantizer.block_scaling_dim == 2), _scale_rule(quantizer))
-
-
-def _mxfp8(quantizer: Any) -> _Tiles:
-    is_square = bool(getattr(quantizer, "with_2d_quantization", False))
-    return (*_tiles(32, is_square=is_square), {"power_of_two_scale": True})
-
-
-def _nvfp4(quantizer: Any) -> _Tiles:
-    for variant in ("row_scaled_nvfp4", "nvfp4_use_4over6"):
-        if getattr(quantizer, variant, False):
-            raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
-    details = {"hadamard": quantizer.with_rht, "stochastic": quantizer.stochastic_rounding}
-    return (*_tiles(16, is_square=quantizer.with_2d_quantization), details)
-
-
-_SPECS: dict[str, Callable[[Any], _Tiles]] = {
-    "Float8Quantizer": lambda _quantizer: (WHOLE, WHOLE, {}),
-    "Float8CurrentScalingQuantizer": lambda quantizer: (WHOLE, WHOLE, _scale_rule(quantizer)),
-    "Float8BlockQuantizer": _blockwise,
-    "MXFP8Quantizer": _mxfp8,
-    "NVFP4Quantizer": _nvfp4,
+_DETAILS = {
+    "power_of_two_scale": "force_pow_2_scales",
+    "eps": "amax_epsilon",
+    "hadamard": "with_rht",
+    "stochastic": "stochastic_rounding",
 }
-"""Class of a quantizer -> tiles of the row-wise and the column-wise copy, and further fields of the spec."""
+"""Field of a spec -> attribute of the quantizers that have it."""
 
 
 def _multiplies_any_layout() -> bool:
@@ -121,20 +96,22 @@ def _multiplies_any_layout() -> bool:
 _TILED = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
 _BUFFERS = (*_TILED, "_amax_rowwise", "_amax_columnwise")
 """Attributes of the storages that are quantised in tiles."""
+_Buffer = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a buffer."""
 
 
-def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
     """Return attribute -> shape and dtype of the buffers that a quantised tensor of this shape has."""
     if kind_of(quantizer) in _WHOLE_QUANTIZERS:
         any_layout = _multiplies_any_layout()
-        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"_scale_inv": ((1,), torch.float32)}
+        found: dict[str, _Buffer] = {"_scale_inv": ((1,), torch.float32)}
         if quantizer.rowwise_usage or any_layout:
             found["_data"] = (shape, torch.uint8)
         if quantizer.columnwise_usage and not any_layout:
             found["_transpose"] = ((shape[-1], *shape[:-1]), torch.uint8)
         return found
     if hasattr(quantizer, "inner_tensor_specs"):
-        specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = quantizer.inner_tensor_specs(shape)
+        specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
         if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
             # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
             specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
@@ -220,21 +197,18 @@ def _reduction(quantizer: Any) -> Callable[[float], float] | None:
 def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
     """Return the contents of each buffer of the quantised tensor, by Transformer Engine's attribute."""
     spec, row, col = spec_of(quantizer), quantizer.rowwise_usage, quantizer.columnwise_usage
-    reduce_amax = _reduction(quantizer)
-    if spec.whole_tensor:
-        if _multiplies_any_layout():
-            row, col = True, False
-        scale = quantizer.scale if spec.scheme == "delayed" else None
-        found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=reduce_amax)
-        if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
-            quantizer.amax.copy_(torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape)))
-        for watch in WATCHERS:
-            watch(x, quantizer, found)
-        scale_inv = found.scale_inv if row else found.scale_inv_t
-        return {"_data": found.codes, "_transpose": found.codes_t, "_scale_inv": scale_inv}
-    found = quantise(x, spec, row=row, col=col, reduce_amax=reduce_amax)
+    if spec.whole_tensor and _multiplies_any_layout():
+        row, col = True, False
+    is_delayed = spec.scheme == "delayed"
+    scale = quantizer.scale if is_delayed else None
+    found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=_reduction(quantizer))
+    if is_delayed and quantizer.amax.numel():  # the casts of shards give none
+        quantizer.amax.copy_(torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape)))
     for watch in WATCHERS:
         watch(x, quantizer, found)
+    if spec.whole_tensor:
+        scale_inv = found.scale_inv if row else found.scale_inv_t
+        return {"_data": found.codes, "_transpose": found.codes_t, "_scale_inv": scale_inv}
     return {
         "_rowwise_data": found.codes,
         "_rowwise_scale_inv": padded_scales(found) if row else None,
@@ -273,14 +247,7 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     return out
 
 
-def _fill(
-    out: Any,
-    name: str,
-    value: torch.Tensor | None,
-    buffer: tuple[tuple[int, ...], torch.dtype] | None,
-    *,
-    is_new: bool,
-) -> None:
+def _fill(out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool) -> None:
     """Write one buffer; None where there is none.
 
     A tensor that was there keeps its memory, which may be a part of a DDP buffer; a new one takes the value's.
@@ -301,39 +268,27 @@ def _fill(
         setattr(out, name, value)
 
 
-def held(tensor: Any, quantizer: Any = None) -> Quantised:
-    """Return the codes and scales that a storage of Transformer Engine's holds.
-
-    Args:
-        tensor: The storage; its buffers are shared.
-        quantizer: Its quantizer; None takes the storage's own.
-    """
-    spec = spec_of(tensor._quantizer if quantizer is None else quantizer)
-    shape = torch.Size(shape_of(tensor))
+def held(tensor: Any) -> Quantised:
+    """Return the codes and scales that a storage of Transformer Engine's holds, whose buffers are shared."""
+    spec, shape = spec_of(tensor._quantizer), torch.Size(shape_of(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
-    common: dict[str, Any] = {"spec": spec, "shape": shape, "dtype": torch.bfloat16}
-    nothing = torch.zeros(1, dtype=torch.float32)
-    if spec.whole_tensor:
-        data = tensor._data
-        transposed = None if tensor._transpose is None or tensor._transpose_invalid else tensor._transpose
-        return Quantised(
-            **common,
-            codes=None if data is None else data.reshape(rows, columns),
-            scale_inv=tensor._scale_inv,
-            amax=nothing,
-            codes_t=None if transposed is None else transposed.reshape(columns, rows),
-            scale_inv_t=tensor._scale_inv,
-        )
-    row, col, amax = tensor._rowwise_data, tensor._columnwise_data, getattr(tensor, "_amax_rowwise", None)
     copies: dict[str, Any] = {"codes": None, "scale_inv": None}
-    if row is not None:
-        copies["codes"] = _matrix(row)
+    if spec.whole_tensor:
+        copies |= {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
+        if tensor._data is not None:
+            copies["codes"] = tensor._data.reshape(rows, columns)
+        if tensor._transpose is not None and not tensor._transpose_invalid:
+            copies["codes_t"] = tensor._transpose.reshape(columns, rows)
+    elif tensor._rowwise_data is not None:
+        copies["codes"] = _matrix(tensor._rowwise_data)
         copies["scale_inv"] = _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False)
-    if col is not None:
+    if not spec.whole_tensor and tensor._columnwise_data is not None:
+        col = tensor._columnwise_data
         copies["codes_t"] = _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1)
         copies["scale_inv_t"] = _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True)
-    amax_t = getattr(tensor, "_amax_columnwise", None)
-    return Quantised(**common, **copies, amax=nothing if amax is None else amax, amax_t=amax_t)
+    amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
+    amax = torch.zeros(1, dtype=torch.float32) if amax is None else amax
+    return Quantised(spec=spec, shape=shape, dtype=torch.bfloat16, **copies, amax=amax, amax_t=amax_t)
 
 
 def _matrix(codes: torch.Tensor) -> torch.Tensor:
@@ -342,27 +297,20 @@ def _matrix(codes: torch.Tensor) -> torch.Tensor:
 
 def _compact(scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool) -> torch.Tensor:
     """Return scales without Transformer Engine's padding, in the layout of `Quantised`."""
-    tile = spec.tile(columnwise)
-    if spec.scheme == "blockwise":
-        counts = (-(-rows // tile[0]), -(-columns // tile[1]))
-        if tile[0] != tile[1]:  # stored with the tiles first: (K/128, M) row-wise, (M/128, K) column-wise
-            first, last = counts if columnwise else counts[::-1]
-            return scales[:first, :last].T
-        first, last = counts[::-1] if columnwise else counts
-        return scales[:first, :last]
-    if spec.scheme == "mxfp8":
-        return scales[: -(-rows // 32), :columns] if columnwise else scales[:rows, : -(-columns // 32)]
-    if columnwise:  # NVFP4: of the transposed tensor
-        return scales[:columns, : -(-rows // 16)]
-    return scales[:rows, : -(-columns // 16)]
+    height, width = spec.tile(columnwise)
+    if spec.scheme != "blockwise":  # each row of a square tile has its scale
+        size = max(height, width)
+        height, width = (size, 1) if columnwise else (1, size)
+    counts = (-(-rows // height), -(-columns // width))
+    if spec.scheme == "blockwise" and height != width:  # with the tiles first: (K/128, M) row-wise, (M/128, K) else
+        first, last = counts if columnwise else counts[::-1]
+        return scales[:first, :last].T
+    first, last = counts[::-1] if columnwise and spec.scheme != "mxfp8" else counts  # of the transposed tensor
+    return scales[:first, :last]
 
 
 def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
-    """Return one copy of a storage as the operand of a GEMM.
-
-    Raises:
-        PrecisionTypeError: This copy is not held.
-    """
+    """Return one copy of a storage as the operand of a GEMM, or refuse one that is not held."""
     stored = held(tensor)
     if stored.spec.whole_tensor and stored.codes is None and not columnwise:
         raise RuntimeError(f"GEMM: needs the row-wise data of {type(tensor).__name__}, which holds the transpose alone")
@@ -389,11 +337,6 @@ def split_quantize(
     """Return the parts of a tensor, each quantised by its own quantizer."""
     del disable_bulk_allocation
     return [quantize(part, one) for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)]
-
-
-def multi_tensor_quantize(tensors: list[torch.Tensor], quantizers: list[Any]) -> list[Any]:
-    """Return tensors quantised, each by its own quantizer."""
-    return [quantize(tensor, one) for tensor, one in zip(tensors, quantizers, strict=True)]
 
 
 def fp8_transpose(codes: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:

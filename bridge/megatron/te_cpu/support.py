@@ -149,15 +149,6 @@ def swap_first_dims(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torc
     return swapped if out is None else out.copy_(swapped)
 
 
-def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.Tensor:
-    """Return where each part of a group begins, and where the last one ends."""
-    return torch.cat([first_dims.new_zeros(1), torch.cumsum(first_dims * logical_last_dim, 0)])
-
-
-def swizzle_scales_for_gemm_(tensor: Any) -> None:
-    """Leave scales as they are: the GEMMs here read them unswizzled."""
-
-
 multi_tensor_scale_tensor = multi_tensor_scale
 multi_tensor_adam_param_remainder = multi_tensor_adam
 

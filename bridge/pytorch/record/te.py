@@ -41,7 +41,8 @@ STORED = (
     *("_columnwise_scale_inv", "_amax_rowwise", "_amax_columnwise"),
 )
 """Buffers of the storages of all schemes."""
-_SIZE = {"mxfp8": 32, "nvfp4": 16, "blockwise": 128}
+TILE_SIZES = {"mxfp8": 32, "nvfp4": 16, "blockwise": 128}
+"""Scheme with a scale per tile -> the tile's length."""
 _SCHEME_OF_RECIPE = {scheme.te_class: scheme.name for scheme in SCHEMES}
 
 
@@ -102,21 +103,23 @@ def describe(tensor: Any, *, columnwise: bool) -> Described:
     name = "e2m1" if code is None else str(getattr(code, "name", code))[-4:].lower()
     quantizer = getattr(tensor, "_quantizer", None)
     scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _scheme_of_storage(tensor)
-    size = _SIZE.get(scheme)
-    if size is None:
+    if scheme not in TILE_SIZES:
         is_transposed = columnwise and getattr(tensor, "_transpose_invalid", True) is False
         return Described(format=name, scheme=scheme, tile="tensor", copy="column" if is_transposed else "row")
-    is_square = (
-        getattr(tensor, "_is_2D_scaled", False)
-        or getattr(quantizer, "with_2d_quantization", False)
-        or getattr(quantizer, "block_scaling_dim", 1) == 2
-    )
-    height, width = (size, 1) if columnwise else (1, size)
-    tile = (size, size) if is_square else (height, width)
+    tile = tile_of(scheme, quantizer, columnwise=columnwise, is_square=getattr(tensor, "_is_2D_scaled", False))
     hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
     stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
     text = tile_name(tile, hadamard=hadamard, stochastic=stochastic)
     return Described(format=name, scheme=scheme, tile=text, copy="column" if columnwise else "row")
+
+
+def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False) -> tuple[int, int]:
+    """Return the tile of one copy in the axes of the tensor; `is_square` where its storage says so."""
+    size = TILE_SIZES[scheme]
+    has_square = getattr(quantizer, "with_2d_quantization", False) or getattr(quantizer, "block_scaling_dim", 1) == 2
+    if is_square or has_square:
+        return size, size
+    return (size, 1) if columnwise else (1, size)
 
 
 def _scheme_of_storage(tensor: Any) -> str:
