@@ -374,8 +374,48 @@ static void spread(const float *from, float *to, int n, int size, float factor) 
     else spread_by(from, to, n, size, factor);
 }
 
+/* A power of two as scale moves a number's exponent alone. So BF16 numbers become operand values of a format by rounding
+ * their own mantissa: integers of half the width, and no scale. That holds for zero and from the smallest normal number
+ * of the scaled format on; other numbers need `store_row`. No number exceeds the maximum, unless Inf decided the scale. */
+ALWAYS int rounds_in_place(const pass *p) {
+    return (p->signs || p->dtype == BF16) && !p->codes && !p->stochastic && p->shift == 1.0f
+        && (p->rule == E8M0 || (p->rule == FROM_AMAX && p->power_of_two));
+}
+
+/* The smallest normal number of the scaled format for each column, in BF16; BF16's own where that is larger. */
+ALWAYS void normals_by(const pass *p, const float *restrict amax, const float *restrict back, int16_t *restrict normal,
+                       int n, const int size) {
+    for (int t = 0; t * size < n; t++) {
+        int32_t exponent = (int32_t)(as_bits(back[t]) >> 23) + p->min_exponent;
+        exponent = exponent < 1 ? 1 : exponent;
+        const int16_t one = (int16_t)((amax[t] > FLT_MAX ? 0xFF : exponent) << 7);
+        const int end = (t + 1) * size < n ? (t + 1) * size : n;
+        for (int c = t * size; c < end; c++) normal[c] = one;
+    }
+}
+
+static void normals(const pass *p, const float *amax, const float *back, int16_t *normal, int n, int size) {
+    if (size == 1) normals_by(p, amax, back, normal, n, 1);
+    else normals_by(p, amax, back, normal, n, size);
+}
+
+/* Round a row in place of `store_row`; return whether it holds a number for which that does not hold. */
+static __attribute__((noinline)) int round_row(const pass *p, const uint16_t *restrict x, uint16_t *restrict out, int n,
+                                               const int16_t *restrict normal) {
+    const int16_t step = (int16_t)(1 << (7 - p->mantissa_bits)), half = step / 2 - 1, kept = (int16_t)-step;
+    int16_t others = 0;
+    for (int c = 0; c < n; c++) {
+        const int16_t magnitude = x[c] & 0x7FFF;
+        const int16_t rounded = (int16_t)(magnitude + half + ((magnitude & step) != 0)) & kept;
+        out[c] = (uint16_t)(rounded | (x[c] & 0x8000));
+        others |= (int16_t)-(((magnitude > 0) & (magnitude < normal[c])) | (magnitude >= 0x7F80));
+    }
+    return others != 0;
+}
+
 static void panel(const pass *p, int64_t row, int64_t column, found *f, measure tile_amax, store store_one) {
     uint16_t block[GROUP * PANEL];
+    int16_t normal[PANEL];
     float scale[PANEL], back[PANEL], amax[PANEL], tile_scale[PANEL], tile_back[PANEL];
     const int size = (int)p->tile_columns, width = PANEL / size * size;
     const int n = (int)(p->columns - column < width ? p->columns - column : width);
@@ -383,6 +423,8 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
     const int tiles = (n + size - 1) / size;
     const int64_t next = to_next(p, column, n, p->tile_rows);
     const int64_t to = row * p->columns + column, stride = p->signs ? PANEL : p->columns;
+    const int in_place = rounds_in_place(p);
+    int is_spread = 0;
     line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, scale, back};
     if (p->signs) {
         transformed(p, row, column, n, block);
@@ -395,12 +437,12 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
     }
     if (p->rule == GIVEN) {
         for (int c = 0; c < n; c++) { scale[c] = p->scale; back[c] = p->shift; }
+        is_spread = 1;
     } else {
         const int64_t across = (p->columns + size - 1) / size, first = row / p->tile_rows * across + column / size;
         const size_t stored = p->rule == FROM_AMAX ? sizeof(float) : 1;
         tile_scales(p, amax, tiles, tile_scale, tile_back, (char *)p->scale_inv + (size_t)first * stored);
-        spread(tile_scale, scale, n, size, 1);
-        spread(tile_back, back, n, size, p->shift);
+        if (in_place) normals(p, amax, tile_back, normal, n, size);
         for (int t = 0; p->rule != NVFP4 && t < tiles; t++) {
             const uint32_t low = amax[t] > 0 ? as_bits(tile_back[t]) : UINT32_MAX;
             const uint32_t high = amax[t] > 0 ? as_bits(tile_back[t]) : 0;
@@ -410,6 +452,12 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
     }
     for (int r = 0; r < rows; r++, l.row++, l.from += stride, l.to += p->columns) {
         if (!p->signs) fetch(p, l.to + next, n);
+        if (in_place && !round_row(p, (const uint16_t *)l.x + l.from, (uint16_t *)p->out + l.to, n, normal)) continue;
+        if (!is_spread) {
+            spread(tile_scale, scale, n, size, 1);
+            spread(tile_back, back, n, size, p->shift);
+            is_spread = 1;
+        }
         store_one(p, &l);
     }
 }

@@ -110,6 +110,25 @@ def test_operands_are_the_dequantised_values(name: str, x: torch.Tensor, both_pa
         assert torch.equal(bits(found)[representable], bits(values)[representable])
 
 
+def test_every_bf16_number_becomes_the_same_operand(both_paths: tuple[str, str]) -> None:
+    """In order, a tile holds near numbers; shuffled, it also holds Inf, NaN and numbers far below its scale.
+
+    The last matrix has Inf in one row, and numbers in the others that are beyond the maximum of its tile.
+    """
+    ordered = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
+    shuffled = ordered.flatten()[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))].view(256, 256)
+    one_inf = torch.full((256, 256), 1000.0, dtype=torch.bfloat16)
+    one_inf[3, 3] = math.inf
+    for name in (name for name in SPECS if name.startswith(("blockwise", "mxfp8"))):
+        for x in (ordered, shuffled, one_inf):
+            for columnwise in (False, True):
+                operands = []
+                for path in both_paths:
+                    use(path)
+                    operands.append(bits(make_operand(x, SPECS[name], "input", columnwise=columnwise).values))
+                assert torch.equal(*operands), (name, columnwise)
+
+
 def test_any_leading_shape_and_empty_tensors(path: str) -> None:
     for shape in ((0,), (0, 8), (8, 0), (3, 0, 4), (5,), (2, 3, 4, 33)):
         x = torch.randn(shape).bfloat16()
