@@ -12,8 +12,9 @@ Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and integrations/ke
 from typing import Any
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
+from bridge.interop.meaning import semantics_of
 from bridge.interop.pytorch.amp import assume_torch_scaler, export_as_cast, report_scaler
 from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, export_gather, export_layers
 from bridge.interop.reading.settings import Settings

@@ -24,8 +24,6 @@ from bridge.pytorch.loop import checked
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import DEFAULTS
 
-__all__ = ["DELAYED", "MODES", "ExportBuilder", "ImportBuilder", "semantics_of"]
-
 DELAYED = {name: DEFAULTS["model"][name] for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")}
 """Settings of delayed scaling -> the defaults of Megatron Core's own class."""
 

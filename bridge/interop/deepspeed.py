@@ -13,8 +13,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder, semantics_of
+from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
+from bridge.interop.meaning import semantics_of
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table

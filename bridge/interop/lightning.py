@@ -155,19 +155,13 @@ def _recognise(document: Any) -> Recognised | None:
     return TABLE.recognise(document)
 
 
+def _write(payload: Any) -> str:
+    return as_yaml({"trainer": payload})
+
+
+STRATEGY = "the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp"
 CONTEXT = (
-    ContextKey(
-        "strategy", "the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp", use=("import", "export")
-    ),
+    ContextKey("strategy", STRATEGY, use=("import", "export")),
     ContextKey("accelerator", "cpu turns 16-mixed into bf16-mixed"),
 )
-SYSTEM = System(
-    "lightning",
-    TABLE.title,
-    TABLE.version,
-    import_,
-    export,
-    _recognise,
-    lambda payload: as_yaml({"trainer": payload}),
-    context=CONTEXT,
-)
+SYSTEM = System("lightning", TABLE.title, TABLE.version, import_, export, _recognise, _write, context=CONTEXT)

@@ -65,9 +65,8 @@ def _program(document: Document, release: int) -> tuple[ImportReport, ...]:
     program = program_of(document.text, document.path, {PLUGIN, *RECIPES, *ROWS}.__contains__)
     calls = [call for call in program.calls if call.name not in ROWS]
     if not calls:
-        rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
-        remedy = "Give the file that does."
-        raise PayloadError(f"{document.path}: {rule}, and calls neither. {remedy}", path=document.path)
+        rule = f"must call {PLUGIN} or one of NeMo's precision recipes, and calls neither"
+        raise PayloadError(f"{document.path}: {rule}. Give the file that does.", path=document.path)
     later = ImportBuilder(_title(release))
     for line, target, written in program.assignments:
         of, _, name = target.rpartition(".")
@@ -164,8 +163,7 @@ def _plugin(arguments: Mapping[Any, Any], release: int) -> ImportReport:
 
 def _mode(given: Settings, builder: ImportBuilder) -> str:
     if not given.given("precision"):
-        rule = f"{PLUGIN} needs `precision`"
-        raise PayloadError(f"nemo2: {rule}, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
+        raise PayloadError(f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
     mode = PRECISIONS.get(str(given["precision"]))
     if mode is None:
         builder.record("nemo2.a-precision-that-does-not-know", "precision", given["precision"])
@@ -201,15 +199,10 @@ def recognise(document: Document) -> Recognised | None:
     return TABLE.recognise(document)
 
 
-SYSTEM = System(
-    "nemo2",
-    "NeMo 2.x",
-    TABLE.version,
-    import_,
-    export,
-    recognise,
-    as_yaml,
-    import_all=import_all,
-    read=lambda document: document if document.kind == "python" else document.content,
-    context=(ContextKey("nemo_version", "release that runs it; recipes changed under their names", default="2.6"),),
-)
+def read(document: Document) -> Any:
+    """Return a program as the document itself, and the content of any other."""
+    return document if document.kind == "python" else document.content
+
+
+VERSION = ContextKey("nemo_version", "release that runs it; recipes changed under their names", default="2.6")
+SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, import_, export, recognise, as_yaml, read, (VERSION,), import_all)

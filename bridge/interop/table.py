@@ -315,10 +315,7 @@ class Table:
 
     def recognise(self, document: "Document") -> Recognised | None:
         """Return why a document is taken for the system's: the first row of `recognised` that fits."""
-        return self.recognise_in(document.mapping)
-
-    def recognise_in(self, content: Mapping[str, Any]) -> Recognised | None:
-        """Return why the content of a document is taken for the system's."""
+        content = document.mapping
         for row in self.recognised:
             first = {
                 column: next((key for key in row[column] if _is_there(content, key, counts)), None)

@@ -49,6 +49,7 @@ def load_all(
     text: str,
     path: str,
     *,
+    form: str = "YAML",
     error: type[BridgeError] = PayloadError,
     may_repeat: Callable[[str], bool] | None = None,
     repeated: list[tuple[str, object, int]] | None = None,
@@ -56,7 +57,7 @@ def load_all(
     """Return the documents of a YAML text as plain Python values; an empty one is None.
 
     `may_repeat` says of a key with a scalar value whether it may stand twice, the last one is read then; `repeated`
-    takes key, last value and line of each. Raises an `error` for what the module refuses.
+    takes key, last value and line of each. Raises an `error` for what the module refuses; `form` names the language.
     """
     try:
         _check_bounds(text, path, error)
@@ -68,7 +69,7 @@ def load_all(
         mark = getattr(found, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         what = " ".join(str(getattr(found, "problem", None) or getattr(found, "reason", None) or found).split())
-        raise error(f"{path}{where}: must be YAML; {what}. Correct it there.") from None
+        raise error(f"{path}{where}: must be {form}; {what}. Correct it there.") from None
     return tuple(documents)
 
 

@@ -68,12 +68,15 @@ def test_bad_yaml_is_one_sentence_with_its_line(text: str, message: str, tmp_pat
     [
         (
             '{"fp16": {"enabled": true,\n"enabled": false}}',
-            "ds.json, line 2: the key 'enabled' must not stand twice in one object. Keep one of the two.",
+            "ds.json, line 2: the key 'enabled' must not stand twice in one mapping. Keep one of the two.",
         ),
-        ('{"a": 1', "ds.json, line 1: must be JSON; expecting ',' delimiter. Correct it there."),
-        ("[" * 100_000, "ds.json: nesting must not be deeper than 64. This is no configuration."),
-        ('{"a": ' * 100 + "1" + "}" * 100, "ds.json: nesting must not be deeper than 64. This is no configuration."),
-        ('{"a": ' + "9" * 9000 + "}", "ds.json: a number must have fewer digits. This is no configuration."),
+        ('{"a": 1', "ds.json, line 2: must be JSON; did not find expected ',' or '}'. Correct it there."),
+        ("[" * 100_000, "ds.json, line 1: nesting must not be deeper than 64. This is no configuration."),
+        (
+            '{"a": ' * 100 + "1" + "}" * 100,
+            "ds.json, line 1: nesting must not be deeper than 64. This is no configuration.",
+        ),
+        ('{"a": ' + "9" * 9000 + "}", "ds.json, line 1: a number must have fewer digits. This is no configuration."),
     ],
 )
 def test_bad_json_is_one_sentence(text: str, message: str) -> None:

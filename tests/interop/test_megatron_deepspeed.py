@@ -78,7 +78,7 @@ def test_a_file_goes_over_the_command_line() -> None:
         "cat base.json - > ds.json <<EOF\n,\nEOF",
         written('"fp16": {"enabled": $ON}'),
         written('"fp16": {"enabled": true}, "bf16": {"enabled": true}'),
-        written("no json"),
+        written('"no" json'),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(script: str) -> None:

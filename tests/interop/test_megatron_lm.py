@@ -358,8 +358,6 @@ def test_each_of_several_launches_is_a_run() -> None:
         ("bf16", "blockwise"),
         ("bf16", "tensorwise"),
     ]
-    first = megatron_lm.import_(Document.load(SAMPLES / "several.sh"))
-    assert reasons(first, "runs") == ["unsupported"]
 
 
 def test_a_file_of_arguments_that_others_source_is_read() -> None:

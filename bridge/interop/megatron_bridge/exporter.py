@@ -6,7 +6,7 @@ from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ExportReport
 from bridge.interop.meaning import recipe_named
-from bridge.interop.megatron_lm.stage_files import Layout, shared_file
+from bridge.interop.megatron_lm.stage_files import shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.table import table
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
@@ -28,15 +28,9 @@ NO_AUTOCAST = f"{TABLE.title} copies fields of the same name, and Megatron's is 
 
 
 def export(
-    config: MixedPrecisionConfig,
-    *,
-    shape: str = "fields",
-    bridge_version: str = "0.7",
-    num_layers: int | None = None,
-    pipeline_model_parallel_size: int = 1,
-    virtual_pipeline_model_parallel_size: int = 1,
+    config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7", **layout: int
 ) -> ExportReport:
-    """Return `{"mixed_precision": ...}` in a shape.
+    """Return `{"mixed_precision": ...}` in a shape; `layout`: see `LAYOUT`.
 
     That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
     overrides) or "name" (the recipe's name, where there is one).
@@ -55,7 +49,6 @@ def export(
     if shape != "fields" and builder.values["modules"]:
         builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
     else:
-        layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
         content = shared_file(builder, layout)
     if content is not None:
         builder.map("modules", "model.quant_recipe")

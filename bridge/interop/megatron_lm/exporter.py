@@ -7,7 +7,7 @@ from bridge.interop.builders import DELAYED, ExportBuilder
 from bridge.interop.contract import ExportReport, as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
-from bridge.interop.megatron_lm.stage_files import FILE, Layout, shared_file
+from bridge.interop.megatron_lm.stage_files import FILE, shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
@@ -29,14 +29,8 @@ SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "r
 MODULES_OPTION = "--te-precision-config-file"
 
 
-def export(
-    config: MixedPrecisionConfig,
-    *,
-    num_layers: int | None = None,
-    pipeline_model_parallel_size: int = 1,
-    virtual_pipeline_model_parallel_size: int = 1,
-) -> ExportReport:
-    """Return the recipe as a list of arguments; every default that differs is written out."""
+def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
+    """Return the recipe as a list of arguments; every default that differs is written out. `layout`: see `LAYOUT`."""
     builder = ExportBuilder(config, TITLE)
     acting = meaning(config)
     _dtypes(builder, config.mode)
@@ -45,7 +39,6 @@ def export(
         option = OPTIONS[field, value if isinstance(value, bool) else None]
         words.extend([option] if isinstance(value, bool) else [option, _text(value)])
         builder.map(field, option)
-    layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     content = shared_file(builder, layout)
     if content is not None:
         builder.files[FILE] = as_yaml(content)

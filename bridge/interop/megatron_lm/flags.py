@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 
 from bridge.errors import PrecisionTypeError
 from bridge.interop.builders import ImportBuilder
@@ -61,8 +61,8 @@ OTHER_SETTINGS, FILES = TABLE.parts[""].named, TABLE.data["files"]
 SPELLED, SWITCHED_OFF, FIELD_OF = (TABLE.data[name] for name in ("spelled", "switched off", "fields"))
 SETS, PARALLELISM = (TABLE.data[name] for name in ("sets", "parallelism"))
 OWNERS = ("model", "optimizer", "ddp")
-SLIP = 0.75
-"""Likeness of a word with a slip to the word that was meant."""
+SLIP = 0.945
+"""Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of encoder_num_layers."""
 SWITCH, DECIDES, ANY_SYSTEM = (pattern(row) for row in ("switch", "decides", "any system"))
 NOT_PRECISION = frozenset(TABLE.data["not precision"])
 
@@ -78,15 +78,12 @@ def may_repeat(key: str) -> bool:
 def report_other(builder: ImportBuilder, where: str, key: str, value: object) -> None:
     """Map a setting of a model's section that has a field or is at its default; report another one of a precision."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
-    if flag is not None and flag.field in MEGATRON_FIELDS and value is not None and not is_default(flag.field, value):
-        builder.map(where, **{flag.field: value})
-        return
     if flag is not None:
-        builder.map(where)
+        is_said = flag.field in MEGATRON_FIELDS and value is not None and not is_default(flag.field, value)
+        builder.map(where, **({flag.field: value} if is_said else {}))
+    elif row is None and not bears_on_precision(key.lower()):
         return
-    if row is None and not bears_on_precision(key.lower()):
-        return
-    if value in (None, False, *(row.harmless if row else ())):
+    elif value in (None, False, *(row.harmless if row else ())):
         builder.map(where)
     else:
         detail = row.detail if row else "a setting of the model that no recipe has"
@@ -150,19 +147,9 @@ def is_switch(option: str) -> bool:
 
 
 def misspelt(given: Iterable[str]) -> dict[str, str]:
-    """Return each name that no argument has -> the one that is meant, where only one word has a slip."""
+    """Return each name that no argument has -> the one that is meant, where it has a slip of a letter or two."""
     known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF}
     known |= {flag.field for flag in BY_NAME.values()}
     known |= {name for role in OWNERS for name in OWNER_FIELDS[role]}
-    near = {name: [one for one in known if _is_a_slip(name, one)] for name in sorted({*given} - known)}
-    return {name: min(ones) for name, ones in near.items() if ones}
-
-
-def _is_a_slip(one: str, other: str) -> bool:
-    """Return whether two names differ in one word alone, and in that by a letter or two behind the first."""
-    pairs = list(zip(one.split("_"), other.split("_"), strict=False))
-    differing = [pair for pair in pairs if pair[0] != pair[1]]
-    if one.count("_") != other.count("_") or len(differing) != 1:
-        return False
-    (mine, theirs) = differing[0]
-    return mine[:1] == theirs[:1] and SequenceMatcher(None, mine, theirs).ratio() >= SLIP
+    near = {name: get_close_matches(name, known, 1, SLIP) for name in sorted({*given} - known)}
+    return {name: one for name, ones in near.items() for one in ones if one.count("_") == name.count("_")}

@@ -6,15 +6,14 @@ under `--bf16` but not under `--fp16`.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ImportReport, System, Unmapped
+from bridge.interop.contract import ContextKey, ImportReport, System
 from bridge.interop.launch.alternatives import launches
-from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import deepspeed_engine, effects, te_precision_file
 from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
@@ -41,11 +40,7 @@ READ_TOGETHER = ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "u
 
 def import_(payload: object, *, variables: object = None) -> ImportReport:
     """Return what the first run of a payload asks for: a list of arguments, a mapping, or what `read` returns."""
-    first, *others = import_all(payload, variables=variables)
-    if any(meaning(other.config) != meaning(first.config) for other in others):
-        several = Unmapped("runs", len(others) + 1, *TABLE.sentences["several-runs"])
-        return replace(first, unmapped=(*first.unmapped, several))
-    return first
+    return import_all(payload, variables=variables)[0]
 
 
 def import_all(payload: object, *, variables: object = None) -> tuple[ImportReport, ...]:
@@ -187,36 +182,20 @@ def _fields(flag: Flag, written: Written) -> dict[str, object]:
     return {} if flag.field in MEGATRON_FIELDS and is_default(flag.field, value) else {flag.field: value}
 
 
-PAIR = re.compile(r"""(?:^|(?<=[\s,]))(\w+|[@*])=("[^"]*"|'[^']*'|[^\s,]*)(?=[\s,]|$)""")
-_RULE = "must be NAME=value pairs"
-
-
 def variables_of(given: object) -> dict[str, str]:
     """Return the context key `variables` as a mapping; PayloadError for what is none."""
-    if given is None:
-        return {}
-    if isinstance(given, str):
-        if PAIR.sub("", given).strip(", "):
-            raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
-        return {found[1]: found[2].strip("'\"") for found in PAIR.finditer(given)}
-    if hasattr(given, "items"):
+    if isinstance(given, Mapping):
         return {str(name): str(value) for name, value in given.items()}
-    raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=2'.")
+    lexer = shlex.shlex(str(given or ""), posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = " \t\n,", True, "", ""
+    try:
+        pairs = [re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL) for word in lexer]
+    except ValueError:  # a quote that is not closed
+        pairs = [None]
+    if None in pairs:
+        raise PayloadError(f"variables: must be NAME=value pairs, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
+    return {found[1]: found[2] for found in pairs if found is not None}
 
 
-CONTEXT = (
-    ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"),
-    *LAYOUT,
-)
-SYSTEM = System(
-    "megatron-lm",
-    "Megatron-LM",
-    "0.20.0",
-    import_,
-    export,
-    recognise,
-    write,
-    import_all=import_all,
-    read=read,
-    context=CONTEXT,
-)
+CONTEXT = (ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"), *LAYOUT)
+SYSTEM = System("megatron-lm", "Megatron-LM", "0.20.0", import_, export, recognise, write, read, CONTEXT, import_all)

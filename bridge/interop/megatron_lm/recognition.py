@@ -70,7 +70,7 @@ def _of_mapping(document: Document) -> tuple[float, str]:
     top = document.mapping
     if is_per_module(top):
         return 0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do"
-    if document.has("language_model", "model_parallel"):
+    if {"language_model", "model_parallel"} <= top.keys():
         return 0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
     groups = argument_groups(top)
     if groups:

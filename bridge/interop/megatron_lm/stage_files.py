@@ -5,8 +5,8 @@
 Megatron counts layers within a stage, so rows that name layers become other patterns on each stage.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.interop.builders import ExportBuilder
@@ -25,23 +25,15 @@ LAYOUT = (
 )
 
 
-class Layout(NamedTuple):
-    """The facts of a layout that an export is given."""
-
-    num_layers: int | None = None
-    pipeline_model_parallel_size: int = 1
-    virtual_pipeline_model_parallel_size: int = 1
-
-
-def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None:
+def shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the content of the file that all ranks share; None without rows, or where there is none.
 
-    A file for each stage is added to the report where stages need different ones. The reason is reported.
+    `layout` has keys of `LAYOUT`. A file for each stage is added to the report where stages need different ones.
     """
     rows = module_rows(builder.values["modules"])
     if not any(row.layer_numbers for row in rows):
         return file_of(builder.config) if rows else None
-    if layout.num_layers is None:
+    if layout.get("num_layers") is None:
         builder.record("megatron_lm.its-patterns-count-layers", "modules")
         return None
     try:
@@ -58,22 +50,19 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     return None
 
 
-def _of_stages(rows: Sequence[ModuleRow], layout: Layout, *, run: str | None) -> list[dict[str, Any]]:
+def _of_stages(rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, run: str | None) -> list[dict[str, Any] | None]:
     """Return the content of the file of each stage; RunConfigError where chunks of a stage need two files."""
-    num_layers = layout.num_layers or 0
-    for name, value in layout._asdict().items():
+    num_layers = layout["num_layers"]
+    for name, value in layout.items():
         if type(value) is not int or value < 1:
             raise RunConfigError.of(name, "must be a whole number from 1", value, "Correct it.")
     for row in rows:
         if row.layers_beyond(num_layers):
             raise RunConfigError.of("num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it.")
-    parallel = Parallel.of(layout._asdict())
+    parallel = Parallel.of(layout)
     chunks = [place.layers for place in parallel.places(num_layers)]
-    files = chunk_recipes(rows, chunks, run=run)
-    found = []
-    for stage, file in enumerate(stage_recipes(files, parallel.pipeline)):
-        if file is None:
-            rule = f"the model chunks of stage {stage} need different files, and a stage has one"
-            raise RunConfigError.of(SIZES[1], rule, parallel.virtual, "Use one chunk per stage.")
-        found.append(file)
-    return found
+    files = stage_recipes(chunk_recipes(rows, chunks, run=run), parallel.pipeline)
+    if None in files:
+        rule = f"the model chunks of stage {files.index(None)} need different files, and a stage has one"
+        raise RunConfigError.of(SIZES[1], rule, parallel.virtual, "Use one chunk per stage.")
+    return files

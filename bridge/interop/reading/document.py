@@ -137,18 +137,6 @@ class Document:
             for place, value in enumerate(filled, 1)
         )
 
-    def has(self, *keys: str) -> bool:
-        """Return whether every dotted key is there: `document.has("fp16.enabled", "zero_optimization")`."""
-        return all(_found(self.mapping, key.split(".")) for key in keys)
-
-
-def _found(value: Any, words: list[str]) -> bool:
-    for word in words:
-        if not isinstance(value, dict) or word not in value:
-            return False
-        value = value[word]
-    return True
-
 
 def _kind(path: str, text: str) -> str:
     """Return the kind by the file's name, or by how the text begins."""

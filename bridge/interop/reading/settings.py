@@ -106,10 +106,6 @@ class Settings:
             raise self.wrong(key, rule, value, "Use torch.bfloat16")
         return compute
 
-    def named_dtype(self, key: str) -> str | None:
-        """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
-        return named_dtype(self.values.get(key), self.name(key))
-
     def section(self, key: str) -> Settings:
         """Return the mapping under `key`, empty where nothing was written."""
         value = self.values.get(key)
