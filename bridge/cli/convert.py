@@ -69,12 +69,14 @@ def _convert(chosen: argparse.Namespace) -> int:
     runs = conversion.runs_of(Document.load(chosen.file), chosen.source, context, targets)
     if chosen.assume_defaults:
         runs = [replace(one, imported=one.imported.assume_default()) for one in runs]
-    results = [(one, _converted(one, chosen.to, context)) for one in runs]
-    first = runs[0]
+    results = [
+        (one, conversion.convert(one, chosen.to, context) if chosen.to and one.imported.mode_is_stated else None)
+        for one in runs
+    ]
+    first, exported = results[0]
     undecided = chosen.to is not None and not first.imported.mode_is_stated
-    text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, results[0][1])
+    text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, exported)
     faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
-    exported = results[0][1]
     files = dict(exported.files) if exported is not None else {}
     gone = _lost(results if chosen.json else results[:1], chosen)
     if chosen.out is not None and not faulty and not gone and text:
@@ -132,13 +134,6 @@ def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Name
         return
     for one, exported in results:
         print(*_lines(one, exported, chosen), sep="\n", file=report)
-
-
-def _converted(one: Run, to: str | None, context: dict[str, Any]) -> ExportReport | None:
-    """Return the export of a run; None for our own form, without --to, and where the mode is not stated."""
-    from bridge.interop import conversion
-
-    return None if to is None or not one.imported.mode_is_stated else conversion.convert(one, to, context)
 
 
 def _context(words: list[str]) -> dict[str, Any]:

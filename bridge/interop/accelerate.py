@@ -226,10 +226,8 @@ def _compiled(builder: ImportBuilder, top: Settings, compute: str) -> None:
     backend = inner.get("dynamo_backend") if isinstance(inner, Mapping) else top.values.get("dynamo_backend")
     if backend in (None, "NO", "no"):
         return
-    if compute == "no":
-        builder.record("accelerate.tf32-by-compiling", "dynamo_backend", backend, {"tf32": True})
-    else:
-        builder.record("accelerate.compiled-kernels-may", "dynamo_backend", backend)
+    sentence, state = ("tf32-by-compiling", {"tf32": True}) if compute == "no" else ("compiled-kernels-may", {})
+    builder.record(f"accelerate.{sentence}", "dynamo_backend", backend, state)
 
 
 def _recognise(document: Document) -> Recognised | None:

@@ -28,19 +28,9 @@ DELAYED = {name: DEFAULTS["model"][name] for name in ("fp8_margin", "fp8_amax_hi
 """Settings of delayed scaling -> the defaults of Megatron Core's own class."""
 
 MODES = ("fp32", "fp16", "bf16")
-OFF_SWITCHES = (
-    *MODES,
-    "autocast_enabled",
-    "fp8_param",
-    "fp8_param_gather",
-    "fp4_param",
-    "fp4_param_gather",
-    "fp8_dot_product_attention",
-    "fp8_multi_head_attention",
-    "first_last_layers_bf16",
-    "reuse_grad_buf_for_mxfp8_param_ag",
-)
-"""Switches that another system honours by not having them, once they are off."""
+OFF = {name: default for name, default in FIELD_DEFAULTS.items() if default is False or name in MEGATRON_FIELDS}
+OFF |= {"fp8": None, "fp4": None, "loss_scale": None, "fp8_wgrad": True}
+"""Field -> the value of it that another system honours by not having the field."""
 ABSENT = {
     "pipeline_dtype": ("does not say in what pipeline stages send activations", "Nothing to do without such stages."),
     "tf32": ("does not decide about TF32", "Set torch.backends.cuda.matmul.fp32_precision in the program."),
@@ -97,31 +87,31 @@ class ImportBuilder:
         spell: Callable[[str], str],
         *,
         fp8_recipe: str = "delayed",
+        delayed: Mapping[str, Any] = DELAYED,
         in_fp32: bool | None = None,
         layers: int | None = None,
-        why: str = "",
-        why_layers: str = "",
+        why: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
 
         `spell` turns a field's name into the setting's; `layers` are those that `first_last_layers_bf16` keeps.
-        None for `in_fp32` or `layers`: nothing to state.
+        None for `in_fp32` or `layers`: nothing to state. `why` has what is special about the default of a field.
         """
         fields = self.fields
-        defaults: dict[str, tuple[Any, str]] = {}
+        defaults: dict[str, Any] = {}
         if fields.get("fp8"):
-            defaults["fp8_recipe"] = (fp8_recipe, why)
+            defaults["fp8_recipe"] = fp8_recipe
         if fields.get("fp4"):
-            defaults["fp4_recipe"] = ("nvfp4", why)
+            defaults["fp4_recipe"] = "nvfp4"
         if fields.get("fp8") and fields.get("fp8_recipe", fp8_recipe) == "delayed":
-            defaults |= {name: (value, why) for name, value in DELAYED.items()}
+            defaults |= {name: delayed[name] for name in DELAYED}
         if in_fp32 is not None:
-            defaults["grad_reduce_in_fp32"] = (in_fp32, why)
+            defaults["grad_reduce_in_fp32"] = in_fp32
         if fields.get("first_last_layers_bf16") and layers is not None:
-            defaults |= dict.fromkeys(LAYER_COUNTS, (layers, why_layers))
-        for name, (value, detail) in defaults.items():
+            defaults |= dict.fromkeys(LAYER_COUNTS, layers)
+        for name, value in defaults.items():
             if name not in fields:
-                self.implied(spell(name), value, detail, **{name: value})
+                self.implied(spell(name), value, why.get(name, ""), **{name: value})
 
     def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
         """Leave the mode unstated, and record what decides it, a noun, and the system's own default mode."""
@@ -223,7 +213,9 @@ class ExportBuilder:
             if field == self.exported_mode and not value:
                 detail = f"what {self.system} does instead is {field} to Megatron"
                 self.report(field, "semantics", detail, "See the record of the mode that was stated.")
-            elif _is_off(field, value) or (why is not None and value == getattr(type(self.config), field)):
+            elif (field in OFF and value == OFF[field]) or (
+                why is not None and value == getattr(type(self.config), field)
+            ):
                 self.map(field)
             elif why is not None:
                 self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
@@ -237,11 +229,3 @@ class ExportBuilder:
         unmapped = tuple(entry for name in names for entry in self.unmapped.get(name, ()))
         mapped = {name: self.mapped[name] for name in names if name in self.mapped and name not in self.unmapped}
         return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped, files=self.files)
-
-
-def _is_off(field: str, value: object) -> bool:
-    if field in MEGATRON_FIELDS:
-        return bool(value == FIELD_DEFAULTS[field])
-    if field in OFF_SWITCHES:
-        return value is False
-    return (field in ("fp8", "fp4", "loss_scale") and value is None) or (field == "fp8_wgrad" and value is True)

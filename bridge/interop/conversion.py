@@ -128,7 +128,7 @@ def _of_script(
         else:
             found.append(_of_line(document, launch, line, context))
     if not found:
-        raise _unread(document, left) if left else _nothing(document, started, chosen)
+        raise _nothing(document, started, chosen, left)
     found[0] = replace(found[0], imported=replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left)))
     return found
 
@@ -142,15 +142,14 @@ def _of_line(document: Document, launch: Launch, line: CommandLine, context: Map
     return Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
 
 
-def _unread(document: Document, left: Sequence[Unmapped]) -> PayloadError:
-    """Return the error for a script none of whose launches is read."""
-    launches = [f"{loss.field}: {loss.detail}" for loss in left[:SHOWN]]
-    launches += [f"and {len(left) - SHOWN} more launches"] if len(left) > SHOWN else []
-    return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
-
-
-def _nothing(document: Document, started: Sequence[Launch], chosen: str | None) -> PayloadError:
-    """Return the error for a script that starts nothing a system reads."""
+def _nothing(
+    document: Document, started: Sequence[Launch], chosen: str | None, left: Sequence[Unmapped] = ()
+) -> PayloadError:
+    """Return the error for a script that starts nothing a system reads; `left` are the launches left out."""
+    if left:
+        launches = [f"{loss.field}: {loss.detail}" for loss in left[:SHOWN]]
+        launches += [f"and {len(left) - SHOWN} more launches"] if len(left) > SHOWN else []
+        return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
     rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
     programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
     starts = f"it starts {programs}, whose arguments {rule}" if programs else "it starts no training program"

@@ -30,7 +30,6 @@ from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
-from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("nemo1")
@@ -273,29 +272,16 @@ def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> N
 
 def _float8(file: File, builder: ImportBuilder) -> bool:
     """Map the FP8 settings; return whether they act."""
-    model, fields = file.model, builder.fields
-    if not (_has_engine_layers(file, builder) and model.switch("fp8")):
-        gate = model.switch("transformer_engine")
-        why = "ignored-by-local-layers" if file.is_on_megatron_core else "ignored-without-te"
-        for key in filter(model.given, FP8):
-            if model[key] is True and key != "fp8_hybrid" and not gate:
-                builder.record(f"nemo1.{why}", f"model.{key}", True)
-            else:
-                builder.map(f"model.{key}")
-        return False
-    _format(file, builder)
-    TABLE.read(builder, model, "fp8")
-    source = "mcore" if file.is_on_megatron_core else "nemo"
-    values = file.shipped or TABLE.data["absent"][source]
-    for key in (key for key in DELAYED if not model.given(key)):
-        if model.values.get("fp8_recipe") in (None, "delayed"):
-            sentence, state = f"nemo1.absent-{'in-shipped' if file.shipped else source}", {key: values[key]}
-            builder.record(sentence, f"model.{key}", values[key], state)
-    if not model.given("fp8_recipe"):
-        builder.implied("model.fp8_recipe", "delayed", fp8_recipe="delayed")
-    for key in (key for key in LAYER_COUNTS if not model.given(key) and fields.get("first_last_layers_bf16")):
-        builder.implied(f"model.{key}", 1, **{key: 1})
-    return True
+    is_on, engine = bool(file.model.switch("fp8")), _has_engine_layers(file, builder)
+    if is_on and engine:
+        _format(file, builder)
+    kind = "mcore" if file.is_on_megatron_core else "nemo"
+    ignored, absent = TABLE.data["ignored"][kind], TABLE.data["absent"][kind]
+    TABLE.read(builder, file.model, "fp8", engine=engine, on=is_on, acts=is_on and engine, ignored=ignored)
+    if is_on and engine:
+        why = dict.fromkeys(DELAYED, "" if file.shipped else absent["why"])
+        builder.imply_scheme("model.{}".format, delayed=file.shipped or absent, layers=1, why=why)
+    return is_on and engine
 
 
 def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
@@ -354,12 +340,13 @@ def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) ->
 def _quantisation(file: File, builder: ImportBuilder) -> bool:
     """Report the section `quantization`; return whether values are quantised by it."""
     section = file.payload.get("quantization")
-    algorithm = _at(section, "algorithm")
-    if not isinstance(section, Mapping) or algorithm is None:
-        builder.map("quantization.algorithm") if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping):
         return False
-    data = file.model.values.get("data")
-    when = "in-training" if isinstance(data, Mapping) and "train_ds" in data else "afterwards"
+    algorithm = section.get("algorithm")
+    if algorithm is None:
+        builder.map("quantization.algorithm")
+        return False
+    when = "afterwards" if _at(file.model.values, "data.train_ds") is None else "in-training"
     builder.record(f"nemo1.quantised-{when}", "quantization.algorithm", algorithm, algorithm=algorithm)
     options = {key: value for key, value in section.items() if value not in (None, False)}
     TABLE.read(builder, Settings(options, builder.system, "quantization"), "quantization", algorithm=algorithm)

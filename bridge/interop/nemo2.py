@@ -29,8 +29,6 @@ ROWS = TABLE.parts[""].named
 PRECISIONS, RECIPES, MXFP8_BEFORE = (TABLE.data[name] for name in ("precisions", "recipes", "mxfp8 before"))
 PLUGIN = "MegatronMixedPrecision"
 TARGET = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN}"
-NO_AUTOCAST = f"{TABLE.title} copies fields of the same name, and Megatron's is enable_autocast"
-"""Why `autocast_enabled` has no effect there. Source: NeMo 2.6.2 lightning/pytorch/plugins/mixed_precision.py."""
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
 GATHER = ("fp8_param_gather", "fp8_params")
@@ -156,8 +154,8 @@ def _plugin(arguments: Mapping[Any, Any], release: int) -> ImportReport:
     for name, dtype, row in (("params_dtype", "fp32", "weights-in-fp32"), ("pipeline_dtype", stages, "stages")):
         if mode != "fp32" and name not in fields:
             builder.record(f"nemo2.{row}", name, dtype, {name: dtype})
-    detail = f"{builder.system} writes 0 over Megatron's own 1"
-    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
+    why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
+    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why=why)
     return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
 
 
@@ -184,7 +182,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     builder.map("fp8_param", "fp8_param_gather")
     if config.first_last_layers_bf16:
         payload.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})
-    report_dropped_autocast(builder, NO_AUTOCAST)
+    report_dropped_autocast(builder)
     return builder.finish(payload)
 
 

@@ -173,7 +173,8 @@ class Row:
         detail: str | None = self.detail
         if self.reads == "optimizer":
             name = value.lower() if isinstance(value, str) else ""
-            detail = next((clause for pattern, clause in _optimizers().items() if re.search(pattern, name)), None)
+            clauses = rows("optimizers").items()
+            detail = next((clause for pattern, clause in clauses if re.search(pattern, name)), None)
         return self.record._replace(detail=detail) if detail else None
 
 
@@ -351,15 +352,11 @@ def table(system: str, folder: Traversable = FOLDER) -> Table:
     return Table(rows(system, folder))
 
 
+@cache
 def rows(name: str, folder: Traversable = FOLDER) -> dict[str, Any]:
     """Return the content of a file of rows."""
     content: dict[str, Any] = yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER)  # noqa: S506  safe
     return content
-
-
-@cache
-def _optimizers() -> dict[str, str]:
-    return rows("optimizers")
 
 
 def record_named(name: str, /, **facts: object) -> Record:

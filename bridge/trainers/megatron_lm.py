@@ -58,12 +58,7 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 
 
 def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the command line sets, without the parser's defaults, and the words it does not know.
-
-    Args:
-        parser: Megatron-LM's parser.
-        words: Further words behind those of the command line.
-    """
+    """Return the arguments that the command line and `words` set, without defaults, and the words it does not know."""
     line = [*sys.argv[1:], *words]
     names = vars(parser.parse_known_args(line)[0])
     found, unknown = parser.parse_known_args(line, argparse.Namespace(**dict.fromkeys(names)))

@@ -17,6 +17,7 @@ from bridge.errors import BridgeError, PayloadError, PrecisionConfigError, Preci
 from bridge.interop import systems
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.conversion import runs_of
+from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -264,5 +265,6 @@ def test_each_key_of_the_context_is_an_argument_of_the_functions_it_names() -> N
     for name, module in MODULES.items():
         for key in module.SYSTEM.context:
             for use, function in (("import", module.SYSTEM.import_), ("export", module.SYSTEM.export)):
-                takes = key.name in inspect.signature(function).parameters
+                parameters = inspect.signature(function).parameters
+                takes = key.name in parameters or ("layout" in parameters and key in LAYOUT)
                 assert takes is (use in key.use), f"{name}: {use} takes {key.name}: {takes}"

@@ -8,6 +8,7 @@ import yaml
 from bridge.errors import BridgeError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ImportReport
+from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import Table
 from bridge.registry.config import MixedPrecisionConfig
@@ -104,7 +105,7 @@ def test_names_that_look_like_precision_are_found_below_any_block_but_not_in_one
 def test_a_document_is_recognised_by_dotted_names_and_kinds_of_value(
     content: dict[str, Any], evidence: str | None
 ) -> None:
-    found = TABLE.recognise_in(content)
+    found = TABLE.recognise(Document(path="run.yaml", text="", kind="yaml", of=content))
     assert (found and found.evidence) == evidence
 
 

@@ -23,8 +23,6 @@ ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGA
 """Field that the peer's class does not have -> the section of a run that holds it, under the same name."""
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
-NO_AUTOCAST = f"{TABLE.title} copies fields of the same name, and Megatron's is enable_autocast"
-"""Why `autocast_enabled` has no effect there. Source: Megatron Bridge 0.6.2 training/mixed_precision.py."""
 
 
 def export(
@@ -36,7 +34,7 @@ def export(
     overrides) or "name" (the recipe's name, where there is one).
     """
     builder = ExportBuilder(config, TABLE.title)
-    report_dropped_autocast(builder, NO_AUTOCAST)
+    report_dropped_autocast(builder)
     if shape not in ("fields", "strings", "name"):
         raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
     name = recipe_named(config) if shape == "name" else None

@@ -12,28 +12,29 @@ class does not have, tell them apart; all fields are ours there, and none of the
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named
 from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
-from bridge.interop.megatron_lm.flags import report_other
+from bridge.interop.megatron_lm.flags import OWNERS, report_other
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.values import SPELLINGS
 from bridge.registry.config import MixedPrecisionConfig, without_references
 from bridge.registry.registry import REGISTRY
 
 __all__ = ["SYSTEM", "export", "import_"]
 
-OWNERS = ("model", "optimizer", "ddp")
 RENAMED = {"enable_autocast": "autocast_enabled"}
+OWN = dict.fromkeys(FIELD_DEFAULTS, "the default of Megatron Core's own class")
 MODULES = "modules"
 """The rows of single modules, which the configurations of this project alone have."""
 EVERYBODYS = frozenset({"bf16", "fp16"})
@@ -96,17 +97,9 @@ def _fields(
     for name in values.keys() - stated.keys():
         builder.map(f"{prefix}{name}")
     values = stated
-    for key, value in values.items():
-        name = str(key)
-        if name in INSTANTIATION:
-            continue
-        if name not in PEER_FIELDS:
-            builder.record("megatron_bridge.not-a-field-of-mixedprecisionconfig-megatron", prefix + name, value)
-        elif name in DTYPES:
-            token = named_dtype(value, prefix + name)
-            builder.map(prefix + name, **({} if token is None else {name: token}))
-        elif name not in TWINS and name not in TWINS.values():
-            builder.map(prefix + name, **{name: value})
+    for name, value in _known(values, prefix, PEER_FIELDS, "not-a-field-of-mixedprecisionconfig-megatron", builder):
+        if name not in (*TWINS, *TWINS.values()):
+            builder.map(prefix + name, **({} if value is None and name in DTYPES else {name: value}))
     if (base or not (constructed or prefix)) and not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
         builder.leave_mode(base or "the config that these fields override")
     elif base:
@@ -116,28 +109,33 @@ def _fields(
         builder.record("megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True)
     if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
         in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
-        why = f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept"
-        builder.imply_scheme(
-            lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=why
-        )
+        why = dict.fromkeys(LAYER_COUNTS, f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept")
+        builder.imply_scheme(f"{prefix}{{}}".format, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why=why)
     return builder.finish()
 
 
 def _own_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a mapping of our own fields, each of which counts as stated."""
     named = values.get(MADE_BY)
-    for key, value in values.items():
-        name = str(key)
-        if name == MADE_BY:
-            builder.map(prefix + name)
-        elif name not in FIELD_DEFAULTS:
-            words, near = TABLE.sentences["no-field"], did_you_mean(close_matches(name, FIELD_DEFAULTS))
-            builder.report(prefix + name, value, words.reason, words.detail, near or words.remedy)
-        else:
-            builder.map(prefix + name, **{name: named_dtype(value, prefix + name) if name in DTYPES else value})
+    for name, value in _known(values, prefix, FIELD_DEFAULTS, "no-field", builder):
+        builder.map(prefix + name, **{name: value})
     if not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
         builder.leave_mode(base or "the config that these fields override")
     return builder.finish(recipe=str(named) if named in REGISTRY else None)
+
+
+def _known(
+    values: Mapping[Any, Any], prefix: str, fields: Collection[str], otherwise: str, builder: ImportBuilder
+) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are one of some fields, dtypes read; report each other one by a sentence."""
+    for name, value in ((str(key), value) for key, value in values.items()):
+        if name in (*INSTANTIATION, MADE_BY):
+            builder.map(prefix + name)
+        elif name in fields:
+            yield name, named_dtype(value, prefix + name) if name in DTYPES else value
+        else:
+            words, near = TABLE.sentences[otherwise], did_you_mean(close_matches(name, fields))
+            builder.report(prefix + name, value, words.reason, words.detail, near or words.remedy)
 
 
 def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool) -> None:
@@ -159,7 +157,8 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
 
 def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
-    for where, name, value in _owned(payload, builder):
+    for where, value in _owned(payload, builder):
+        name = _field(where)
         builder.map(where, **({TWINS.get(name, name): value} if value is not None else {}))
     is_half = builder.fields.get("fp16") or builder.fields.get("bf16")
     if base is not None:
@@ -168,17 +167,17 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | N
         return builder.finish()
     builder.record("megatron_bridge.without-mixed_precision-the-model", "mixed_precision", None)
     builder.fields |= {} if is_half else {"fp32": True}
-    own = "the default of Megatron Core's own class"
     in_fp32 = None if builder.fields.get("fp32") else False
     owners = {"grad_reduce_in_fp32": "ddp"}
-    builder.imply_scheme(lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=own)
+    builder.imply_scheme(lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=OWN)
     return builder.finish()
 
 
 def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
-    for where, name, value in _owned(payload, builder):
+    for where, value in _owned(payload, builder):
+        name = _field(where)
         is_same = value == values[name] or (value in (None, False) and not values[name])
         is_derived = name in DTYPES and not imported.config.is_stated(name)
         if is_same or is_derived or TWINS.get(name, name) not in acting:
@@ -188,39 +187,34 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
     return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
 
 
-class OwnerSetting(NamedTuple):
-    """A setting of precision in the section of an owner."""
-
-    path: str
-    field: str
-    value: Any
+def _field(where: str) -> str:
+    name = where.rpartition(".")[2]
+    return RENAMED.get(name, name)
 
 
-def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[OwnerSetting]:
-    """Yield the owners' own settings that have a field; report the others."""
-    for owner in OWNERS:
-        section = payload.get(owner)
-        if not isinstance(section, Mapping):
-            continue
-        for key, value in section.items():
-            where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
-            if name in PEER_FIELDS:
-                yield OwnerSetting(where, name, named_dtype(value, where) if name in DTYPES else value)
-            elif ELSEWHERE.get(name) == owner:
-                _elsewhere(where, name, value, builder)
-            elif name == "quant_recipe" and MODULES in builder.fields:
-                builder.map(where)  # a sync wrote it from the rows
-            elif name == "quant_recipe" and isinstance(value, Mapping):
-                rows = rows_of(value, is_low=bool(builder.fields.get("fp8") or builder.fields.get("fp4")))
-                if rows is not None:
-                    builder.map(where, modules=rows)
-                else:
-                    builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
-            elif isinstance(value, Mapping) and "_target_" in value:
-                dtype = str(value["_target_"])
-                report_other(builder, where, name, SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype))
+def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, Any]]:
+    """Yield the owners' own settings that have a field of the peer's class, and their values; report the others."""
+    sections = [(owner, payload[owner]) for owner in OWNERS if isinstance(payload.get(owner), Mapping)]
+    for owner, where, value in (
+        (owner, f"{owner}.{key}", value) for owner, held in sections for key, value in held.items()
+    ):
+        name = _field(where)
+        if name in PEER_FIELDS:
+            yield where, named_dtype(value, where) if name in DTYPES else value
+        elif ELSEWHERE.get(name) == owner:
+            _elsewhere(where, name, value, builder)
+        elif name == "quant_recipe" and MODULES in builder.fields:
+            builder.map(where)  # a sync wrote it from the rows
+        elif name == "quant_recipe" and isinstance(value, Mapping):
+            rows = rows_of(value, is_low=bool(builder.fields.get("fp8") or builder.fields.get("fp4")))
+            if rows is not None:
+                builder.map(where, modules=rows)
             else:
-                report_other(builder, where, name, value)
+                builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
+        else:
+            dtype = str(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else None
+            plain = value if dtype is None else SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype)
+            report_other(builder, where, name, plain)
 
 
 def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> None:

@@ -146,24 +146,18 @@ def _decider(run: Arguments) -> str:
     Empty where this is the whole command of one of Megatron-LM's own programs, so that its default decides.
     """
     notes, program = run.launch.notes, run.launch.program
-    sourced = [note.removeprefix("source ") for note in notes if note.startswith("source ")]
-    if sourced:
-        return f"{sourced[0]}, which the script sources,"
-    if run.launch.unread:
-        return run.launch.unread
-    if run.undecided:
-        return f"{run.undecided[0]}, which only the run knows,"
-    if run.elsewhere:
-        return run.elsewhere[0]
-    others = [note for note in notes if not note.endswith(UNREADABLE)]
-    if others:
-        return others[0]
-    unknown = next((one.name for key, one in run.settings.items() if not _is_known(key)), "")
-    if unknown:
-        return f"{unknown}, which is no flag of Megatron-LM's,"
+    sourced = (note.removeprefix("source ") for note in notes if note.startswith("source "))
+    deciders = [
+        *(f"{file}, which the script sources," for file in sourced),
+        run.launch.unread,
+        *(f"{word}, which only the run knows," for word in run.undecided),
+        *run.elsewhere,
+        *(note for note in notes if not note.endswith(UNREADABLE)),
+        *(f"{one.name}, which is no flag of Megatron-LM's," for key, one in run.settings.items() if not _is_known(key)),
+    ]
     if not PROGRAMS.search(program):
-        return f"{program.rpartition('/')[2]}, a program whose defaults are not known here,"
-    return ""
+        deciders.append(f"{program.rpartition('/')[2]}, a program whose defaults are not known here,")
+    return next(filter(None, deciders), "")
 
 
 def _of_words(words: Sequence[Word]) -> Arguments:

@@ -25,7 +25,7 @@ from bridge.precision.values import SPELLINGS, number_of_text
 
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
 END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")
-LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$")
+LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
 SUFFIX = ".pt"
@@ -39,18 +39,12 @@ def printed_arguments(text: str) -> list[tuple[dict[str, Any], bool]]:
     A block that stands twice counts once.
     """
     found: list[tuple[dict[str, Any], bool]] = []
-    block: dict[str, Any] | None = None
-    for line in text.split("\n"):
-        if START.search(line) and "end of" not in line:
-            block = {}
-        elif block is not None and END.search(line):
-            if block and (block, True) not in found:
-                found.append((block, True))
-            block = None
-        elif block is not None and (match := LINE.search(line.rstrip())) is not None:
-            block[match[1]] = _value(match[2].strip())
-    if block and (block, True) not in found:
-        found.append((block, False))
+    pieces = START.split(text)[1:]
+    for place, piece in enumerate(pieces, 1):
+        lines, *rest = END.split(piece, maxsplit=1)
+        block = {match[1]: _value(match[2].strip()) for match in LINE.finditer(lines)}
+        if block and (block, True) not in found and (rest or place == len(pieces)):
+            found.append((block, bool(rest)))
     return found
 
 

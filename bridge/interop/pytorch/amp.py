@@ -36,8 +36,12 @@ def amp_fields(compute: str) -> dict[str, object]:
     return mode | {"autocast_enabled": True, "autocast_dtype": compute}
 
 
-def report_dropped_autocast(builder: ExportBuilder, why: str) -> None:
-    """Record the run of a system over Megatron Core that never opens autocast, because `why`: its mode decides."""
+def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
+    """Record the run of a system over Megatron Core that never opens autocast, because `why`: its mode decides.
+
+    NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2 and 0.6.2.
+    """
+    why = why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
     mode, compute = builder.config.mode, str(builder.values["autocast_dtype"])
     facts = {"why": why, "mode": mode, "runs": mode.upper(), "compute": compute, "casts": compute.upper()}
     if not builder.config.autocast_enabled:

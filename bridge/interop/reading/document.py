@@ -37,20 +37,8 @@ DOTTED = re.compile(
 
 VARIABLE = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*('[^'\n]*'|"[^"\n]*"|[^#\n]*)""", re.MULTILINE)
 """A variable of an environment file and its value, in quotes or up to a comment."""
-SUFFIXES = {
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".json": "json",
-    ".sh": "shell",
-    ".bash": "shell",
-    ".slurm": "shell",
-    ".sbatch": "shell",
-    ".sub": "shell",
-    ".slrm": "shell",
-    ".py": "python",
-    ".env": "env",
-    ".toml": "toml",
-}
+SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".py": "python", ".env": "env"}
+SUFFIXES |= dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm"), "shell")
 
 
 @dataclass(frozen=True, kw_only=True)

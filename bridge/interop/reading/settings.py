@@ -106,6 +106,10 @@ class Settings:
             raise self.wrong(key, rule, value, "Use torch.bfloat16")
         return compute
 
+    def named_dtype(self, key: str) -> str | None:
+        """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
+        return named_dtype(self.values.get(key), self.name(key))
+
     def section(self, key: str) -> Settings:
         """Return the mapping under `key`, empty where nothing was written."""
         value = self.values.get(key)
@@ -114,8 +118,7 @@ class Settings:
     def wrong(self, key: str, rule: str, value: object, remedy: str) -> PayloadError:
         """Return the error to raise about `key`."""
         path = ": ".join(filter(None, (self.system, self.name(key) if key else self.path)))
-        ending = "" if remedy.endswith(("?", ".")) else "."
-        return PayloadError(f"{path}: {rule}, got {shown(value)}. {remedy}{ending}")
+        return PayloadError.of(path, rule, value, remedy if remedy.endswith(("?", ".")) else f"{remedy}.")
 
 
 def named_dtype(value: object, where: str) -> str | None:
@@ -136,14 +139,3 @@ def half_or_fp32(value: object) -> str | None:
     except ValueError:
         return None
     return compute if compute in ("fp32", "bf16", "fp16") else None
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """Return the value for a message, on one line and cut where it is long."""
-    if isinstance(value, Mapping | list | tuple | set) and len(value) > 8:
-        return f"a {type(value).__name__} of {len(value)}"
-    try:
-        text = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists within lists without end
-        return f"a {type(value).__name__} too large to show"
-    return text if len(text) <= limit else text[: limit - 1] + "…"

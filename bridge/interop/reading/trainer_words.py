@@ -6,7 +6,7 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.interop.launch.word import Word
 from bridge.interop.reading.command_words import CommandWords
-from bridge.interop.reading.settings import Settings, shown
+from bridge.interop.reading.settings import Settings
 
 TITLE = "TrainingArguments"
 SWITCHES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
@@ -17,7 +17,7 @@ def arguments(words: Iterable[object]) -> dict[str, Any]:
     known = list[Word]()
     for word in words:
         if not isinstance(word, str):
-            raise PayloadError(f"{TITLE}: command-line words must be strings, got {shown(word)}. Quote it.")
+            raise PayloadError.of(TITLE, "command-line words must be strings", word, "Quote it.")
         known.append(Word(word))
     return arguments_of(CommandWords(known))
 
