@@ -34,22 +34,12 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, "convert", _convert, text, json=fields)
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
     parser.add_argument("--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML")
-    parser.add_argument(
-        "--assume-defaults",
-        action="store_true",
-        help="where the file does not state the mode, take the system's own default, and record it",
-    )
-    parser.add_argument(
-        "--from", dest="source", metavar="SYSTEM", help="system the file is written for, if not detected"
-    )
-    parser.add_argument(
-        "--context",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="facts that no file states: versions, GPU",
-    )
+    assumed = "where the file does not state the mode, take the system's own default, and record it"
+    parser.add_argument("--assume-defaults", action="store_true", help=assumed)
+    source = "system the file is written for, if not detected"
+    parser.add_argument("--from", dest="source", metavar="SYSTEM", help=source)
+    facts = "facts that no file states: versions, GPU"
+    parser.add_argument("--context", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=facts)
     strict = "exit with 1 where precision is lost, and write no payload but that of --json"
     parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("-v", "--verbose", action="store_true", help="list every field, default and dead setting too")

@@ -249,7 +249,7 @@ def _read(document: Document) -> Any:
 
 CONTEXT = (
     ContextKey("fp8_backend", "AO, TE or MSAMP where the file does not say"),
-    ContextKey("form", "yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)),
+    ContextKey("form", "yaml, or arguments for those of Accelerator (export)", use=("export",)),
     NUM_LAYERS,
 )
 SYSTEM = System(

@@ -139,10 +139,7 @@ class ImportBuilder:
                     detail = f"no mode is stated with it; {self.decided_by} decides in what all but its GEMMs runs"
                     remedy = "State bf16, fp16 or fp32 with it."
                     self.report(scheme, self.fields[scheme], "unsupported", detail, remedy)
-        same = is_whole and semantics in (
-            semantics_of(config),
-            "fsdp_policy",
-        )  # a policy's FP32 shards are FP32 masters
+        same = is_whole and semantics in (semantics_of(config), "fsdp_policy")  # FP32 shards are FP32 masters
         return ImportReport(
             config=config,
             semantics=semantics,

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from bridge.errors import PayloadError
@@ -27,37 +26,31 @@ from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.systems import KINDS
 from bridge.registry.config import MixedPrecisionConfig
 
-REASONS = MappingProxyType(
-    {
-        "unsupported": "the other side has no such setting",
-        "approximated": "the nearest setting of the other side was taken",
-        "implied default": "the setting is not written, and the system's own default decides",
-        "dead knob": "the setting is written and has no effect",
-        "semantics": "the same word means another computation",
-    }
-)
+REASONS: Mapping[str, str] = {
+    "unsupported": "the other side has no such setting",
+    "approximated": "the nearest setting of the other side was taken",
+    "implied default": "the setting is not written, and the system's own default decides",
+    "dead knob": "the setting is written and has no effect",
+    "semantics": "the same word means another computation",
+}
 
-REMEDIES = MappingProxyType(
-    {
-        "unsupported": "Set it up by hand where you train next.",
-        "approximated": "Nothing to do.",
-        "implied default": "Write it down if the run depends on it.",
-        "dead knob": "Drop it.",
-        "semantics": "Look at what it does.",
-    }
-)
+REMEDIES: Mapping[str, str] = {
+    "unsupported": "Set it up by hand where you train next.",
+    "approximated": "Nothing to do.",
+    "implied default": "Write it down if the run depends on it.",
+    "dead knob": "Drop it.",
+    "semantics": "Look at what it does.",
+}
 """Reason -> what to do where a row does not say it."""
 
-SEMANTICS = MappingProxyType(
-    {
-        "megatron_o2": "half-precision weights everywhere, FP32 master weights in the optimizer",
-        "amp_o1": "FP32 weights, each operator cast by autocast",
-        "fsdp_policy": "FP32 shards, cast to half precision when they are gathered",
-        "true": "half-precision weights and optimizer state, nothing in FP32",
-        "fp32": "no half precision anywhere",
-        "unstated": "the file does not state the mode, and does not show the whole run either",
-    }
-)
+SEMANTICS: Mapping[str, str] = {
+    "megatron_o2": "half-precision weights everywhere, FP32 master weights in the optimizer",
+    "amp_o1": "FP32 weights, each operator cast by autocast",
+    "fsdp_policy": "FP32 shards, cast to half precision when they are gathered",
+    "true": "half-precision weights and optimizer state, nothing in FP32",
+    "fp32": "no half precision anywhere",
+    "unstated": "the file does not state the mode, and does not show the whole run either",
+}
 """The first four are all called "bf16 mixed" by one system or another."""
 
 
@@ -151,7 +144,6 @@ class ContextKey:
 
     name: str
     meaning: str
-    default: object = None
     use: tuple[str, ...] = ("import",)
     """Which functions take it: "import", "export"."""
 

@@ -29,7 +29,7 @@ from bridge.interop.meaning import meaning, semantics_of
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
 from bridge.interop.reading.settings import Settings
-from bridge.interop.table import table
+from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("nemo1")
@@ -86,13 +86,7 @@ class File:
 
     def get(self, path: str) -> Any:
         """Return a value by its dotted path from the top, None where there is none."""
-        return _at(self.payload, path)
-
-
-def _at(value: Any, path: str) -> Any:
-    for word in path.split("."):
-        value = value.get(word) if isinstance(value, Mapping) else None
-    return value
+        return at(self.payload, path)
 
 
 def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0) -> Any:
@@ -106,7 +100,7 @@ def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: in
     if found is None:
         return value
     path = ".".join([*where.split(".")[: -len(found[1])], found[2]]) if found[1] else found[2]
-    target = _at(payload, path)
+    target = at(payload, path)
     is_plain = target is not None and not isinstance(target, Mapping | list)
     return _followed(target, payload, path, depth + 1) if is_plain else value
 
@@ -184,9 +178,6 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
     has_section = isinstance(section, Mapping)
     given: Mapping[Any, Any] = section if isinstance(section, Mapping) else file.payload
     trainer = {str(key): value for key, value in given.items()}
-    precision = trainer.get("precision")
-    if isinstance(precision, float) and precision.is_integer():
-        trainer["precision"] = int(precision)
     for key, value in (file.model.values if has_section and file.has_model else {}).items():
         if bears_on_precision(key) and value not in (None, False):
             builder.record("nemo1.a-setting-of-the-model-that", f"model.{key}", value)
@@ -252,7 +243,7 @@ def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> N
     """State the dtype in which gradients are reduced: the distributed optimizer's setting, or that of torch FSDP."""
     values = {
         "model.fsdp_grad_reduce_dtype": file.model.values.get("fsdp_grad_reduce_dtype"),
-        "model.optim.grad_sync_dtype": _at(file.optim, "grad_sync_dtype"),
+        "model.optim.grad_sync_dtype": at(file.optim, "grad_sync_dtype"),
     }
     fsdp = file.model.switch("fsdp")
     decides, other = values if fsdp else reversed(values)
@@ -346,7 +337,7 @@ def _quantisation(file: File, builder: ImportBuilder) -> bool:
     if algorithm is None:
         builder.map("quantization.algorithm")
         return False
-    when = "afterwards" if _at(file.model.values, "data.train_ds") is None else "in-training"
+    when = "afterwards" if at(file.model.values, "data.train_ds") is None else "in-training"
     builder.record(f"nemo1.quantised-{when}", "quantization.algorithm", algorithm, algorithm=algorithm)
     options = {key: value for key, value in section.items() if value not in (None, False)}
     TABLE.read(builder, Settings(options, builder.system, "quantization"), "quantization", algorithm=algorithm)

@@ -202,5 +202,5 @@ def read(document: Document) -> Any:
     return document if document.kind == "python" else document.content
 
 
-VERSION = ContextKey("nemo_version", "release that runs it; recipes changed under their names", default="2.6")
+VERSION = ContextKey("nemo_version", "release that runs it; recipes changed under their names")
 SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, import_, export, recognise, as_yaml, read, (VERSION,), import_all)

@@ -335,11 +335,16 @@ class Table:
         return given.wrong(key, words.detail, given.values.get(key), words.remedy)
 
 
-def _is_there(content: object, name: str, counts: Callable[[object], bool] = PRESENT["any"]) -> bool:
-    """Return whether a document has a setting, and its value counts."""
+def at(content: Any, name: str, default: Any = None) -> Any:
+    """Return a value by its dotted name from the top, `default` where there is none."""
     for key in name.split("."):
-        content = content.get(key, ABSENT) if isinstance(content, Mapping) else ABSENT
-    return content is not ABSENT and counts(content)
+        content = content.get(key, default) if isinstance(content, Mapping) else default
+    return content
+
+
+def _is_there(content: object, name: str, counts: Callable[[object], bool] = PRESENT["any"]) -> bool:
+    value = at(content, name, ABSENT)
+    return value is not ABSENT and counts(value)
 
 
 def _columns(row: str | Mapping[str, Any]) -> dict[str, Any]:

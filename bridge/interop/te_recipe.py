@@ -4,21 +4,17 @@ A recipe says how the matrix multiplications are quantised and nothing else: dty
 reduction live elsewhere. Its classes are pydantic dataclasses that swallow arguments they do not know without a word.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.builders import DELAYED, ExportBuilder
 from bridge.interop.contract import ExportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.interop.table import table
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import SCHEMES
-
-if TYPE_CHECKING:
-    from bridge.precision.module_schemes import ModuleSchemes
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("te_recipe")
 MODULE = "transformer_engine.common.recipe"
@@ -64,13 +60,8 @@ def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
     for chosen in dict.fromkeys(one for one in wanted if one is not None and one.scheme in DEFAULT_FORMATS):
         default = DEFAULT_FORMATS[chosen.scheme]
         if chosen.format != default:
-            builder.record(
-                "te_recipe.transformer-engine-factory",
-                "fp8" if chosen == run else "modules",
-                scheme=chosen.scheme,
-                default=default,
-                format=chosen.format,
-            )
+            facts = {"scheme": chosen.scheme, "default": default, "format": chosen.format}
+            builder.record("te_recipe.transformer-engine-factory", "fp8" if chosen == run else "modules", **facts)
     off = () if config.scheme == "delayed" else tuple(DELAYED)
     off += () if config.fp8 else ("fp8_recipe",)
     off += () if config.fp4 else ("fp4_recipe",)

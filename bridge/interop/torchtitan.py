@@ -179,5 +179,5 @@ def _names(block: Settings, key: str) -> list[str] | None:
     return listed
 
 
-CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast", default=True), NUM_LAYERS)
+CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast"), NUM_LAYERS)
 SYSTEM = System("torchtitan", TABLE.title, TABLE.version, import_, export, TABLE.recognise, as_json, context=CONTEXT)

@@ -256,8 +256,8 @@ def recognise(document: Document) -> Recognised | None:
 
 
 CONTEXT = (
-    ContextKey("shape", "fields, strings (for overrides) or name", default="fields", use=("export",)),
-    ContextKey("bridge_version", "Megatron Bridge of the run", default="0.7", use=("export",)),
+    ContextKey("shape", "fields, strings (for overrides) or name", use=("export",)),
+    ContextKey("bridge_version", "Megatron Bridge of the run", use=("export",)),
     *LAYOUT,
 )
 SYSTEM = System(

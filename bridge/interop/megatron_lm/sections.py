@@ -6,10 +6,9 @@ An argument becomes the field of the same name in every config that has one, as 
 Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and training.py.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from bridge.errors import WrongValueError
 from bridge.interop.launch.word import Word, joined
@@ -27,9 +26,6 @@ from bridge.interop.megatron_lm.flags import (
 )
 from bridge.precision.values import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 LISTS, ONE_FOR_ALL, MEMBERS = (TABLE.data[name] for name in ("lists", "one for all", "members"))
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")

@@ -20,8 +20,8 @@ FILE = "te_precision.yaml"
 SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 LAYOUT = (
     NUM_LAYERS,
-    ContextKey(name=SIZES[0], meaning="stages of the pipeline, for rows that name layers", default=1, use=("export",)),
-    ContextKey(name=SIZES[1], meaning="model chunks of a stage, for rows that name layers", default=1, use=("export",)),
+    ContextKey(name=SIZES[0], meaning="stages of the pipeline, for rows that name layers", use=("export",)),
+    ContextKey(name=SIZES[1], meaning="model chunks of a stage, for rows that name layers", use=("export",)),
 )
 
 
