@@ -357,7 +357,6 @@ def table(system: str, folder: Traversable = FOLDER) -> Table:
     return Table(rows(system, folder))
 
 
-@cache
 def rows(name: str, folder: Traversable = FOLDER) -> dict[str, Any]:
     """Return the content of a file of rows."""
     content: dict[str, Any] = yaml.load(folder.joinpath(f"{name}.yaml").read_text("utf-8"), LOADER)  # noqa: S506  safe
