@@ -27,10 +27,8 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
 
     RunConfigError, on every rank, where two ranks have different settings.
     """
-    digest, rank = (
-        hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest(),
-        torch.distributed.get_rank(),
-    )
+    digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
+    rank = torch.distributed.get_rank()
     digests = from_all_ranks(lambda: digest)
     differing = [number for number, own in enumerate(digests) if own != digests[0]]
     if not differing:

@@ -26,6 +26,7 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from torch import Tensor
 
 from bridge.errors import RunConfigError
 from bridge.megatron.causal_attention import attended, chunks_of, in_order, multiplied_dtype
@@ -50,14 +51,8 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
         """Return the attended values, [S, B, N * D]."""
         config, softmax = self.config, self.scale_mask_softmax
         is_plain = (
@@ -77,7 +72,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             if group.size() > 1:
                 rule = "attention with a mask, a window or dropout has no context parallelism here"
                 raise RunConfigError.of("model.context_parallel_size", rule, group.size(), "Set it to 1.")
-            output: torch.Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
+            output: Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
             return output
         if group.size() == 1:
             return self._attended(query, key, value)
@@ -88,7 +83,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         ends = [len(chunks[0]) * (number + 1) for number in chunks_of(group.rank(), group.size())]
         return torch.cat([self._attended(q, key[:end], value[:end]) for q, end in zip(chunks, ends, strict=True)])
 
-    def _attended(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attended values of queries whose last one is at the place of the last key, [S, B, N * D]."""
         dtype = query.dtype
         q_BNSD, k_BGSD, v_BGSD = (
@@ -116,7 +111,7 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
             self.linear_kv_down_proj.register_forward_hook(_whole_latent)
 
 
-def _whole_latent(_layer: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+def _whole_latent(_layer: Any, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
     """Return the latent and the rotary key of this rank's part of the sequence, from this rank's part of both."""
     part, bias = output
     return scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(part)), bias

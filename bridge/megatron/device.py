@@ -46,14 +46,12 @@ def _cuda_type_name(_original: object) -> Callable[..., Any]:
 
 def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
     """An autocast query for which "cuda", which is the default too, means the CPU."""
-    return lambda device_type="cuda": on_cpu(query)(device_type)
+    asked = on_cpu(query)
+    return lambda device_type="cuda": asked(device_type)
 
 
-def _nothing(*_: object) -> None:
-    """Stand for a wait on a device that does things in order anyway."""
-
-
-_STREAM = SimpleNamespace(wait_event=_nothing, wait_stream=_nothing, synchronize=_nothing)
+_STREAM = SimpleNamespace(**dict.fromkeys(("wait_event", "wait_stream", "synchronize"), lambda *_: None))
+"""A stream of a device that does things in order anyway."""
 _STREAM.record_event = lambda *_: _STREAM
 
 

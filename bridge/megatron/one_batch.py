@@ -42,7 +42,7 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     The results are in the order of execution; a weight's gradient comes after that of the layer's input.
     """
     captured: Captured = {}
-    linears: dict[Any, tuple[int, str]] = {
+    linears = {
         module: where
         for module, where in global_layer_names(model).items()
         if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter) and weight.ndim == 2
@@ -65,12 +65,7 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
 
 
 def _forward_hook(
-    where: tuple[int, str],
-    captured: Captured,
-    loss_scale: float,
-    _module: torch.nn.Module,
-    inputs: tuple[Any, ...],
-    output: Any,
+    where: tuple[int, str], captured: Captured, loss_scale: float, _module: Any, inputs: tuple[Any, ...], output: Any
 ) -> None:
     """Keep a layer's output, and the gradient of its input; under recomputation the second pass has that one."""
     _keep(captured, where, "fprop", output[0] if isinstance(output, tuple) else output)

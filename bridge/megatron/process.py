@@ -86,8 +86,9 @@ class _Launch:
     """The launcher's variables, read once from the environment."""
 
     def __init__(self) -> None:
-        self.rank, self.world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        self.local_rank, self.local_world_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+        self.rank, self.local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+        sizes = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        self.world_size, self.local_world_size = sizes
         self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
     def threads(self) -> int:
@@ -98,10 +99,6 @@ class _Launch:
             return stated
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
         return max(1, cpus // self.local_world_size)
-
-
-def _number(name: str, default: int) -> int:
-    return int(os.environ.get(name, default))
 
 
 @contextmanager

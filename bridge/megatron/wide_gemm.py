@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _aten = torch.ops.aten
 _installed: dict[torch.dtype, Any] = {}
@@ -35,42 +36,36 @@ def slow_dtypes() -> tuple[torch.dtype, ...]:
     return tuple(dtype for dtype, fast in has_kernel.items() if not fast)
 
 
-def _wide(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return both operands in FP32 if they are of one type that is widened, else as they are."""
     if first.dtype is second.dtype and first.dtype in _installed:
         return first.float(), second.float()
     return first, second
 
 
-def _empty_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _empty_product(first: Tensor, second: Tensor) -> Tensor:
     return torch.empty((*first.shape[:-1], second.shape[-1]), dtype=first.dtype, device=first.device)
 
 
-def _product(operator: Callable[..., torch.Tensor], first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _product(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> Tensor:
     """Return the product in the operands' type, through the operator's ``out`` overload, which has its own kernel."""
     wide = _wide(first, second)
     return operator(*wide, out=_empty_product(*wide)).to(first.dtype)
 
 
 def _sum(
-    operator: Callable[..., torch.Tensor],
-    summand: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> torch.Tensor:
-    """Return beta * summand + alpha * product in the operands' type; with beta 0 the summand is not read."""
+    operator: Callable[..., Tensor], added: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Return beta * added + alpha * product in the operands' type; with beta 0 the summand is not read."""
     wide = _wide(first, second)
     out = _empty_product(*wide)
-    start = out if beta == 0 else summand
+    start = out if beta == 0 else added
     if start.dtype is first.dtype:
         start = start.to(out.dtype)
     return operator(start, *wide, beta=beta, alpha=alpha, out=out).to(first.dtype)
 
 
-OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
+OPERATORS: dict[str, Callable[..., Tensor]] = {
     "mm": partial(_product, _aten.mm.out),
     "bmm": partial(_product, _aten.bmm.out),
     "addmm": partial(_sum, _aten.addmm.out),

@@ -109,15 +109,12 @@ def scales_of_this_pass(state: DelayedScaling) -> Iterator[None]:
 
 
 def checkpoint(
-    forward: Callable[..., Any],
-    distribute_saved_activations: bool,
-    get_rng_tracker: Callable[[], Any],
-    tp_group: Any,
-    *args: Any,
-    **kwargs: Any,
+    forward: Callable[..., Any], is_distributed: bool, _rng_tracker: Any, _tp_group: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a function now and again in the backward pass, with the call signature of Megatron's `te_checkpoint`."""
-    del get_rng_tracker, tp_group  # Megatron's own checkpoint knows both
+    """Run a function now and again in the backward pass, with the call signature of Megatron's `te_checkpoint`.
+
+    Megatron's own checkpoint, which takes its place, knows the random states and the group.
+    """
     scales, passes = deque[torch.Tensor](), count()
 
     def run(*tensors: Any) -> Any:
@@ -127,4 +124,4 @@ def checkpoint(
         finally:
             _REGION.reset(token)
 
-    return tensor_parallel.checkpoint(run, distribute_saved_activations, *args)
+    return tensor_parallel.checkpoint(run, is_distributed, *args)

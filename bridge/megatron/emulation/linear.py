@@ -1,3 +1,4 @@
+# ruff: noqa: A002  (Megatron's name of an argument)
 """Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
 
 Communication, initialisation, sharding and checkpoints stay Megatron's: a layer that is built is given one of the two
@@ -27,6 +28,7 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
+from torch import Tensor
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
@@ -57,15 +59,9 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
     scheme = scheme_of(config)
     if scheme is None:
         return None
-    if scheme != "delayed":
-        return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4)
-    return GemmPrecision(
-        scheme=scheme,
-        format=config.fp8,
-        margin=config.fp8_margin,
-        amax_history_len=config.fp8_amax_history_len,
-        amax_compute_algo=config.fp8_amax_compute_algo,
-    )
+    names = ("margin", "amax_history_len", "amax_compute_algo") if scheme == "delayed" else ()
+    delayed = {name: getattr(config, f"fp8_{name}") for name in names}
+    return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4, **delayed)
 
 
 def is_low_layer(config: Any, number: int) -> bool:
@@ -183,20 +179,14 @@ class EmulatedLinear:
         if chosen is not None and chosen.scheme == "delayed":
             self.fp8_state = DelayedScaling(chosen, self.weight.device)
 
-    def _forward_impl(
-        self,
-        input: torch.Tensor,  # noqa: A002 Megatron's name
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        **others: Any,
-    ) -> torch.Tensor:
+    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any) -> Tensor:
         """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
 
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
         """
         precision = self.gemm_precision if self.training else self.evaluation_precision
         if precision is None:  # Megatron's layer comes next
-            result: torch.Tensor = super()._forward_impl(input, weight, bias, **others)  # type: ignore[misc]
+            result: Tensor = super()._forward_impl(input, weight, bias, **others)  # type: ignore[misc]
             return result
         x, group = input, others.get("tp_group")
         if others.get("sequence_parallel"):

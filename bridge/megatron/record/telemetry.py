@@ -33,12 +33,12 @@ TE_ROLES = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
 """Transformer Engine's lists of quantizers -> operand of the first one."""
 
 
-def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, tuple[int, str]]:
+def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:
     """Return the global number of the layer and the name in it, for every module in a transformer or prediction layer.
 
     Prediction layers are numbered after the others; names in the transformer layer inside one are as in any other.
     """
-    names: dict[torch.nn.Module, tuple[int, str]] = {}
+    names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
         for layer in chunk.modules():
             if isinstance(layer, LAYERS):
@@ -76,12 +76,8 @@ class Telemetry:
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
         names = global_layer_names(model)
-        self._layers: list[tuple[Any, tuple[int, str]]] = [
-            (module, where) for module, where in names.items() if isinstance(module, EmulatedLinear)
-        ]
-        self._of_te: list[tuple[Any, tuple[int, str]]] = [
-            (module, where) for module, where in names.items() if hasattr(module, "quantizers")
-        ]
+        self._layers = [(layer, where) for layer, where in names.items() if isinstance(layer, EmulatedLinear)]
+        self._of_te = [(layer, where) for layer, where in names.items() if hasattr(layer, "quantizers")]
         self._seen: set[_Place] = set()
 
     @contextmanager

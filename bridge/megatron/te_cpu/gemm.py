@@ -1,3 +1,4 @@
+# ruff: noqa: N806  (cuBLAS's names, as in the extension)
 """GEMMs of the extension: `generic_gemm`, and the grouped one as a loop over it.
 
 Transformer Engine names the operands as cuBLAS does, in column-major order: `generic_gemm(A, transA, B, transB)` gives
@@ -24,31 +25,10 @@ from bridge.pytorch.record.te import GEMM_OF_LAYOUT, is_quantised
 
 
 def generic_gemm(
-    A: Any,  # noqa: N803  cuBLAS's names, as in the extension
-    transA: bool,  # noqa: N803
-    B: Any,  # noqa: N803
-    transB: bool,  # noqa: N803
-    D: Any,  # noqa: N803
-    quantizer: Any,
-    output_dtype: Any,
-    bias: torch.Tensor | None,
-    bias_type: Any,
-    gelu: bool,
-    gelu_in: torch.Tensor | None,
-    grad: bool,
-    workspace: torch.Tensor | None,
-    workspace_size: int,
-    accumulate: bool,
-    use_split_accumulator: bool,
-    comm_overlap: Any = None,
-    comm_type: Any = None,
-    extra_output: Any = None,
-    bulk_overlap: bool = False,
-    alpha: float = 1.0,
-    beta: float | None = None,
+    *given: Any, comm_overlap: Any = None, extra_output: Any = None, alpha: float = 1.0, beta: Any = None, **_more: Any
 ) -> list[Any]:
     """Return result, gradient of the bias, None for the input of a GELU, and extra output; None where there is none."""
-    del bias_type, gelu_in, workspace, workspace_size, use_split_accumulator, comm_type, bulk_overlap
+    A, transA, B, transB, D, quantizer, output_dtype, bias, _, gelu, _, grad, _, _, accumulate, _ = given
     others = {
         "overlap with communication (userbuffers)": comm_overlap is not None,
         "a fused GELU": gelu,
@@ -97,27 +77,9 @@ def _product(gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_
     return out if bias is None else out + bias.float()
 
 
-def te_general_grouped_gemm(
-    A: list[Any],  # noqa: N803
-    transA: bool,  # noqa: N803
-    B: list[Any],  # noqa: N803
-    transB: bool,  # noqa: N803
-    D: Any,  # noqa: N803
-    D_type: Any,  # noqa: N803
-    m_splits: list[int],
-    bias: list[torch.Tensor] | None,
-    bias_type: Any,
-    single_output: bool,
-    pre_gelu_out: Any,
-    grad: bool,
-    workspace: Any,
-    workspace_size: int,
-    accumulate: bool,
-    use_split_accumulator: bool,
-    math_sm_count: int = 0,
-) -> list[torch.Tensor] | None:
+def te_general_grouped_gemm(*given: Any) -> Any:
     """Multiply each pair of a group; an expert without tokens leaves zeros, or with `accumulate` the sum as it is."""
-    del D_type, pre_gelu_out, workspace, workspace_size, math_sm_count
+    A, transA, B, transB, D, _, m_splits, bias, bias_type, single_output, _, grad, _, _, accumulate, split, *_ = given
     outs = D
     if single_output:
         outs = list(torch.split(D if isinstance(D, torch.Tensor) else D[0], m_splits))
@@ -125,7 +87,7 @@ def te_general_grouped_gemm(
         own = bias[index] if bias else None
         found = generic_gemm(
             left, transA, right, transB, outs[index], None, None, own, bias_type, False, None, grad, None, 0,
-            accumulate, use_split_accumulator,
+            accumulate, split,
         )  # fmt: skip
         if found[1] is not None and bias is not None:
             bias[index].copy_(found[1])

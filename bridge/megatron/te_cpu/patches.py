@@ -5,7 +5,6 @@ Transformer Engine's questions ("is there CUDA?", "is this tensor on it?") are a
 that asks runs: answered for good, they would lead torch and Megatron to CUDA too.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 import yaml
 
-from bridge.megatron.replacement import Rows, always, on_cpu, rng_state, set_rng_state
+from bridge.megatron.replacement import Rows, always, on_cpu, replaced, rng_state, set_rng_state
 from bridge.megatron.te_cpu.storage import dequantize
 
 
@@ -31,25 +30,10 @@ _DONE = SimpleNamespace(wait=lambda: None)
 """The handle of collectives that have ended."""
 
 
-def _while_it_runs(owner: Any, name: str, answer: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a wrapper that sets an attribute of torch for the length of each call."""
-
-    def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            is_own, before = name in vars(owner), vars(owner).get(name)
-            setattr(owner, name, answer)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if is_own:
-                    setattr(owner, name, before)
-                else:
-                    delattr(owner, name)
-
-        return call
-
-    return wrapped
+_WITH_CUDA = replaced([(torch.cuda, "is_available", lambda: True)])
+"""Decorator: there is CUDA for the length of each call."""
+_ON_CUDA = replaced([(torch.Tensor, "is_cuda", property(lambda _self: True))])
+"""Decorator: every tensor is on it."""
 
 
 def _entered_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,17 +49,9 @@ def _entered_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
     return entered
 
 
-_WITH_CUDA = _while_it_runs(torch.cuda, "is_available", lambda: True)
-_ON_CUDA = _while_it_runs(torch.Tensor, "is_cuda", property(lambda _self: True))
-
-
 def _dequantized(_original: Any) -> Any:
     """The forward pass of a dequantisation, without the way over CUDA."""
-
-    def forward(_ctx: Any, tensor: Any, dtype: torch.dtype) -> torch.Tensor:
-        return dequantize(tensor, dtype)
-
-    return staticmethod(forward)
+    return staticmethod(lambda _ctx, tensor, dtype: dequantize(tensor, dtype))
 
 
 def patches(capability: tuple[int, int], release: str) -> Rows:

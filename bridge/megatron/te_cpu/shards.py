@@ -96,25 +96,18 @@ def nvfp4_compute_global_scale(amaxes: Tensor, scales: Tensor) -> None:
     scales.copy_(torch.tensor([whole_nvfp4_scale(amax) for amax in amaxes.tolist()]))
 
 
-def nvfp4_multi_tensor_fused_scale(
-    amaxes: Tensors,
-    whole_amaxes: Tensors,
-    factors: Tensors,
-    scales: Tensors,
-    held_amaxes: Tensors,
-    tile_rows: list[int],
-    tile_columns: list[int],
-    padded_rows: list[int],
-    block_len: int,
-) -> None:
-    """Write the factors of square tiles, and into quantised tensors their scales, one per row, and their amaxes."""
-    del tile_rows, padded_rows
-    rows = zip(amaxes, whole_amaxes, factors, scales, held_amaxes, tile_columns, strict=True)
-    for amax, whole, factor, scale, held, columns in rows:
+def nvfp4_multi_tensor_fused_scale(*lists_and_size: Any) -> None:
+    """Write the factors of square tiles, and into quantised tensors their scales, one per row, and their amaxes.
+
+    Arguments: amaxes, amaxes of the whole, factors, scales and amaxes of the quantised tensors, rows and columns of
+    tiles, padded rows, and the tile's length.
+    """
+    *lists, size = lists_and_size
+    for amax, whole, factor, scale, held, _rows, columns, _padded in zip(*lists, strict=True):
         decoded, encoded = nvfp4_block_scale(amax, whole_nvfp4_scale(whole.item()))
         factor.copy_(encoded)
         held.copy_(whole)
-        codes = encode(decoded, FORMATS["e4m3"]).repeat_interleave(block_len, 0)[: len(scale)]
+        codes = encode(decoded, FORMATS["e4m3"]).repeat_interleave(size, 0)[: len(scale)]
         scale[: len(codes), :columns].copy_(codes.view(scale.dtype))
 
 
@@ -134,16 +127,11 @@ def nvfp4_multi_tensor_2d_partial_cast(
 
 
 def nvfp4_2d_multi_tensor_transpose(
-    codes: Tensors,
-    transposed: Tensors,
-    scales: Tensors,
-    transposed_scales: Tensors,
-    rows: list[int],
-    columns: list[int],
+    codes: Tensors, codes_t: Tensors, scales: Tensors, scales_t: Tensors, rows: list[int], columns: list[int]
 ) -> None:
     """Write the column-wise copies of matrices that are quantised in tiles of 16 x 16."""
     size = 16
-    copies = zip(codes, transposed, scales, transposed_scales, rows, columns, strict=True)
+    copies = zip(codes, codes_t, scales, scales_t, rows, columns, strict=True)
     for held, out, scale, out_scale, height, width in copies:
         out.copy_(pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(out.shape))
         tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[: len(out_scale)]

@@ -19,16 +19,10 @@ _ELEMENTS = 1 << 16
 
 
 def fused_amax_and_scale_update_after_reduction(
-    amax_reduction_buffer: torch.Tensor,
-    amax_histories: list[torch.Tensor],
-    scales: list[torch.Tensor],
-    amax_compute_algo: str,
-    fp8_dtype: Any,
-    margin: float,
+    reduced: torch.Tensor, histories: list[torch.Tensor], scales: list[torch.Tensor], algo: str, fp8: Any, margin: float
 ) -> None:
     """Roll the histories of delayed scaling and renew its scales, from amaxes reduced over the ranks."""
-    aim = largest(fp8_dtype) * 2.0**-margin
-    update_together(amax_histories, scales, aim, algo=amax_compute_algo, reduced_amax=amax_reduction_buffer)
+    update_together(histories, scales, largest(fp8) * 2.0**-margin, algo=algo, reduced_amax=reduced)
 
 
 def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
@@ -73,19 +67,7 @@ def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
         yield from zip(*(tensor.detach().view(-1).split(_ELEMENTS) for tensor in together), strict=True)
 
 
-def multi_tensor_adam(
-    _chunk: int,
-    _noop: Any,
-    tensors: Tensors,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> None:
+def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:
     """Take a step of Adam (mode 0: decay in the gradient; mode 1: AdamW), in place.
 
     The tensors are gradients, parameters, first and second moments; a fifth list has masters, stepped instead: FP32
@@ -93,6 +75,7 @@ def multi_tensor_adam(
 
     Source: common/multi_tensor/adam.cu.
     """
+    lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay = settings
     first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
     for given, parameter, mean, variance, *masters in _in_parts(tensors):
         master: Any = masters[0] if masters else None
