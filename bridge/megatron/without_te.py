@@ -10,7 +10,6 @@ from megatron.core.transformer import multi_latent_attention, transformer_config
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
 
-IS_THERE = str(get_te_version()) not in ("None", "0.0.0")  # 0.0.0 from megatron-core 0.19 on
 _FUSED = (
     "fused_permute",
     "fused_permute_with_probs",
@@ -22,24 +21,18 @@ _FUSED = (
 _ROUTER = () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)  # :1192, NameError
 
 OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
-    ()
-    if IS_THERE
-    else (
-        (transformer_config, "is_te_min_version", lambda *_: True),
-        *((moe_utils, name, None) for name in _FUSED),
-    )
+    (transformer_config, "is_te_min_version", lambda *_: True),
+    *((moe_utils, name, None) for name in _FUSED),
 )
 """What is replaced while Megatron checks a config, so that it accepts FP8 with experts.
 
 The check is about experts without tokens (transformer_config.py:1601), which emulated layers accept.
 """
 OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
-    ()
-    if IS_THERE
-    else (
-        (shared_experts, "is_te_min_version", lambda *_: False),  # :68, TypeError under FP8
-        (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
-        *_ROUTER,
-    )
+    (shared_experts, "is_te_min_version", lambda *_: False),  # :68, TypeError under FP8
+    (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
+    *_ROUTER,
 )
 """What is replaced while Megatron builds and runs layers with experts or latent attention."""
+if str(get_te_version()) not in ("None", "0.0.0"):  # it is there; 0.0.0 from megatron-core 0.19 on
+    OF_CONFIGS = OF_LAYERS = ()
