@@ -1,13 +1,14 @@
 """The audit: the rows of a plan compared with the rows of a record, and two records with each other."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from bridge.audit.record import GemmRow, Record
 from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, compact
 from bridge.plan.settings import Settings
+from bridge.precision.grouping import grouped
 from bridge.precision.schemes import GEMMS
 from bridge.precision.values import SPELLINGS
 
@@ -50,7 +51,9 @@ class Mismatch:
 
     def __str__(self) -> str:
         text = TEXT[self.column].format(planned=self.planned, ran=self.ran)
-        label = _layers(self.layers)
+        label = ", ".join(self.layers)
+        if any(one.isdecimal() for one in self.layers):
+            label = f"layer{'s' * (len(self.layers) > 1)} {compact(self.layers)}"
         gemms = () if len(self.gemms) == len(GEMMS) else self.gemms
         where = [part for part in (self.tensors, label, *self.modules, *gemms) if part]
         cause = f"; {self.cause}" if self.cause else ""
@@ -70,30 +73,18 @@ class Gemm(NamedTuple):
         return {"layers": (self.layer,), "modules": (self.module,), "gemms": (self.gemm,)}
 
 
-def _layers(labels: tuple[str, ...]) -> str:
-    if not any(label.isdecimal() for label in labels):
-        return ", ".join(labels)
-    return f"layer{'s' * (len(labels) > 1)} {compact(labels)}"
-
-
 def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
     """Return every row in which a record is not what the plan says, equal mismatches folded; empty where plan = record.
 
-    Args:
-        plan: The plan of the run.
-        record: GEMMs of one step of all pipeline stages, and the tensors of one rank. Without a census no tensors are
-            compared.
+    The record has the GEMMs of one step of all pipeline stages, and the tensors of one rank; without a census no
+    tensors are compared.
     """
-    gemms = compare_gemms(plan, record.gemms)
-    return (*gemms, *folded(list(_unhealthy(record))), *_compare_census(plan.settings, record))
+    gemms = folded(_compare_gemms(plan, record.gemms))
+    return (*gemms, *folded(_unhealthy(record)), *_compare_census(plan.settings, record))
 
 
-def compare_gemms(plan: PrecisionPlan, recorded: Iterable[GemmRow]) -> tuple[Mismatch, ...]:
-    """Return the mismatches of GEMMs."""
-    ran: defaultdict[Gemm, list[GemmRow]] = defaultdict(list)
-    for row in recorded:
-        ran[Gemm(row.layer, row.module, row.gemm)].append(row)
-    found: list[Mismatch] = []
+def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator[Mismatch]:
+    ran = grouped((Gemm(row.layer, row.module, row.gemm), row) for row in recorded)
     for layer in plan.layers:
         for module in layer.modules:
             if module.kind in MULTIPLIES:
@@ -102,11 +93,10 @@ def compare_gemms(plan: PrecisionPlan, recorded: Iterable[GemmRow]) -> tuple[Mis
                     place = Gemm(layer.label, module.name, gemm)
                     rows = ran.pop(place, [])
                     if gemm in planned:  # Megatron's own layers multiply a dgrad that nothing takes, too
-                        found += _compare(layer, module, place, rows)
+                        yield from _compare(layer, module, place, rows)
     for place, extra in ran.items():
         for formats in dict.fromkeys(row.formats for row in extra):
-            found.append(Mismatch(column="unplanned", planned="", ran=formats, **place.at))
-    return folded(found)
+            yield Mismatch(column="unplanned", planned="", ran=formats, **place.at)
 
 
 def _compare(layer: PlanLayer, module: PlanModule, place: Gemm, rows: list[GemmRow]) -> Iterator[Mismatch]:
@@ -174,14 +164,12 @@ def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
     return f"an autocast of another recipe ({row.context}) was on"
 
 
-def folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
+def folded(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
     """Return mismatches that differ in one place alone as one: in the layer, then in the GEMM, then in the module."""
     for name in ("layers", "gemms", "modules"):
-        groups: dict[Mismatch, list[str]] = {}
         none: dict[str, Any] = {name: ()}
-        for one in found:
-            groups.setdefault(replace(one, **none), []).extend(getattr(one, name))
-        found = [replace(one, **{**none, name: tuple(dict.fromkeys(values))}) for one, values in groups.items()]
+        groups = grouped((replace(one, **none), getattr(one, name)) for one in found)
+        found = [replace(one, **none | {name: tuple(dict.fromkeys(chain(*values)))}) for one, values in groups.items()]
     return tuple(found)
 
 
@@ -197,10 +185,7 @@ def _unhealthy(record: Record) -> Iterator[Mismatch]:
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
     wanted = _expected_census(settings)
-    held: defaultdict[str, list[str]] = defaultdict(list)
-    for row in record.census:
-        held[row.kind].append(SPELLINGS.get(row.dtype, row.dtype))
-    for kind, dtypes in held.items():
+    for kind, dtypes in grouped((row.kind, SPELLINGS.get(row.dtype, row.dtype)) for row in record.census).items():
         planned = wanted.get(kind, frozenset())
         if planned and not planned.issuperset(dtypes):
             ran = " and ".join(dict.fromkeys(dtypes))
@@ -224,34 +209,29 @@ def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
     """Return every GEMM and kind of tensor in which two records differ; `planned` of a mismatch is the first one's."""
     first, second = _texts(before), _texts(after)
     return folded(
-        [
-            replace(place, planned=first.get(place, "nothing"), ran=second.get(place, "nothing"))
-            for place in dict.fromkeys([*first, *second])
-            if first.get(place) != second.get(place)
-        ]
+        replace(place, planned=first.get(place, "nothing"), ran=second.get(place, "nothing"))
+        for place in {**first, **second}
+        if first.get(place) != second.get(place)
     )
 
 
 def _texts(record: Record) -> dict[Mismatch, str]:
     """Return the formats, tiles and stored format of each GEMM, and the dtypes of each kind of tensor, as texts."""
-    found: defaultdict[Mismatch, dict[str, None]] = defaultdict(dict)
     differs = Mismatch(column="differs", planned="", ran="")
+    pairs = []
     for row in record.gemms:
         parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
         place = replace(differs, **Gemm(row.layer, row.module, row.gemm).at)
-        found[place][", ".join(filter(None, parts))] = None
-    for one in record.census:
-        found[replace(differs, tensors=one.kind)][one.dtype] = None
-    return {place: " and ".join(texts) for place, texts in found.items()}
+        pairs.append((place, ", ".join(filter(None, parts))))
+    pairs += [(replace(differs, tensors=one.kind), one.dtype) for one in record.census]
+    return {place: " and ".join(dict.fromkeys(texts)) for place, texts in grouped(pairs).items()}
 
 
 def format_gemms(rows: Sequence[GemmRow]) -> str:
     """Return the formats of each layer's GEMMs, ``layers 2-5: ...; layers 1, 6, output: bf16`` say."""
-    by_kind: dict[str, list[str]] = {}
-    for layer in dict.fromkeys(row.layer for row in rows):
-        by_kind.setdefault(_kind([row for row in rows if row.layer == layer]), []).append(layer)
     parts = []
-    for kind, layers in by_kind.items():
+    by_layer = grouped((row.layer, row) for row in rows)
+    for kind, layers in grouped((_kind(own), layer) for layer, own in by_layer.items()).items():
         count = sum(layer.isdecimal() for layer in layers)
         word = f"layer{'s' * (count > 1)} " if count else ""
         where = word + compact(layers, limit=len(layers))
@@ -260,9 +240,8 @@ def format_gemms(rows: Sequence[GemmRow]) -> str:
 
 
 def _kind(rows: Sequence[GemmRow]) -> str:
-    modules: dict[str, list[str]] = {}
-    for module in dict.fromkeys(row.module for row in rows):
-        modules.setdefault(_formats([row for row in rows if row.module == module]), []).append(module)
+    by_module = grouped((row.module, row) for row in rows)
+    modules = grouped((_formats(own), module) for module, own in by_module.items())
     if set(modules) <= HIGH and len(modules) == 1:
         return next(iter(modules))
     return " and ".join(f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items())
@@ -271,8 +250,6 @@ def _kind(rows: Sequence[GemmRow]) -> str:
 def _formats(rows: Sequence[GemmRow]) -> str:
     if {row.scheme for row in rows} == {"none"}:
         return " and ".join(dict.fromkeys(row.formats for row in rows))
-    gemms: dict[str, list[str]] = {}
-    for row in rows:
-        gemms.setdefault(row.gemm, []).append(f"{row.left} x {row.right}")
+    gemms = grouped((row.gemm, f"{row.left} x {row.right}") for row in rows)
     schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
     return f"{schemes}, " + ", ".join(f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms)

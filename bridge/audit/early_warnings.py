@@ -6,7 +6,6 @@ in the config silences one everywhere.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -16,6 +15,7 @@ from bridge.audit.quantisation import QuantisationRow, last_measured
 from bridge.audit.record import HealthRow
 from bridge.audit.run_folder import RunFolder
 from bridge.precision.formats import FORMATS
+from bridge.precision.grouping import grouped
 
 RECENT = 20
 """Records, or measurements of the quantisers, that are compared with the last one."""
@@ -69,9 +69,8 @@ def _gradients_not_finite(signs: Signs) -> str | None:
 
 def _loss_spike(signs: Signs) -> str | None:
     spike = _spike([one["loss"] for one in signs.train], 1.2)
-    return (
-        spike and f"the loss is {spike[0]:.4f}, more than 1.2 times the median of the records before, {spike[1]:.4f}."
-    )
+    rule = "more than 1.2 times the median of the records before"
+    return spike and f"the loss is {spike[0]:.4f}, {rule}, {spike[1]:.4f}."
 
 
 def _gradient_spike(signs: Signs) -> str | None:
@@ -136,11 +135,9 @@ def _amax_history(signs: Signs) -> str | None:
 
 def _underflow_rising(signs: Signs) -> str | None:
     last = last_measured(signs.quantisation)
-    earlier = defaultdict[str, list[float]](list)
-    for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
-        if row.step != last[0].step:
-            earlier[row.place].append(row.underflow)
-    usual = {row: median(earlier[row.place]) for row in last if earlier[row.place]}
+    recent = signs.quantisation[-(RECENT + 1) * len(last) :]
+    earlier = grouped((row.place, row.underflow) for row in recent if row.step != last[0].step)
+    usual = {row: median(earlier[row.place]) for row in last if row.place in earlier}
     rising = [row for row in last if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))]
     if not rising:
         return None

@@ -108,11 +108,12 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, a line per row."""
-        rows: dict[str, tuple[Row, ...]] = {"gemms": self.gemms, "census": self.census, "health": self.health}
+        rows: dict[str, tuple[Any, ...]] = {"gemms": self.gemms, "census": self.census, "health": self.health}
         head = {"version": 1, "backend": self.backend, "step": self.step, "audit": self.audit}
         parts = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         for name, own in rows.items():
-            lines = ",\n".join(f"    {json.dumps(_filled(row))}" for row in own)
+            filled = ({column: value for column, value in asdict(row).items() if value != ""} for row in own)
+            lines = ",\n".join(f"    {json.dumps(row)}" for row in filled)
             parts.append(f'  "{name}": [\n{lines}\n  ]' if own else f'  "{name}": []')
         scratch = path.with_suffix(".tmp")  # `watch` reads the file while the run goes on
         scratch.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
@@ -133,13 +134,6 @@ class Record:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             remedy = "Give the record.json of a run of this version."
             raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None
-
-
-Row = GemmRow | CensusRow | HealthRow
-
-
-def _filled(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if value != ""}
 
 
 def _texts(row: dict[str, Any], kind: type) -> dict[str, str]:

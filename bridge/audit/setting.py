@@ -72,14 +72,8 @@ class Setting:
         set_by = origins.get("set_by", {}).get(key, {})
         written = {f"{row['owner']}.{row['attribute']}" for row in run.sync.get("rows", ())}
         by = "default" if value == default else "derived by Megatron Core when its config was built"
-        return cls(
-            key=key,
-            value=value,
-            default=default,
-            set_by=set_by,
-            by="the sync" if key in written else next(reversed(set_by), by),
-            ran=_trace(run, key),
-        )
+        by = "the sync" if key in written else next(reversed(set_by), by)
+        return cls(key=key, value=value, default=default, set_by=set_by, by=by, ran=_trace(run, key))
 
 
 def _trace(run: RunFolder, key: str) -> str:

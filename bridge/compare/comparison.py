@@ -12,6 +12,7 @@ from bridge.audit.quantisation import by_operand, last_measured
 from bridge.audit.run_folder import RunFolder
 from bridge.compare.gap import GATE, Curve, Gap, judge
 from bridge.errors import RunConfigError
+from bridge.precision.grouping import grouped
 from bridge.sync.routes import ROUTES
 
 PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
@@ -21,6 +22,7 @@ ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in ROUTES if rou
 SEEDS = ("train.seed", "data.seed")
 APART = ("logging", "silence", "checkpoint.save", "checkpoint.load", "data.cache_dir")
 """Places of files, and answers of the check: no part of what is trained."""
+OF_SUMMARY = ("validation_loss", "skipped_steps", "tokens_per_second", "peak_memory_bytes")
 FAILED = "failed.json"
 """Written by a comparison into the folder of a run that ended with an error."""
 
@@ -73,32 +75,23 @@ def read_arm(folder: Path) -> Arm | None:
         train = run.metrics("train")
         losses = tuple(math.nan if record["loss"] is None else float(record["loss"]) for record in train)
         finite = (row for row in last_measured(run.quantisation) if math.isfinite(row.sqnr_db))
-        sqnr_db = {operand: fmean(row.sqnr_db for row in own) for operand, own in by_operand(finite).items()}
-        label = str(summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe")
+        precision = {name: one for name, one in flat.items() if name in ROUTED or _is_under(name, PRECISION)}
+        apart = {name for name in flat if name in precision or name in SEEDS or _is_under(name, APART)}
         return Arm(
             folder=folder,
-            label=label,
-            precision={name: value for name, value in flat.items() if is_precision(name)},
-            rest={
-                name: value
-                for name, value in flat.items()
-                if not is_precision(name) and name not in SEEDS and not _is_under(name, APART)
-            },
+            label=str(summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"),
+            precision=precision,
+            rest={name: value for name, value in flat.items() if name not in apart},
             seed=tuple(flat.get(name) for name in SEEDS),
             warm_up=int(flat["train.lr_warmup_iters"]),
             curve=Curve(steps=tuple(int(record["step"]) for record in train), losses=losses),
             summary=summary,
-            sqnr_db=sqnr_db,
+            sqnr_db={operand: fmean(row.sqnr_db for row in own) for operand, own in by_operand(finite).items()},
             failure=failed or summary.get("failure"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is no folder of a run ({type(error).__name__}: {error})"
         raise RunConfigError.of("compare", rule, str(folder), "Delete it, and run again.") from error
-
-
-def is_precision(name: str) -> bool:
-    """Return whether a flat field is one of precision."""
-    return name in ROUTED or _is_under(name, PRECISION)
 
 
 def _is_under(name: str, places: tuple[str, ...]) -> bool:
@@ -141,30 +134,19 @@ class RecipeRow:
         return [failure for failure in dict.fromkeys(found) if failure]
 
     @property
-    def skipped_steps(self) -> int:
-        """Skipped steps of all seeds."""
-        return sum(arm.summary.get("skipped_steps") or 0 for arm in self.arms)
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Mean over the seeds."""
-        return mean_of(arm.step_seconds for arm in self.arms)
-
-    @property
-    def peak_memory_bytes(self) -> int | None:
-        """Most of all seeds."""
-        peaks = [arm.summary.get("peak_memory_bytes") for arm in self.arms]
-        return max((peak for peak in peaks if peak is not None), default=None)
-
-    def mean(self, key: str) -> float | None:
-        """Return the mean over the seeds of a figure of ``summary.json``."""
-        return mean_of(arm.summary.get(key) for arm in self.arms)
-
-    def sqnr_db(self) -> dict[str, float]:
-        """Return the mean SQNR of each operand over the seeds."""
-        operands = dict.fromkeys(operand for arm in self.arms for operand in arm.sqnr_db)
-        means = {operand: mean_of(arm.sqnr_db.get(operand) for arm in self.arms) for operand in operands}
-        return {operand: value for operand, value in means.items() if value is not None}
+    def figures(self) -> dict[str, Any]:
+        """Figures of all seeds: means, the sum of the skipped steps, the largest peak; None: no seed has it."""
+        known = {name: [arm.summary.get(name) for arm in self.arms] for name in OF_SUMMARY}
+        peaks = [peak for peak in known["peak_memory_bytes"] if peak is not None]
+        ratios = grouped(pair for arm in self.arms for pair in arm.sqnr_db.items())
+        return {
+            "validation_loss": mean_of(known["validation_loss"]),
+            "skipped_steps": sum(steps or 0 for steps in known["skipped_steps"]),
+            "step_seconds": mean_of(arm.step_seconds for arm in self.arms),
+            "tokens_per_second": mean_of(known["tokens_per_second"]),
+            "peak_memory_bytes": max(peaks, default=None),
+            "sqnr_db": {operand: fmean(values) for operand, values in ratios.items()},
+        }
 
     def sentence(self, baseline: str) -> str:
         """Return the verdict as one paragraph."""
@@ -210,21 +192,15 @@ def compare(arms: Sequence[Arm], *, gate: float = GATE) -> list[Comparison]:
 
     The recipe of the first run of all is the baseline, or the first recipe of a set that lacks it.
     """
-    sets: dict[str, list[Arm]] = {}
-    for arm in arms:
-        sets.setdefault(_key(arm.rest), []).append(arm)
+    sets = grouped((_key(arm.rest), arm) for arm in arms)
     varied = _varied([twins[0].rest for twins in sets.values()])
     baseline = _key(arms[0].precision) if arms else ""
-    return [
-        _comparison(twins, baseline, gate, {name: twins[0].rest.get(name) for name in varied})
-        for twins in sets.values()
-    ]
+    where = ({name: twins[0].rest.get(name) for name in varied} for twins in sets.values())
+    return [_comparison(*pair, baseline, gate) for pair in zip(sets.values(), where, strict=True)]
 
 
-def _comparison(twins: list[Arm], baseline: str, gate: float, where: Mapping[str, Any]) -> Comparison:
-    recipes: dict[str, list[Arm]] = {}
-    for arm in twins:
-        recipes.setdefault(_key(arm.precision), []).append(arm)
+def _comparison(twins: list[Arm], where: Mapping[str, Any], baseline: str, gate: float) -> Comparison:
+    recipes = grouped((_key(arm.precision), arm) for arm in twins)
     first = recipes.get(baseline) or twins[:1]
     ordered = sorted(recipes.values(), key=lambda arms: arms[0].precision != first[0].precision)
     labels = _labels([arms[0] for arms in ordered])
@@ -250,16 +226,11 @@ def _row(label: str, arms: list[Arm], baseline: list[Arm], gate: float) -> Recip
 
 def _labels(arms: Sequence[Arm]) -> list[str]:
     """Return a label for each recipe; equal ones get the fields of precision that tell them apart."""
-    labels = [arm.label for arm in arms]
-    return [
-        label if labels.count(label) == 1 else f"{label}, {_apart(arm, arms)}"
-        for label, arm in zip(labels, arms, strict=True)
-    ]
-
-
-def _apart(arm: Arm, arms: Sequence[Arm]) -> str:
-    varied = _varied([one.precision for one in arms if one.label == arm.label])
-    return ", ".join(f"{name}={arm.precision.get(name)}" for name in varied)
+    labels = []
+    for arm in arms:
+        varied = _varied([one.precision for one in arms if one.label == arm.label])
+        labels.append(", ".join([arm.label, *(f"{name}={arm.precision.get(name)}" for name in varied)]))
+    return labels
 
 
 def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -112,27 +112,24 @@ class Gap:
 
 
 def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
-    """Return the gap of a recipe and the verdict on it.
+    """Return the gap of a recipe, from one pair per seed that both ran, and the verdict on it.
 
-    Args:
-        pairs: One (baseline, recipe) per seed that both ran.
-        warm_up: Steps of the learning rate's warm-up, which are not judged.
-        gate: Share of the baseline's loss that the gap may reach.
+    The steps of the learning rate's `warm_up` are not judged.
     """
-    seeds = len(pairs)
-    if not pairs:
-        return Gap(verdict="cannot tell", reason="No seed was run with both recipes.", seeds=seeds, gate=gate)
-    lost = [recipe.first_lost() for _, recipe in pairs]
-    if any(baseline.first_lost() for baseline, _ in pairs):
-        return Gap(verdict="cannot tell", reason="The baseline's own loss is not finite.", seeds=seeds, gate=gate)
-    if any(lost):
-        first = min(step for step in lost if step)
-        reason = f"Its loss is not finite from step {first} on in {sum(map(bool, lost))} of {seeds} seeds."
-        return Gap(verdict="outside", reason=reason, seeds=seeds, gate=gate)
+    lost = [step for _, recipe in pairs if (step := recipe.first_lost()) is not None]
     steps = common_steps([curve for pair in pairs for curve in pair])
-    short = too_short(steps, warm_up)
-    if short is not None:
-        return Gap(verdict="cannot tell", reason=short, seeds=seeds, gate=gate)
+    verdict: Verdict = "cannot tell"
+    if not pairs:
+        reason: str | None = "No seed was run with both recipes."
+    elif any(baseline.first_lost() for baseline, _ in pairs):
+        reason = "The baseline's own loss is not finite."
+    elif lost:
+        verdict = "outside"
+        reason = f"Its loss is not finite from step {min(lost)} on in {len(lost)} of {len(pairs)} seeds."
+    else:
+        reason = too_short(steps, warm_up)
+    if reason is not None:
+        return Gap(verdict=verdict, reason=reason, seeds=len(pairs), gate=gate)
     return _judged(pairs, steps, _window(steps, warm_up), gate)
 
 
@@ -195,14 +192,13 @@ def _verdict(
         return {"verdict": "cannot tell", "reason": reason}
     if bit_equal:
         return {"verdict": "within", "reason": "Every loss is the baseline's, bit for bit."}
-    if low is None or high is None:
-        reason = "One seed has no interval. 2 seeds are the least."
-        return {"verdict": "cannot tell", "reason": reason, "seeds_needed": 2}
-    if -gate <= low and high <= gate:
+    if low is not None and high is not None and -gate <= low and high <= gate:
         return {"verdict": "within", "reason": "The whole interval is inside the gate."}
-    needed = seeds_needed(per_seed, gate)
+    needed = 2 if low is None else seeds_needed(per_seed, gate)
     reason = f"The interval reaches across the gate. With this spread about {needed} seeds tell."
-    if needed is None:
+    if low is None:
+        reason = "One seed has no interval. 2 seeds are the least."
+    elif needed is None:
         reason = f"The gap is too near to the gate: more than {MOST_SEEDS} seeds would be needed."
     return {"verdict": "cannot tell", "reason": reason, "seeds_needed": needed}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from bridge.audit.quantisation import last_measured
 from bridge.precision.formats import BIT_DB, FORMATS
+from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Effect
 from bridge.precision.schemes import OPERAND_FORMATS
 
@@ -54,10 +55,8 @@ def propose(
     Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction layers behind its
     `num_layers` have no number in a row. `schemes` are those of `FINER` that the target runs.
     """
-    modules: dict[tuple[int, str], list[Any]] = {}
-    for row in last_measured(rows):
-        if row.layer <= num_layers and math.isfinite(row.sqnr_db):
-            modules.setdefault((row.layer, row.module), []).append(row)
+    known = [row for row in last_measured(rows) if row.layer <= num_layers and math.isfinite(row.sqnr_db)]
+    modules = grouped(((row.layer, row.module), row) for row in known)
     finer = [name for name in schemes if scheme not in FINER or FINER.index(name) > FINER.index(scheme)]
     found = (_proposal(operands, finer, fp8_format) for operands in modules.values())
     return [proposal for proposal in found if proposal is not None]
@@ -81,25 +80,19 @@ def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | N
 
 def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
     """Return whether every operand is near its format's ratio under a scheme, and the worst gains a bit."""
-    row = Effect(family="fp8", scheme=scheme)
-    forward, backward = OPERAND_FORMATS[str(row.in_run(fp8_format).format)]
-    formats = {"grad_output": backward}
-    near = all(
-        _under(one, scheme) >= FORMATS[formats.get(one.operand, forward)].healthy_db - BIT_DB for one in operands
-    )
+    forward, backward = OPERAND_FORMATS[str(Effect(family="fp8", scheme=scheme).in_run(fp8_format).format)]
+    formats = dict.fromkeys(("input", "weight"), FORMATS[forward]) | {"grad_output": FORMATS[backward]}
+    near = all(_under(one, scheme) >= formats[one.operand].healthy_db - BIT_DB for one in operands)
     return near and _under(worst, scheme) >= worst.sqnr_db + BIT_DB
 
 
 def _under(row: Any, scheme: str) -> float:
-    value: float = getattr(row, f"{scheme}_db")
-    return value
+    return float(getattr(row, f"{scheme}_db"))
 
 
 def module_rows_of(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
     """Return the proposals as rows of `modules`: the layers of one module and precision are one row."""
-    layers: dict[tuple[str, str], list[int]] = {}
-    for one in proposals:
-        layers.setdefault((one.module, one.precision), []).append(one.layer)
+    layers = grouped(((one.module, one.precision), one.layer) for one in proposals)
     return [
         {"select": {"layers": sorted(numbers), "module": module}, "precision": precision}
         for (module, precision), numbers in layers.items()

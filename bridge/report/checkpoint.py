@@ -35,18 +35,14 @@ def contents_table(contents: Contents) -> RenderableType:
         ("files", f"{contents.files}, {contents.bytes:,} bytes"),
         ("manifest", f"sha256 {contents.manifest_digest}" if contents.manifest_digest else "none: not by this project"),
     ]
-    numbers = {"tensors": "tensors", "values": "elements", "bytes": "bytes"}
     rows = [
-        {"part": one.part, "dtype": one.dtype}
-        | {heading: f"{getattr(one, name):,}" for heading, name in numbers.items()}
+        {"part": one.part, "dtype": one.dtype, "tensors": f"{one.tensors:,}"}
+        | {"values": f"{one.elements:,}", "bytes": f"{one.bytes:,}"}
         for one in contents.parts
     ]
     stored = any(settings.get(f"model.{name}") == "True" for name in ("fp8_param", "fp4_param"))
-    return Group(
-        facts(about, title=str(contents.path)),
-        table(rows, numbers=numbers),
-        *([Text(STORED)] if stored else []),
-    )
+    shown = table(rows, numbers=("tensors", "values", "bytes"))
+    return Group(facts(about, title=str(contents.path)), shown, *([Text(STORED)] if stored else []))
 
 
 def difference_table(one: Contents, two: Contents, difference: Difference) -> RenderableType:

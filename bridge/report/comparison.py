@@ -50,11 +50,10 @@ def sentences(comparison: Comparison) -> list[str]:
 def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
     """Return for each run that has a twin of another recipe a state (good, bad, unknown) and a sentence."""
     found: dict[Path, dict[str, str]] = {}
-    for comparison in comparisons:
-        if len(comparison.rows) > 1:
-            for row, sentence in zip(comparison.rows, sentences(comparison), strict=True):
-                state = STATES[row.gap.verdict] if row.gap is not None else "unknown"
-                found |= {arm.folder: {"state": state, "sentence": sentence} for arm in row.arms}
+    for comparison in (one for one in comparisons if len(one.rows) > 1):
+        for row, sentence in zip(comparison.rows, sentences(comparison), strict=True):
+            state = STATES[row.gap.verdict] if row.gap is not None else "unknown"
+            found |= {arm.folder: {"state": state, "sentence": sentence} for arm in row.arms}
     return found
 
 
@@ -78,22 +77,13 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
             "gap": dataclasses.asdict(row.gap) if row.gap is not None else None,
             "differs_in": list(row.differs_in),
             "failures": row.failures,
-            "validation_loss": row.mean("validation_loss"),
-            "skipped_steps": row.skipped_steps,
-            "step_seconds": row.step_seconds,
-            "tokens_per_second": row.mean("tokens_per_second"),
-            "peak_memory_bytes": row.peak_memory_bytes,
-            "sqnr_db": row.sqnr_db(),
+            **row.figures,
             "runs": [str(arm.folder) for arm in row.arms],
         }
         for row in comparison.rows
     ]
-    return {
-        "where": dict(comparison.where),
-        "gate": comparison.gate,
-        "equal_fields": comparison.equal_fields,
-        "rows": rows,
-    }
+    about = {"where": dict(comparison.where), "gate": comparison.gate, "equal_fields": comparison.equal_fields}
+    return {**about, "rows": rows}
 
 
 def _title(comparison: Comparison) -> str:
@@ -110,12 +100,11 @@ def _markdown(comparison: Comparison, picture: str) -> str:
 
 
 def _cells(row: RecipeRow) -> dict[str, str]:
-    gap = row.gap
+    gap, figures = row.gap, row.figures
+    memory, errors = figures["peak_memory_bytes"], figures["sqnr_db"]
     interval = "-"
     if gap is not None and gap.low is not None and gap.high is not None:
         interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
-    memory = row.peak_memory_bytes
-    errors = row.sqnr_db()
     sqnr = [f"{errors[name]:.1f}" for name in OPERANDS if name in errors]
     return {
         "recipe": row.label,
@@ -123,11 +112,11 @@ def _cells(row: RecipeRow) -> dict[str, str]:
         "gap": cell(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
         "90 % interval": interval,
         "loss": cell(row.loss),
-        "validation": cell(row.mean("validation_loss")),
+        "validation": cell(figures["validation_loss"]),
         "seeds": str(len(row.arms)),
-        "skipped": str(row.skipped_steps),
-        "s/step": cell(row.step_seconds, ".3f"),
-        "tokens/s": cell(row.mean("tokens_per_second"), ",.0f"),
+        "skipped": str(figures["skipped_steps"]),
+        "s/step": cell(figures["step_seconds"], ".3f"),
+        "tokens/s": cell(figures["tokens_per_second"], ",.0f"),
         "peak MiB": "-" if memory is None else f"{memory / 2**20:,.0f}",
         "SQNR dB (in, weight, grad)": ", ".join(sqnr) or "-",
     }
@@ -141,9 +130,8 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
     for number, row in enumerate(comparison.rows):
         _draw_losses(above, row, f"C{number}")
         if row.gap is not None and row.gap.over_steps is not None:
-            gaps[f"C{number}"] = row.gap.over_steps
-    for colour, points in gaps.items():
-        below.plot(points.steps, 100 * np.asarray(points.mean), color=colour, linewidth=1.4)
+            gaps[f"C{number}"] = points = row.gap.over_steps
+            below.plot(points.steps, 100 * np.asarray(points.mean), color=f"C{number}", linewidth=1.4)
     gate = 100 * comparison.gate
     below.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
     below.margins(y=0.5)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 
 Points = Sequence[tuple[int, float]]
 """(step, loss) pairs."""
+
+
+def points(records: Sequence[Mapping[str, Any]], name: str) -> Points:
+    """Return step and value of each record of a run that has the value."""
+    return [(one["step"], one[name]) for one in records if one[name] is not None]
 
 
 def plot_loss(
@@ -25,9 +30,8 @@ def plot_loss(
 ) -> None:
     """Draw training and validation loss over steps into a PNG; without any point, the axes alone."""
     figure = figure_of(8, 6.2 if loss_scale else 4.8)
-    if not loss_scale:
-        axes = figure.add_subplot()
-    else:
+    axes = None if loss_scale else figure.add_subplot()
+    if axes is None:
         axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
         below.step(*zip(*loss_scale, strict=True), where="post", color="tab:green", linewidth=1.2)
         below.set_yscale("log", base=2)

@@ -63,12 +63,10 @@ def _finding(finding: RuleFinding) -> list[Line]:
     where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
     fault = bounded(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
+    remedies = (f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}" for text in finding.remedies)
     return [
         ((f"{finding.severity} {finding.id}", STYLES[finding.severity]), (fault, "")),
-        *(
-            ((f"    - {text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}", ""),)
-            for text in finding.remedies
-        ),
+        *(((f"    - {text}", ""),) for text in remedies),
         ((f"    source: {finding.source}{note}", "dim"),),
     ]
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from bridge.plan.precision_plan import compact
 from bridge.plan.selection import ModuleSelection, Selected, Taken
+from bridge.precision.grouping import grouped
 from bridge.precision.matchers import HIGH, Matcher
 from bridge.report.findings import STYLES
 from bridge.report.table import NUMBERED, table
@@ -81,24 +82,14 @@ def _precision(matcher: Matcher, high: str) -> str:
 
 def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
     """Return the modules by layer, those that stay in the run's dtype under a choice of FP8 or FP4 apart."""
-    kept = [module for module in modules if is_low and module.scheme is None]
-    acting = [module for module in modules if module not in kept]
-    parts = [_places(acting)] if acting else []
-    parts += [f"in {mode} all the same: {_places(kept)}"] if kept else []
-    return "; ".join(parts) or "nothing"
+    kept = _places([module for module in modules if is_low and module.scheme is None])
+    acting = _places([module for module in modules if not is_low or module.scheme is not None])
+    return "; ".join(filter(None, (acting, kept and f"in {mode} all the same: {kept}"))) or "nothing"
 
 
 def _places(modules: Sequence[Taken]) -> str:
     """Return modules by layer: "linear_qkv of 1-24; mtp.layers.0.eh_proj"."""
-    layers: dict[str, list[int]] = {}
-    others: dict[str, list[str]] = {}
-    for module in modules:
-        if module.number is not None:
-            layers.setdefault(module.module, []).append(module.number + 1)
-        else:
-            others.setdefault(module.layer, []).append(module.module)
-    names: dict[str, list[str]] = {}
-    for name, numbers in layers.items():
-        names.setdefault(compact([str(number) for number in numbers]), []).append(name)
-    parts = [f"{', '.join(held)} of {numbers}" for numbers, held in names.items()]
-    return "; ".join([*parts, *(f"{', '.join(held)} of {layer}" for layer, held in others.items())])
+    layers = grouped((one.module, str(one.number + 1)) for one in modules if one.number is not None)
+    names = grouped((compact(numbers), name) for name, numbers in layers.items())
+    others = grouped((one.layer, one.module) for one in modules if one.number is None)
+    return "; ".join(f"{', '.join(held)} of {where}" for where, held in [*names.items(), *others.items()])

@@ -3,6 +3,7 @@
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,13 +26,9 @@ COLOURS = {
 """Format -> colour; wide formats are violet and blue, narrow ones warm or green."""
 TITLES = {"e4m3": "FP8 E4M3", "e5m2": "FP8 E5M2", "e2m1": "FP4 E2M1", "custom": "a quantizer factory's"}
 ITEMS = {
-    "linear": ("fprop", "dgrad", "wgrad", "weight"),
-    "head": ("fprop", "dgrad", "wgrad", "weight"),
-    "router": ("fprop", "dgrad", "wgrad", "weight"),
+    **dict.fromkeys(("linear", "head", "router"), ("fprop", "dgrad", "wgrad", "weight")),
+    **dict.fromkeys(("norm", "ssm", "gate"), ("forward",)),
     "attention": ("qk", "pv", "backward"),
-    "norm": ("forward",),
-    "ssm": ("forward",),
-    "gate": ("forward",),
     "embedding": ("lookup", "weight"),
 }
 """Kind of module -> the GEMMs and tensors that are drawn."""
@@ -51,16 +48,9 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     formats = _draw_cells(axes, rows, columns)
     _label(axes, plan, rows, columns)
     patches = [Patch(color=COLOURS[name], label=TITLES.get(name, name.upper())) for name in COLOURS if name in formats]
-    legend = figure.legend(
-        handles=patches,
-        loc="outside lower left",
-        ncols=len(patches),
-        frameon=False,
-        fontsize=8,
-        title="A cell of two colours multiplies two formats; weight is how it is stored.",
-        title_fontsize=7,
-    )
-    legend.set_alignment("left")
+    title = "A cell of two colours multiplies two formats; weight is how it is stored."
+    style: dict[str, Any] = {"ncols": len(patches), "frameon": False, "fontsize": 8, "title_fontsize": 7}
+    figure.legend(handles=patches, loc="outside lower left", title=title, alignment="left", **style)
     low, linears = plan.linears()
     figure.suptitle(f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4", x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=120, bbox_inches="tight")

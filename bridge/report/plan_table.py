@@ -16,6 +16,7 @@ from bridge.plan.fit import FitOption, FitReport
 from bridge.plan.memory import KINDS, MemoryReport, RankMemory
 from bridge.plan.precision_plan import COLUMNS, LOW, PlanDifference, PlanModule, PrecisionPlan, compact
 from bridge.plan.rows import PlanRow
+from bridge.precision.grouping import grouped
 from bridge.report.table import NUMBERED, Row, table
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
@@ -36,11 +37,8 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
     kept = [heading for heading in HEADINGS if shared.get(heading) is None]
     sections: list[list[Row]] = []
     for layers, named in groups:
-        modules: dict[tuple[str, ...], list[str]] = {}  # with the same line together
-        for name, line in named:
-            modules.setdefault(tuple(line.values()), []).append(name)
         rows: list[Row] = []
-        for values, names in modules.items():
+        for values, names in grouped((tuple(line.values()), name) for name, line in named).items():
             label = "" if rows else compact([layer.label for layer in layers])
             cells = {heading: _coloured(value) for heading, value in zip(HEADINGS, values, strict=True)}
             rows.append({"layers": label, "modules": _modules(names)} | {heading: cells[heading] for heading in kept})
@@ -58,12 +56,10 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
     """Return the cells in which two plans differ, equal ones folded."""
     if not differences:
         return Text(f"The plans of {before} and {after} are the same.")
-    modules_of: dict[PlanDifference, list[str]] = {}
-    for one in differences:
-        modules_of.setdefault(replace(one, module=""), []).append(one.module)
-    items_of: dict[PlanDifference, list[str]] = {}
-    for one, modules in modules_of.items():
-        items_of.setdefault(replace(one, module=_modules(modules), item=""), []).append(one.item)
+    modules_of = grouped((replace(one, module=""), one.module) for one in differences)
+    items_of = grouped(
+        (replace(one, module=_modules(modules), item=""), one.item) for one, modules in modules_of.items()
+    )
     rows: list[Row] = []
     last = ("", "")
     for one, items in items_of.items():
@@ -80,8 +76,7 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
 def plan_csv(plan: PrecisionPlan) -> str:
     """Return every row of the plan as CSV, one line per layer, module and GEMM or tensor."""
     out = io.StringIO()
-    heading = ["layer", "stage", "chunk", "kind", "module", *COLUMNS]
-    writer = csv.DictWriter(out, heading, lineterminator="\n")
+    writer = csv.DictWriter(out, ["layer", "stage", "chunk", "kind", "module", *COLUMNS], lineterminator="\n")
     writer.writeheader()
     writer.writerows(plan.rows())
     return out.getvalue()
@@ -109,9 +104,7 @@ def line_of(module: PlanModule) -> Line:
     forward = next((formats[item] for item in FORWARD if item in formats), "")
     backward = formats.get("backward", "")
     tiles = [scales.get(name, "") for name in ("input", "weight", "grad_output")]
-    scale = ""
-    if any(tiles):
-        scale = tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
+    scale = tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
     weight = module.row("weight") or PlanRow(item="weight")
     kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
     values = (forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept)
@@ -189,10 +182,7 @@ def memory_table(
     uncounted: Sequence[str] = (),
 ) -> RenderableType:
     """Return the report as something rich can print."""
-    folded: dict[tuple[int, ...], list[RankMemory]] = {}
-    for rank in report.ranks:
-        folded.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)
-    stages = list(folded.values())
+    stages = grouped(((*rank.bytes_of.values(), rank.total), rank) for rank in report.ranks).values()
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
     rows: list[Row] = [
         {
@@ -210,11 +200,8 @@ def memory_table(
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
     if memory_bytes is not None:
         parts.append(_fits(report.largest, gpu, memory_bytes))
-    if uncounted:
-        parts.append(
-            Text(f"  note: {' and '.join(uncounted)} may keep less on the GPU than is counted.", style="yellow")
-        )
-    return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in report.notes))
+    notes = [f"{' and '.join(uncounted)} may keep less on the GPU than is counted."] if uncounted else []
+    return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes]))
 
 
 def _fits(rank: RankMemory, gpu: str, memory_bytes: int) -> Text:
@@ -244,11 +231,10 @@ def fit_table(report: FitReport) -> RenderableType:
     if report.declared_ranks is not None:
         declared = f"{report.declared_ranks} GPU{'s' * (report.declared_ranks > 1)}"
         parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))
-    if report.global_batch_size is None:
-        sizes = "Micro-batches are tried in powers of two."
-    else:
-        samples = f"the samples that a replica has of the global batch of {report.global_batch_size}"
-        sizes = f"A micro-batch divides {samples}."
+    sizes = "Micro-batches are tried in powers of two."
+    if report.global_batch_size is not None:
+        batch = f"the global batch of {report.global_batch_size}"
+        sizes = f"A micro-batch divides the samples that a replica has of {batch}."
     return Group(*parts, Text(f"  {usable}; the rest is for what is not counted."), Text(f"  {sizes}"), *notes)
 
 
@@ -266,9 +252,8 @@ def size(count: float) -> str:
     """Return bytes with three digits: "37.9 GiB"."""
     for unit, name in UNITS:
         if count >= unit:
-            value = count / unit
-            digits = sum(value < limit for limit in (100, 10))
-            return f"{value:.{digits}f} {name}"
+            digits = sum(count / unit < limit for limit in (100, 10))
+            return f"{count / unit:.{digits}f} {name}"
     return f"{count:.0f} B"
 
 

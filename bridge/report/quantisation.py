@@ -76,9 +76,8 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
     places = sorted({(row.layer, row.module) for row in rows})
     present = by_operand(rows)
     figure = figure_of(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places)))
-    figure.suptitle(
-        f"{title}\nsignal to quantisation noise, against that of a healthy tensor in the same format", fontsize=11
-    )
+    subject = "signal to quantisation noise, against that of a healthy tensor in the same format"
+    figure.suptitle(f"{title}\n{subject}", fontsize=11)
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
     image = None
     for panel, (operand, own) in zip(axes, present.items(), strict=True):

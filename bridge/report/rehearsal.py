@@ -23,8 +23,9 @@ LONGEST = 36
 def rehearsal_text(rehearsal: Rehearsal) -> RenderableType:
     """Return what was kept and shrunk, each launch, every finding, and what a rehearsal cannot know."""
     small = rehearsal.small
+    versions = ", ".join(f"{TITLES[name]} {version}" for name, version in rehearsal.versions.items())
     lines: list[RenderableType] = [
-        Text(f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}: {_ran(rehearsal)}"),
+        Text(f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}: {versions}"),
         Text(f"  kept: {rehearsal.kept}", style="dim"),
         Text(f"  layers: {', '.join(small.layers)} of the run's {rehearsal.layers}", style="dim"),
     ]
@@ -57,16 +58,8 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
             for one in rehearsal.small.changes
         ],
         "launches": [
-            {
-                "layout": str(launch.round),
-                "processes": launch.round.processes,
-                "seconds": round(launch.seconds, 1),
-                "planned": launch.planned,
-                "equal": launch.equal,
-                "loss": launch.loss,
-                "resumed_loss": launch.resumed_loss,
-                "parameters": launch.parameters,
-            }
+            {"layout": str(launch.round), "processes": launch.round.processes, "seconds": round(launch.seconds, 1)}
+            | {name: getattr(launch, name) for name in ("planned", "equal", "loss", "resumed_loss", "parameters")}
             for launch in rehearsal.launches
         ],
         "left_out": [{"path": one.path, "value": plain(one.value), "reason": one.rule} for one in rehearsal.left_out],
@@ -78,10 +71,6 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
         "verdict": rehearsal.verdict,
         "exit_code": rehearsal.exit_code(strict=strict),
     }
-
-
-def _ran(rehearsal: Rehearsal) -> str:
-    return ", ".join(f"{TITLES[name]} {version}" for name, version in rehearsal.versions.items())
 
 
 def _launch(launch: Launched) -> dict[str, str]:
@@ -101,8 +90,6 @@ def _value(value: object) -> str:
 
 
 def _finding(finding: Finding) -> Text:
-    head = Text()
-    head.append(finding.severity, style=STYLES[finding.severity])
     got = f", got {plain(finding.value)}" if finding.value is not None else ""
-    head.append(f" {finding.path}: {finding.rule.rstrip('.')}{got.rstrip('.')}. {finding.remedy}".rstrip())
-    return head
+    text = f" {finding.path}: {finding.rule.rstrip('.')}{got.rstrip('.')}. {finding.remedy}".rstrip()
+    return Text.assemble((finding.severity, STYLES[finding.severity]), text)

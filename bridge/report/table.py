@@ -81,20 +81,12 @@ class _Sections:
 
 
 def table(
-    *sections: Iterable[Row],
-    title: str = "",
-    keys: int = 1,
-    numbers: Collection[str] = (),
-    wraps: Collection[str] = (),
+    *sections: Iterable[Row], title: str = "", keys: int = 1, numbers: Collection[str] = (), wraps: Collection[str] = ()
 ) -> RenderableType:
-    """Return a table that rich can print, its title in the line above.
+    """Return a table that rich can print, its title in the line above, with an empty line between two sections.
 
-    Args:
-        *sections: Rows; an empty line stands between two sections.
-        title: One line; empty: none.
-        keys: First columns that say what a row is about.
-        numbers: Headings of columns that are aligned at the right.
-        wraps: Headings of columns that may be broken between words where the console is narrow.
+    The first `keys` columns say what a row is about. Columns whose headings are in `numbers` are aligned at the right,
+    and those in `wraps` may be broken between words where the console is narrow.
     """
     made = _Sections(sections=[list(section) for section in sections], keys=keys, numbers=numbers, wraps=wraps)
     return Group(Text(title), made) if title else made

@@ -35,7 +35,12 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
         ]
     if validation:
         rows.append(("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}"))
-    rows += _quantisation(run) + _audit(run)
+    record = run.record
+    audit = "no step was recorded yet"
+    if record is not None:
+        found = f"{len(record.audit)} mismatches, {record.audit[0]}" if record.audit else "as planned"
+        audit = f"{found}, step {record.step}"
+    rows += [*_quantisation(run), ("audit", audit)]
     rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
     rows += [("ended", run.summary.get("failure") or run.stopped or "yes")] if run.summary else []
     warnings = [
@@ -60,14 +65,6 @@ def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
         text = f"{100 * shares[0]:.2g} % to zero, {100 * shares[1]:.2g} % saturated, at most; step {own[0].step}"
         found.append((operand, text))
     return found
-
-
-def _audit(run: RunFolder) -> list[tuple[str, str]]:
-    record = run.record
-    if record is None:
-        return [("audit", "no step was recorded yet")]
-    found = f"{len(record.audit)} mismatches, {record.audit[0]}" if record.audit else "as planned"
-    return [("audit", f"{found}, step {record.step}")]
 
 
 def curve(values: Sequence[float | None]) -> str:

@@ -25,12 +25,8 @@ _OF_PAGE = {_TEXT: "var(--soft)", _GRID: "var(--rule)"} | {name: f"var(--s{n})" 
 def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False) -> str:
     """Return a chart over steps as an SVG element that names its content for a screen reader; "" for a single step.
 
-    Args:
-        lines: Name -> (step, value) pairs in order. Values that are not finite are left out; on a logarithmic axis
-            those that are not positive, too.
-        title: The caption.
-        y: Unit of the values.
-        log: Give the values a logarithmic axis.
+    `lines` are name -> (step, value) pairs in order. Values that are not finite are left out, and on a logarithmic axis
+    those that are not positive. `y` is their unit.
     """
     shown = {name: _thinned(points, log=log) for name, points in lines.items()}
     shown = {name: points for name, points in shown.items() if points}

@@ -2,7 +2,6 @@
 
 import math
 import shlex
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
+from bridge.precision.grouping import grouped
 from bridge.report.plan_table import line_of
 
 FLAT = 0.01
@@ -77,32 +77,28 @@ def _findings(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _verdict(content: dict[str, Any], summary: dict[str, Any], run: RunFolder) -> list[dict[str, str]]:
-    answers = []
-
-    def answer(state: str, sentence: str) -> None:
-        answers.append({"state": state, "sentence": sentence})
-
+    found, count = len(content["findings"]), len(content["mismatches"])
     if not summary:
-        answer("unknown", "The run has not come to its end.")
+        end = "unknown", "The run has not come to its end."
     elif summary.get("failure"):
-        answer("bad", str(summary["failure"]))
+        end = "bad", str(summary["failure"])
     elif run.stopped:
-        answer("unknown", f"The run was {run.stopped}.")
+        end = "unknown", f"The run was {run.stopped}."
     else:
-        answer("good", f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped.")
+        end = "good", f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped."
+    audit = "good", f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats."
     if run.record is None:
-        answer("unknown", "No record was held against the plan.")
-    elif content["mismatches"]:
-        count = len(content["mismatches"])
-        answer("bad", f"The run was not what the plan says, in {count} point{'s' * (count != 1)}.")
-    else:
-        answer("good", f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats.")
-    answer(*_moved([one["loss"] for one in content["train"] if one["loss"] is not None]))
-    found = len(content["findings"])
-    answer("unknown" if found else "good", f"{found or 'No'} finding{'s' * (found != 1)} of check and sync.")
-    for name, sentence in content["warnings"].items():
-        answer("bad", f"{name}: {sentence}")
-    return answers
+        audit = "unknown", "No record was held against the plan."
+    elif count:
+        audit = "bad", f"The run was not what the plan says, in {count} point{'s' * (count != 1)}."
+    answers = [
+        end,
+        audit,
+        _moved([one["loss"] for one in content["train"] if one["loss"] is not None]),
+        ("unknown" if found else "good", f"{found or 'No'} finding{'s' * (found != 1)} of check and sync."),
+        *(("bad", f"{name}: {sentence}") for name, sentence in content["warnings"].items()),
+    ]
+    return [{"state": state, "sentence": sentence} for state, sentence in answers]
 
 
 def _moved(losses: list[float]) -> tuple[str, str]:
@@ -117,10 +113,8 @@ def _moved(losses: list[float]) -> tuple[str, str]:
 def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for layers, modules in plan.folded():
-        by_formats: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-        for module in modules:
-            line = line_of(module)
-            by_formats[line["forward"], line["dgrad"], line["wgrad"]].append(module.name)
+        lines = ((module.name, line_of(module)) for module in modules)
+        by_formats = grouped(((line["forward"], line["dgrad"], line["wgrad"]), name) for name, line in lines)
         for (forward, dgrad, wgrad), names in by_formats.items():
             columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
             rows.append({"layers": [layer.label for layer in layers], "modules": names, **columns})
@@ -133,22 +127,20 @@ def _heat(run: RunFolder) -> list[dict[str, Any]]:
     for row in last_measured(run.quantisation):
         if math.isfinite(row.sqnr_db) and row.format in FORMATS:
             place = {"operand": row.operand, "layer": row.layer, "module": row.module.rpartition(".")[2]}
-            figures = {"sqnr_db": row.sqnr_db, "below_normal_db": FORMATS[row.format].healthy_db - row.sqnr_db}
-            found.append({**place, "format": row.format, **figures})
+            below = FORMATS[row.format].healthy_db - row.sqnr_db
+            found.append({**place, "format": row.format, "sqnr_db": row.sqnr_db, "below_normal_db": below})
     return found
 
 
 def _memory(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
-    held: defaultdict[str, int] = defaultdict(int)
-    dtypes: defaultdict[str, list[str]] = defaultdict(list)
-    for row in census:
-        held[row.kind] += row.bytes
-        dtypes[row.kind].append(row.dtype)
+    held = grouped((row.kind, row) for row in census)
+    expected = grouped((KINDS.get(name, name), size) for name, size in predicted.items())
     rows = []
-    for kind in dict.fromkeys([*held, *(KINDS.get(name, name) for name in predicted)]):
-        expected = [size for name, size in predicted.items() if KINDS.get(name, name) == kind]
-        formats = ", ".join(dict.fromkeys(dtypes[kind]))
-        rows.append({"kind": kind, "dtype": formats, "bytes": held.get(kind), "predicted": sum(expected) or None})
+    for kind in {**held, **expected}:
+        own = held.get(kind, [])
+        size = sum(row.bytes for row in own) if own else None
+        formats = ", ".join(dict.fromkeys(row.dtype for row in own))
+        rows.append({"kind": kind, "dtype": formats, "bytes": size, "predicted": sum(expected.get(kind, ())) or None})
     return [row for row in rows if row["bytes"] or row["predicted"]]
 
 

@@ -1,7 +1,6 @@
 """The page: the content of one or several runs rendered as one HTML file that needs no network."""
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import PurePath
@@ -11,6 +10,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bridge.plan.precision_plan import compact
+from bridge.precision.grouping import grouped
+from bridge.report.curves import points
 from bridge.report.html.chart import line_chart
 from bridge.report.quantisation import WORST_DB
 from bridge.report.table import mib
@@ -25,16 +26,10 @@ STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 def render_page(runs: Sequence[Run]) -> str:
     """Return the page of some runs, each the result of `run_content`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        number=_number,
-        mib=_mib,
-        layers=compact,
-        heat=_heat_table,
-        charts=_charts,
-    )
+    environment.filters.update(number=_number, mib=_mib, layers=compact, heat=_heat_table, charts=_charts)
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _told_apart(runs)
-    curves = {run["name"]: _curve(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
+    curves = {run["name"]: points(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
     overlay = Markup(line_chart(curves, title="Training loss of all runs", y="nats per token"))  # noqa: S704  as below
     values = {"runs": runs, "overlay": overlay, "compared": _comparison(runs), "states": STATES}
     return environment.from_string(text).render(values)
@@ -42,15 +37,14 @@ def render_page(runs: Sequence[Run]) -> str:
 
 def render_markdown(runs: Sequence[Run]) -> str:
     """Return the verdicts, figures and plan of some runs for a comment."""
-    lines = [f"- **{STATES[one['state']]}.** {one['sentence']}" for one in _comparison(runs)]
+
+    def answers(found: Sequence[dict[str, str]]) -> list[str]:
+        return [f"- **{STATES[one['state']]}.** {one['sentence']}" for one in found]
+
+    lines = answers(_comparison(runs))
     lines += [""] * bool(lines)
     for run in _told_apart(runs):
-        lines += [
-            f"## {run['name']}",
-            "",
-            *(f"- **{STATES[one['state']]}.** {one['sentence']}" for one in run["verdict"]),
-        ]
-        lines += ["", "| figure | value |", "|---|---|"]
+        lines += [f"## {run['name']}", "", *answers(run["verdict"]), "", "| figure | value |", "|---|---|"]
         lines += [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in run["figures"].items()]
         if run["base"]:
             fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
@@ -73,9 +67,8 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
     words = [PurePath(run["folder"]).name.split(",") for run in runs]
     named = []
     for run, own in zip(runs, words, strict=True):
-        others = [
-            other for one, other in zip(runs, words, strict=True) if one["name"] == run["name"] and one is not run
-        ]
+        alike = zip(runs, words, strict=True)
+        others = [other for one, other in alike if one["name"] == run["name"] and one is not run]
         apart = [word for word in own if any(word not in other for other in others)] or own
         named.append(run | {"name": ", ".join([run["name"], *apart])} if others else run)
     return named
@@ -87,37 +80,30 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _charts(run: Run) -> Markup:
-    losses = {"training": _curve(run["train"], "loss"), "validation": _curve(run["validation"], "loss")}
+    losses = {"training": points(run["train"], "loss"), "validation": points(run["validation"], "loss")}
     entropy, steps = run["figures"]["unigram_entropy"], [one["step"] for one in run["train"]]
     if entropy is not None and steps:
         losses["unigram entropy"] = [(steps[0], entropy), (steps[-1], entropy)]
     charts = [line_chart(losses, title="Loss", y="nats per token")]
-    norms = {"gradient norm": _curve(run["train"], "grad_norm")}
+    norms = {"gradient norm": points(run["train"], "grad_norm")}
     charts.append(line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True))
-    scale = _curve(run["train"], "loss_scale")
+    scale = points(run["train"], "loss_scale")
     if len({value for _, value in scale}) > 1:
         charts.append(line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True))
     return Markup("".join(charts))  # noqa: S704  numbers and escaped names
 
 
-def _curve(records: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    return [(one["step"], one[name]) for one in records if one[name] is not None]
-
-
 def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a table per operand: layers by modules, each cell with its colour between 0 (healthy) and 1."""
     tables = []
-    for operand in dict.fromkeys(row["operand"] for row in rows):
-        own = [row for row in rows if row["operand"] == operand]
-        cells: defaultdict[int, dict[str, Any]] = defaultdict(dict)
-        for row in own:
+    for operand, own in grouped((row["operand"], row) for row in rows).items():
+        cells: dict[int, dict[str, Any]] = {}
+        for row in sorted(own, key=lambda one: one["layer"]):
             strength = min(1.0, max(0.0, row["below_normal_db"] / WORST_DB))
-            cells[row["layer"]][row["module"]] = {**row, "strength": round(strength, 2)}
+            cells.setdefault(row["layer"], {})[row["module"]] = {**row, "strength": round(strength, 2)}
         modules = sorted({row["module"] for row in own})
         formats = ", ".join(sorted({row["format"] for row in own}))
-        tables.append(
-            {"operand": operand, "formats": formats, "modules": modules, "cells": dict(sorted(cells.items()))}
-        )
+        tables.append({"operand": operand, "formats": formats, "modules": modules, "cells": cells})
     return tables
 
 
