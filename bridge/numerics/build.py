@@ -77,9 +77,7 @@ class Build:
             return
         if folder is not None and any(self._load(cached) for cached in _sound_libraries(folder, stem)):
             return
-        _log.info(
-            "Compiling the quantisation kernel with %s; until it is ready, plain torch computes the same.", compiler
-        )
+        _log.info("Compiling the quantisation kernel with %s; until then plain torch computes the same.", compiler)
         self._thread = threading.Thread(target=self._compile, args=(compiler, folder, stem), daemon=True)
         self._thread.start()
 
@@ -188,15 +186,8 @@ def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]
 
 @cache
 def _key(compiler: str) -> str:
-    facts = [
-        _ran([compiler, "--version"], VERSION_SECONDS).stdout,
-        *FLAGS,
-        str(THREADS),
-        torch.__version__,
-        torch.__file__,
-        _processor(),
-        SOURCE.read_text(),
-    ]
+    version = _ran([compiler, "--version"], VERSION_SECONDS).stdout
+    facts = [version, *FLAGS, str(THREADS), torch.__version__, torch.__file__, _processor(), SOURCE.read_text()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
 
 

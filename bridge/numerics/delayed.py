@@ -44,14 +44,10 @@ def update_scaling_factors(
     algo: str = "max",
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Roll histories and renew scales, in place.
+    """Roll histories, (length, n), and renew scales, (n,), both FP32 and in place; `algo` is max or most_recent.
 
-    Args:
-        amax_history: (history length, n) FP32, entry 0 holding the amaxes since the last update.
-        scale: (n,) FP32.
-        maximum: (n,) FP32: format_max * 2^-margin of each column.
-        algo: max or most_recent.
-        reduced_amax: (n,) amaxes reduced over ranks; where 0, entry 0 of the history counts.
+    Entry 0 of the history holds the amaxes since the last update, and counts where `reduced_amax`, (n,) reduced over
+    ranks, is 0. `maximum`, (n,), is format_max * 2^-margin of each column.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:

@@ -48,12 +48,7 @@ class QuantisationError:
 
 
 def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> QuantisationError:
-    """Compare an operand with the matrix it was made from.
-
-    Args:
-        source_MK: The matrix before quantisation.
-        operand: The matrix after quantisation, not Hadamard-transformed.
-    """
+    """Compare an operand that is not Hadamard-transformed with the matrix that it was made from."""
     factor = operand_factor(operand)
     most = math.inf if operand.scale is None else operand.spec.element.max / operand.scale
     sums = torch.zeros(5, dtype=torch.float64)
@@ -73,12 +68,11 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
             ]
         ).cpu()
     signal, noise_power, nonzero, underflow, saturated = sums.tolist()
-    if not (math.isfinite(signal) and math.isfinite(noise_power)):
-        sqnr_db = math.nan
-    elif noise_power == 0:
-        sqnr_db = math.inf
-    else:
-        sqnr_db = 10 * math.log10(signal / noise_power) if signal else -math.inf
+    sqnr_db = math.nan
+    if math.isfinite(signal) and math.isfinite(noise_power):
+        sqnr_db = math.inf if noise_power == 0 else -math.inf
+        if noise_power and signal:
+            sqnr_db = 10 * math.log10(signal / noise_power)
     return QuantisationError(
         amax=operand.amax if operand.amax is not None else math.nan,
         scale=operand.scale,
@@ -91,13 +85,8 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
 def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float) -> dict[str, float]:
     """Return the SQNR that a tensor would have under each scheme of `WHAT_IF`, from a sample of its rows.
 
-    Nothing that the training draws from is touched: stochastic rounding has a generator of its own.
-
-    Args:
-        source_MK: The matrix before quantisation.
-        role: input, weight or grad_output.
-        fp8_format: The run's `fp8`, which a scheme takes where it can.
-        amax: Largest magnitude of the whole matrix, from which a scheme with one scale computes it.
+    A scheme takes the run's `fp8_format` where it can, and a scheme with one scale makes it of the `amax` of the whole
+    matrix. Nothing that the training draws from is touched: stochastic rounding has a generator of its own.
     """
     blocks = torch.split(source_MK, BLOCK_ROWS)
     wanted = max(1, SAMPLED // max(1, BLOCK_ROWS * source_MK.shape[1]))

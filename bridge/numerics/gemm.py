@@ -39,17 +39,11 @@ def operand_factor(operand: GemmOperand) -> float:
 
 
 def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Run fprop, dgrad or wgrad and return its result in BF16.
+    """Run a GEMM of `GEMMS` and return its result in BF16; `left` has its first axis, `right` its last one.
 
-    Args:
-        gemm: a row of `GEMMS`, which names the transposed operands.
-        left: the operand with the result's first axis.
-        right: the operand with the result's last axis.
-        bias: one value per column of the result, rounded to BF16 before it is added, as Transformer Engine's are.
-
-    Returns:
-        NaN where a NaN takes part; infinity where the result exceeds BF16. Zeros where the factor is zero, as cuBLAS
-        leaves the operands unread then, or where nothing is summed.
+    The bias has one value per column, rounded to BF16 before it is added, as Transformer Engine's are. The result is
+    NaN where a NaN takes part, infinity where it exceeds BF16, and zeros where the factor is zero, as cuBLAS leaves the
+    operands unread then, or where nothing is summed.
     """
     row = GEMMS[gemm]
     a = left.values.T if row.left_columnwise else left.values

@@ -32,16 +32,10 @@ RANDOM_BITS = 16
 
 
 def round_to_grid(x: torch.Tensor, element: Format, units: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x` rounded to the nearest value of a format, or up or down by `units`.
+    """Return scaled FP32 values rounded to the nearest value of a format, in FP32, ties to even.
 
-    Args:
-        x: FP32, already scaled.
-        element: the format.
-        units: uniform numbers in [0, 1) of the same shape, for stochastic rounding; None rounds to nearest even.
-
-    Returns:
-        FP32 values of the format. Too large and infinite values saturate, -0.0 keeps its sign, and NaN stays NaN (+6 in
-        E2M1).
+    `units`, uniform numbers in [0, 1) of the same shape, round up or down at random. Too large and infinite values
+    saturate, -0.0 keeps its sign, and NaN stays NaN (+6 in E2M1).
     """
     magnitude = x.abs().clamp_(max=element.max)
     exponent = magnitude.view(torch.int32) & 0x7F800000
@@ -110,11 +104,9 @@ def code_values(element: Format) -> tuple[float, ...]:
     for code in range(1 << element.bits):
         magnitude = code & ~sign_bit
         exponent, mantissa = divmod(magnitude, 1 << element.mantissa_bits)
-        fraction = mantissa / (1 << element.mantissa_bits)
-        if element.signed and exponent == 0:
-            value = fraction * 2.0 ** (1 - element.bias)
-        else:
-            value = (1 + fraction) * 2.0 ** (exponent - element.bias)
+        is_normal = exponent > 0 or not element.signed
+        significand = float(is_normal) + mantissa / (1 << element.mantissa_bits)
+        value = significand * 2.0 ** ((exponent if is_normal else 1) - element.bias)
         if magnitude == element.infinity:
             value = float("inf")
         elif (element.infinity is not None and exponent == top) or magnitude == element.nan:

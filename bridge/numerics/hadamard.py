@@ -31,14 +31,10 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def hadamard_columns(x_MK: torch.Tensor) -> torch.Tensor:
-    """Return the transform of each group of 16 rows, in BF16.
+    """Return the transform of each group of 16 rows, (16 * ceil(M / 16), K) in BF16.
 
-    Args:
-        x_MK: any floating dtype. Rows are padded with zeros to a multiple of 16, and the padding becomes part of the
-            transform, so the result has all of them.
-
-    Returns:
-        (16 * ceil(M / 16), K) in BF16. Infinity and NaN spread to the 16 results of their group.
+    Rows of any floating dtype are padded with zeros to a multiple of 16, and the padding becomes part of the transform.
+    Infinity and NaN spread to the 16 results of their group.
 
     *Differs*: Transformer Engine takes BF16 input and multiples of 16 only.
     """

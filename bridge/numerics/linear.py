@@ -16,7 +16,7 @@ Source: Transformer Engine 2.20 pytorch/module/linear.py.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class Observer:
 
 
 _OF_ALL_CALLS: list[Observer] = []
+_SAVED = torch.empty(0)
+"""Stands for the values of an operand while autograd keeps them."""
 
 
 @contextmanager
@@ -186,7 +188,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         x_col = None
         if ctx.needs_input_grad[1]:
             x_col = x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
-            ctx.x_factor, ctx.x_amax = x_col.factor, x_col.amax
+            ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
         keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
         ctx.save_for_backward(None if x_col is None else x_col.values, weight if keep_weight else None)
         return y_MN.to(x.dtype).view(*x.shape[:-1], y_MN.shape[1])
@@ -211,15 +213,7 @@ class ScaledLinearFunction(torch.autograd.Function):
             dy_row = None  # freed before a second copy is made
             if dy_col is None:
                 dy_col = call.operand(dy_MN, "grad_output", columnwise=True)
-            x_col = GemmOperand(
-                role="input",
-                spec=call.precision.spec("input"),
-                columnwise=True,
-                values=x_values,
-                factor=ctx.x_factor,
-                amax=ctx.x_amax,
-            )
-            dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
+            dw_NK = call.multiply("wgrad", dy_col, replace(ctx.x_col, values=x_values)).to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
             db_N = dy_MN.sum(0)
         if call.after_backward is not None:

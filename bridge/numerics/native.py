@@ -92,7 +92,10 @@ class Kernel:
         rows += -rows % BLOCK if todo.hadamard else 0
         tile = (1, _PANEL) if todo.tile == WHOLE else todo.tile
         values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
-        scale_inv = _empty_scales(todo.rule, -(-rows // tile[0]), -(-columns // tile[1]))
+        scale_inv = None
+        if todo.rule != "given":
+            kind = torch.float32 if todo.rule == "fp32" else torch.uint8
+            scale_inv = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=kind)
         c = _Pass(
             **_source(x_MK, hadamard=todo.hadamard),
             out=values.data_ptr(),
@@ -116,14 +119,8 @@ class Kernel:
             **{name: getattr(element, name) for name in ("mantissa_bits", "min_exponent", "bias", "bits", "max")},
         )
         self._quantise(ctypes.byref(c))
-        found = c.largest > 0
-        return TileResult(
-            values=values,
-            scale_inv=scale_inv,
-            amax=c.amax,
-            smallest=c.smallest if found else 1.0,
-            largest=c.largest if found else 1.0,
-        )
+        used = {"smallest": c.smallest, "largest": c.largest} if c.largest > 0 else {}
+        return TileResult(values=values, scale_inv=scale_inv, amax=c.amax, **used)
 
     def decode(self, stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
         """Return what `backend.decoded` describes."""
@@ -131,10 +128,9 @@ class Kernel:
         codes, transposed = codes.contiguous(), stored.is_transposed(columnwise)
         rows, columns = stored.matrix(columnwise)
         values = torch.empty(rows, columns, dtype=torch.bfloat16)
-        tile: Tile = (1, 1)
+        tile: Tile = (1, 1) if spec.whole_tensor else stored.scale_tile(columnwise)
         strides: tuple[int, ...] = (0, 0)
         if not spec.whole_tensor:
-            tile = stored.scale_tile(columnwise)
             strides = scales.stride()[::-1] if transposed else scales.stride()
         c = _Stored(
             codes=codes.data_ptr(),
@@ -162,22 +158,10 @@ class Kernel:
         """Return what `backend.laid_out` describes."""
         rows, columns = codes.shape[::-1] if transposed else codes.shape
         out = torch.empty(rows, -(-columns // 2) if packed else columns, dtype=torch.uint8)
-        c = _Stored(
-            codes=codes.data_ptr(),
-            out=out.data_ptr(),
-            rows=rows,
-            columns=columns,
-            transposed=transposed,
-            threads=torch.get_num_threads(),
-        )
+        sizes = {"rows": rows, "columns": columns, "threads": torch.get_num_threads()}
+        c = _Stored(codes=codes.data_ptr(), out=out.data_ptr(), transposed=transposed, **sizes)
         self._lay_out(ctypes.byref(c), packed)
         return out
-
-
-def _empty_scales(rule: str, rows: int, columns: int) -> torch.Tensor | None:
-    if rule == "given":
-        return None
-    return torch.empty(rows, columns, dtype=torch.float32 if rule == "fp32" else torch.uint8)
 
 
 def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
@@ -239,8 +223,9 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
         return None
     if _kernel is not None:
         return _kernel
-    kernel = load(wait=selection().choice == "native")
-    if kernel is None and selection().choice == "native":
+    must_wait = selection().choice == "native"
+    kernel = load(wait=must_wait)
+    if kernel is None and must_wait:
         raise BackendUnavailableError(
             f"BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' ({selection().where}). "
             f"{_build.problem} Install a C compiler, or use BRIDGE_NUMERICS=auto."
@@ -254,8 +239,3 @@ def load(*, wait: bool) -> Kernel | None:
     if _kernel is None and (library := _build.library(wait=wait)) is not None:
         _kernel = Kernel(library)
     return _kernel
-
-
-def why_not() -> str | None:
-    """Return why there is no C kernel, None where there is one or it is still being compiled."""
-    return _build.problem

@@ -75,14 +75,9 @@ def make_operand(
         factor = amax
     elif (shift := shift_for(result.smallest, result.largest, spec.element)) != 1.0:
         result, factor = backend.run(x_MK, replace(todo, shift=shift)), 1.0 / shift
+    kept = scale if spec.whole_tensor else None
     return GemmOperand(
-        role=role,
-        spec=spec,
-        columnwise=columnwise,
-        values=result.values,
-        factor=factor,
-        amax=amax,
-        scale=scale if spec.whole_tensor else None,
+        role=role, spec=spec, columnwise=columnwise, values=result.values, factor=factor, amax=amax, scale=kept
     )
 
 

@@ -34,11 +34,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` as (M, K), all leading axes taken together.
-
-    Raises:
-        PrecisionTypeError: not FP32, BF16 or FP16, or a scalar.
-    """
+    """Return `x` as (M, K), all leading axes taken together; PrecisionTypeError for another dtype and for a scalar."""
     if x.dtype not in FLOATS:
         raise PrecisionTypeError(f"x: can be quantised from float32, bfloat16 or float16, got {x.dtype}.")
     if x.ndim == 0:

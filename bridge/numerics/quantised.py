@@ -101,15 +101,10 @@ class Quantised:
         return columnwise and self.spec.scheme != "mxfp8"
 
     def dequantise(self, dtype: torch.dtype | None = None, *, columnwise: bool = False) -> torch.Tensor:
-        """Return code * scale_inv, computed in FP32 and rounded once to `dtype`.
+        """Return code * scale_inv, computed in FP32 and rounded once to `dtype`, the tensor's own without one.
 
-        Args:
-            dtype: of the result; None takes that of the tensor before quantisation.
-            columnwise: use the column-wise copy. After a Hadamard transform that is the transformed tensor, with its
-                rows padded to a multiple of 16.
-
-        Returns:
-            The tensor in its own axes and shape. Exact wherever `dtype` can hold the product. NaN codes give NaN.
+        The tensor is in its own axes and shape; after a Hadamard transform the column-wise copy is the transformed one,
+        with its rows padded to a multiple of 16. Exact wherever `dtype` can hold the product. NaN codes give NaN.
 
         Source: Transformer Engine 2.20 common/cast/nvfp4/dequantize_nvfp4.cuh (order of NVFP4's factors).
         """
@@ -153,8 +148,8 @@ def padded_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Te
         return scales
     multiples = (128, 4)
     if spec.scheme == "blockwise":
-        square = spec.tile(columnwise)[0] == spec.tile(columnwise)[1]
-        scales, multiples = (scales, (1, 4)) if square else (scales.T, (1, 4))
+        height, width = spec.tile(columnwise)
+        scales, multiples = scales if height == width else scales.T, (1, 4)
     elif spec.scheme == "mxfp8" and columnwise:
         multiples = (4, 128)
     missing = [-size % multiple for size, multiple in zip(scales.shape, multiples, strict=True)]

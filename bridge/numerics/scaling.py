@@ -51,17 +51,10 @@ def divide(numerator: float, denominator: torch.Tensor) -> torch.Tensor:
 def scale_from_amax(
     amax: torch.Tensor, maximum: float, *, power_of_two: bool, eps: float = 0.0, on_overflow: float = FP32_MAX
 ) -> torch.Tensor:
-    """Return the factor that takes values up to `amax` to the range of a format.
+    """Return the FP32 factors that take values up to `amax` to `maximum`; 1 where amax is 0, infinite or NaN.
 
-    Args:
-        amax: largest magnitude of each tile, FP32, not negative.
-        maximum: the format's largest value, or what to aim at instead.
-        power_of_two: round the factor down to a power of two.
-        eps: smallest amax to compute from.
-        on_overflow: the factor where maximum / amax is not finite.
-
-    Returns:
-        FP32 factors; 1 where amax is 0, infinite or NaN.
+    `amax` is FP32 and not negative, and counts as at least `eps`. `power_of_two` rounds a factor down to one, and
+    `on_overflow` is the factor where maximum / amax is not finite.
     """
     amax = torch.where(amax < eps, torch.full_like(amax, eps), amax)
     scale = divide(maximum, amax)

@@ -20,13 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from bridge.numerics.grid import encode, random_units, round_to_grid
-from bridge.numerics.scaling import (
-    divide,
-    e8m0_from_amax,
-    e8m0_value,
-    nvfp4_block_scale,
-    scale_from_amax,
-)
+from bridge.numerics.scaling import divide, e8m0_from_amax, e8m0_value, nvfp4_block_scale, scale_from_amax
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import WHOLE, Tile
 
