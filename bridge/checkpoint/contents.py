@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge.checkpoint.folder import candidates, is_finished, load_fault
-from bridge.checkpoint.folder import folder_of as folder_of_step
+from bridge.checkpoint.folder import candidates, folder_of, is_finished, load_fault
 from bridge.checkpoint.manifest import Manifest, digest, outline
 from bridge.checkpoint.pickles import METADATA, Tensor, read_listing
 from bridge.checkpoint.precision_change import DERIVED, Change, precision_changes
 from bridge.errors import CheckpointError
+from bridge.precision.grouping import grouped
 
 STATE = "optimizer.state."
 SCALING = ".fp8_state."
@@ -62,11 +62,11 @@ class Contents:
     def read(cls, checkpoint: Path) -> Contents:
         """Return the contents of a checkpoint. No code of its files is run, and torch is not imported."""
         sizes = outline(checkpoint)
-        has_manifest = is_finished(checkpoint)
+        is_ours = is_finished(checkpoint)
         return cls(
             path=checkpoint,
-            run=Manifest.read(checkpoint).run if has_manifest else {},
-            manifest_digest=digest(checkpoint) if has_manifest else None,
+            run=Manifest.read(checkpoint).run if is_ours else {},
+            manifest_digest=digest(checkpoint) if is_ours else None,
             files=len(sizes),
             bytes=sum(sizes.values()),
             tensors=read_listing(checkpoint).tensors,
@@ -81,13 +81,8 @@ class Contents:
     @property
     def parts(self) -> list[Part]:
         """The tensors by part of the training state and dtype."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for key, tensor in self.tensors.items():
-            found.setdefault((_part_of(key), tensor.dtype), []).append(tensor.elements)
-        return [
-            Part(part=part, dtype=dtype, tensors=len(elements), elements=sum(elements))
-            for (part, dtype), elements in found.items()
-        ]
+        found = grouped(((_part_of(key), tensor.dtype), tensor.elements) for key, tensor in self.tensors.items())
+        return [Part(part=key[0], dtype=key[1], tensors=len(own), elements=sum(own)) for key, own in found.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents as plain data."""
@@ -128,11 +123,8 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain data."""
-        return {
-            "precision": [asdict(change) for change in self.changes],
-            "settings": list(self.settings),
-            "tensors": list(self.tensors),
-        }
+        changes = [asdict(change) for change in self.changes]
+        return {"precision": changes, "settings": list(self.settings), "tensors": list(self.tensors)}
 
 
 def checkpoint_at(path: Path) -> Path:
@@ -147,7 +139,7 @@ def checkpoint_at(path: Path) -> Path:
     if not numbers:
         rule = "must be a checkpoint, or a folder of checkpoints"
         raise CheckpointError(f"{path!s:.200}: {rule}. Give a folder such as checkpoints/iter_0000100.")
-    return folder_of_step(path, numbers[0])
+    return folder_of(path, numbers[0])
 
 
 def _part_of(key: str) -> str:

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from bridge.checkpoint.manifest import MANIFEST
@@ -43,11 +44,9 @@ def latest_iteration(folder: Path) -> int | None:
     """Return the number that the pointer of a folder names; None where there is no pointer, or a torn one."""
     if not (folder / LATEST).is_file():
         return None
-    try:
-        with (folder / LATEST).open(errors="replace") as stream:
-            text = stream.read(100).strip()
-    except OSError:
-        return None
+    text = ""
+    with suppress(OSError), (folder / LATEST).open(errors="replace") as stream:
+        text = stream.read(100).strip()
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 

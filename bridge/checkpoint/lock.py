@@ -36,10 +36,8 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
         folder.mkdir(parents=True, exist_ok=True)
         handle = _acquired(folder, key)
     except OSError as error:
-        raise CheckpointError(
-            f"{key}: must be a folder that can be written to, got {str(folder)!r} "
-            f"({error.strerror or type(error).__name__}). Choose another."
-        ) from error
+        rule, why = "must be a folder that can be written to", error.strerror or type(error).__name__
+        raise CheckpointError(f"{key}: {rule}, got {str(folder)!r} ({why}). Choose another.") from error
     ended = threading.Event()
     beat = threading.Thread(target=_beat, args=(handle, ended), daemon=True)
     try:
@@ -87,9 +85,9 @@ def _acquired(folder: Path, key: str) -> int:
         except BlockingIOError:
             is_free = False
         if not is_free:
-            holder = _holder(handle)
+            error = _held(folder, key, _holder(handle))
             os.close(handle)
-            raise _held(folder, key, holder)
+            raise error
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             return handle
         os.close(handle)  # the last holder removed the file between the two calls

@@ -130,15 +130,14 @@ def outline(checkpoint: Path) -> dict[str, int]:
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
     """Return the files that a rank reads: those that the rank of this number wrote, and may have in its cache."""
-    written = [(name, _WRITER.match(name)) for name in names]
-    return [name for name, writer in written if (int(writer[1]) if writer is not None else 0) % ranks == rank]
+    written = ((name, _WRITER.match(name)) for name in names)
+    return [name for name, writer in written if int(writer[1] if writer is not None else 0) % ranks == rank]
 
 
 def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
     """Return file -> checksum, of files of a checkpoint, several of them read at the same time."""
-    names = list(names)
     with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: _checksum(checkpoint / name), names), strict=True))
+        return dict(pool.map(lambda name: (name, _checksum(checkpoint / name)), names))
 
 
 def _unreadable(error: OSError) -> str:

@@ -153,19 +153,17 @@ class _Reader(pickle.Unpickler):
 
 def read_listing(checkpoint: Path) -> Listing:
     """Return what a checkpoint's ``.metadata`` lists. Neither torch nor code of the file is run."""
+    path, reason = checkpoint / METADATA, f"{METADATA} is missing"
     try:
-        data = (checkpoint / METADATA).read_bytes() if (checkpoint / METADATA).is_file() else None
+        if path.is_file():
+            return _listing(_Reader(path.read_bytes(), LISTING).load())
     except OSError as error:
         reason = f"{METADATA} cannot be read ({(error.strerror or 'an error').lower()})"
-        raise DamagedCheckpointError(checkpoint, reason) from None
-    if data is None:
-        raise DamagedCheckpointError(checkpoint, f"{METADATA} is missing")
-    try:
-        return _listing(_Reader(data, LISTING).load())
     except _NotAllowedError as error:
-        raise DamagedCheckpointError(checkpoint, _foreign(METADATA, error.name)) from None
+        reason = _foreign(METADATA, error.name)
     except Exception:  # noqa: BLE001  a damaged pickle raises errors of any class
-        raise DamagedCheckpointError(checkpoint, f"{METADATA} is damaged") from None
+        reason = f"{METADATA} is damaged"
+    raise DamagedCheckpointError(checkpoint, reason)
 
 
 def pickle_fault(checkpoint: Path) -> str | None:

@@ -64,11 +64,8 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
     path = MODULES if route.field == "modules" else f"{route.owner}.{route.attribute}"
     one, two = before.get(path), now.get(path)
     acts = _acts(field, before), _acts(field, now)
-    if None in (one, two) or one == two or not any(acts):
-        return None
-    if route.field in HISTORY and not all(acts):
-        return None
-    if route.field == "fp8_recipe" and not acts[1]:
+    has_effect = all(acts) if route.field in HISTORY else any(acts)
+    if None in (one, two) or one == two or not has_effect or (route.field == "fp8_recipe" and not acts[1]):
         return None
     subject = field.subject or subjects.COMPUTE
     meaning = _STORED if field.twin is not None else subject.meaning

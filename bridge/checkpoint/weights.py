@@ -25,11 +25,7 @@ LARGEST = 8 * 2**30
 
 
 def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the tensors of linear layers, by key: that of the FP32 master where there is one of the same shape.
-
-    Raises:
-        CheckpointError: It holds none, or its files are damaged or name code.
-    """
+    """Return the tensors of linear layers, by key: that of the FP32 master where there is one of the same shape."""
     fault = pickle_fault(checkpoint)
     if fault is not None:
         raise DamagedCheckpointError(checkpoint, fault)

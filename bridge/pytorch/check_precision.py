@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.compare import Mismatch, folded
+from bridge.audit.compare import Gemm, Mismatch, folded
 from bridge.errors import PrecisionTypeError
 from bridge.plan.modules import ModulePaths
 from bridge.precision.foreign_names import megatron_names
@@ -56,11 +57,10 @@ class PrecisionReport:
     """Class of torchao -> layers converted to it, whose FP8 matmuls need not show where it emulates them."""
 
     def __str__(self) -> str:
-        units = {"activations": "modules", "matmuls": "calls"}
-        rows = ("parameters", "buffers", "gradients", "optimizer_state", *units)
-        return "\n".join(
-            f"{name.replace('_', ' '):<16} {_counted(getattr(self, name), units.get(name, 'values'))}" for name in rows
-        )
+        values = dict.fromkeys(("parameters", "buffers", "gradients", "optimizer_state"), "values")
+        units = values | {"activations": "modules", "matmuls": "calls"}
+        rows = (f"{name.replace('_', ' '):<16} {_counted(getattr(self, name), unit)}" for name, unit in units.items())
+        return "\n".join(rows)
 
     def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
         """Return where the report is not what the recipe asks for, one sentence each.
@@ -111,9 +111,8 @@ class PrecisionReport:
         if other:
             found.append(f"Matmuls ran in {', '.join(other)} and {wanted}: {counted}. Which layers cast to it?")
         if wanted != "float32" and sum(wide.values()) * 2 > sum(self.matmuls.values()):
-            found.append(
-                f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. Does autocast cover them?"
-            )
+            most = f"Most matmuls ran in {', '.join(wide)}, not in {wanted}"
+            found.append(f"{most}: {counted}. Does autocast cover them?")
         return found
 
     def _of_linears(self, config: MixedPrecisionConfig) -> list[str]:
@@ -129,8 +128,8 @@ class PrecisionReport:
                 planned = f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
             is_hidden = row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))  # torchao's own
             if row.formats != planned and not (one is not None and is_hidden):
-                at: dict[str, Any] = {"layers": (row.layer,), "modules": (row.module,), "gemms": (row.gemm,)}
-                found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **at))
+                place = Gemm(row.layer, row.module, row.gemm)
+                found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **place.at))
         return list(map(str, folded(found)))
 
 
@@ -176,7 +175,7 @@ def check_precision(
         with ExitStack() as watching:
             for name, module in model.named_modules():
                 if holds_more_than_modules(module):
-                    watching.callback(module.register_forward_hook(_note(modules, name)).remove)
+                    watching.callback(module.register_forward_hook(partial(_note, modules, name)).remove)
             watching.enter_context(watch.watching())
             step()
     state = tensors_in([] if optimizer is None else [*optimizer.state.values()])
@@ -210,19 +209,17 @@ def _key(row: GemmRow) -> str:
 
 def _converted(model: torch.nn.Module) -> Iterator[str]:
     for module in model.modules():
-        kinds = [type(module), *(type(weight) for weight in module.parameters(recurse=False))]
+        kinds = [type(one) for one in (module, *module.parameters(recurse=False))]
         yield from [kind.__name__ for kind in kinds if kind.__module__.startswith("torchao.")][:1]
 
 
-def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
+def _note(modules: dict[str, str], name: str, _module: object, _inputs: object, output: object) -> None:
+    """Note the dtype of a module's output; a hook of torch."""
     from bridge.pytorch.record.modules import tensors_in
 
-    def hook(_module: object, _inputs: object, output: object) -> None:
-        tensor = next(iter(tensors_in(output)), None)
-        if tensor is not None and tensor.is_floating_point():
-            modules[name] = _name(tensor.dtype)
-
-    return hook
+    tensor = next(iter(tensors_in(output)), None)
+    if tensor is not None and tensor.is_floating_point():
+        modules[name] = _name(tensor.dtype)
 
 
 def _sizes(tensors: Iterable[Any]) -> dict[str, int]:

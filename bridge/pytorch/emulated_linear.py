@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
 from bridge.numerics.delayed import DelayedScaling
@@ -22,24 +25,17 @@ class EmulatedLinear(torch.nn.Linear):
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
         layer.weight, layer.bias = linear.weight, linear.bias
         layer.precision = precision
-        layer.scaling = None
-        if precision.scheme == "delayed":
-            layer.scaling = DelayedScaling(precision, device=linear.weight.device)
-        layer.train(linear.training)
-        return layer
+        is_delayed = precision.scheme == "delayed"
+        layer.scaling = DelayedScaling(precision, device=linear.weight.device) if is_delayed else None
+        return layer.train(linear.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return x w^T + bias, (..., N) in the dtype of the input, or in autocast's."""
         state = self.scaling
-        update = self.training and torch.is_grad_enabled() and state is not None
-        result = scaled_linear(
-            input,
-            self.weight,
-            self.bias,
-            precision=self.precision,
-            state=state,
-            after_backward=(lambda: state.update("backward")) if update and state is not None else None,
-        )
-        if update and state is not None:
-            state.update("forward")
+        call: dict[str, Any] = {"precision": self.precision, "state": state}
+        if state is None or not (self.training and torch.is_grad_enabled()):
+            return scaled_linear(input, self.weight, self.bias, **call)
+        finished = partial(state.update, "backward")
+        result = scaled_linear(input, self.weight, self.bias, after_backward=finished, **call)
+        state.update("forward")
         return result

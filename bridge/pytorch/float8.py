@@ -37,10 +37,9 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
     """
     rows = checked(config).reading("modules")
     if rows:
-        rule = "one config of torchao holds no choice of modules"
         raise BackendUnavailableError(
-            f"mixed_precision.modules: {rule}, got {len(rows)} row{'s' * (len(rows) > 1)}. "
-            "Use convert_linears(model, config), which follows them."
+            "mixed_precision.modules: one config of torchao holds no choice of modules, got "
+            f"{len(rows)} row{'s' * (len(rows) > 1)}. Use convert_linears(model, config), which follows them."
         )
     if config.scheme is None:
         return None
@@ -156,14 +155,11 @@ def _linears_to_replace(model: torch.nn.Module, skipped: Collection[str]) -> dic
             "model: must not be emulated already, got a model with EmulatedLinear layers. Convert a fresh one, once."
         )
     if not linears or "" in linears:
-        what = type(model).__name__
-        rule = "must contain nn.Linear modules to replace"
+        rule, what = "must contain nn.Linear modules to replace", type(model).__name__
         raise PrecisionTypeError(f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential.")
-    for name in skipped:
-        if name not in linears:
-            raise PrecisionTypeError(
-                f"skip: must name nn.Linear modules of the model, got {name!r}. Take names from model.named_modules()."
-            )
+    for name in (one for one in skipped if one not in linears):
+        rule, remedy = "must name nn.Linear modules of the model", "Take names from model.named_modules()."
+        raise PrecisionTypeError(f"skip: {rule}, got {name!r}. {remedy}")
     return linears
 
 
@@ -200,9 +196,8 @@ def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
     arguments: dict[str, Any] = {"emulate": emulate}
     for name, value in settings["float8"].items():
         if name.startswith("cast_config_"):
-            target = value.get("target_dtype")
-            kind = {"scaling_type": ScalingType(value["scaling_type"])}
-            arguments[name] = CastConfig(**kind, **({"target_dtype": torch_dtype(target)} if target else {}))
+            target = {"target_dtype": torch_dtype(value["target_dtype"])} if "target_dtype" in value else {}
+            arguments[name] = CastConfig(scaling_type=ScalingType(value["scaling_type"]), **target)
         elif name != "recipe_name":  # tensorwise is what the class's own defaults are
             arguments[name] = value
     return Float8LinearConfig(**arguments)

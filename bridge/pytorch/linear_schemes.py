@@ -51,9 +51,8 @@ def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig
     try:
         schemes = ModuleSchemes.of(config, num_layers=1 + max(layer for layer, _ in places))
     except WrongValueError as error:
-        raise PrecisionTypeError(
-            f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
-        ) from None
+        message = f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
+        raise PrecisionTypeError(message) from None
     empty = [row.select for row in schemes.empty(places)]
     if empty:
         known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)

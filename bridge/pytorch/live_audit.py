@@ -62,10 +62,9 @@ def audit(
         AuditError: The step ran something else than planned.
         PrecisionTypeError: `plan` is a recipe, and the model has no Megatron config.
     """
-    chunks = _chunks(model)
-    planned = plan if isinstance(plan, PrecisionPlan) else _plan_of(chunks, plan)
+    planned = plan if isinstance(plan, PrecisionPlan) else _plan_of(_chunks(model)[0], plan)
     done = StepAudit()
-    with _recording(chunks, done):
+    with _recording(model, done):
         yield done
     done.mismatches = compare(planned, done.record)
     if done.mismatches and raises:
@@ -88,7 +87,7 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
     if family not in FAMILIES:
         raise PrecisionTypeError(f"family: must be fp8 or fp4, got {family!r}. Name one of them.")
     done = StepAudit()
-    with _recording(_chunks(model), done):
+    with _recording(model, done):
         yield done
     rows = done.record.gemms
     low = {row.layer or row.module for row in rows if row.scheme in FAMILIES[family]}
@@ -118,24 +117,22 @@ def _chunks(model: Model) -> list[torch.nn.Module]:
     return list(model) if isinstance(model, (list, tuple)) else [model]  # type: ignore[list-item]
 
 
-def _plan_of(chunks: Sequence[torch.nn.Module], recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
+def _plan_of(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
     from bridge.registry.registry import get_mixed_precision_config
     from bridge.rules.versions import installed
 
-    config = getattr(chunks[0], "config", None)
+    config = getattr(chunk, "config", None)
     if not hasattr(config, "num_layers"):
-        what = type(chunks[0]).__name__
-        raise PrecisionTypeError(
-            f"model: a recipe is planned for a Megatron model with its config, got {what}. Use check_precision."
-        )
+        rule = "a recipe is planned for a Megatron model with its config"
+        raise PrecisionTypeError(f"model: {rule}, got {type(chunk).__name__}. Use check_precision.")
     return precision_plan(get_mixed_precision_config(recipe), config, mcore=installed("mcore"))
 
 
 @contextmanager
-def _recording(chunks: Sequence[torch.nn.Module], done: StepAudit) -> Iterator[None]:
+def _recording(model: Model, done: StepAudit) -> Iterator[None]:
     from bridge.pytorch.record.watch import GemmWatch  # imports torch
 
-    watch = GemmWatch(chunks)
+    watch = GemmWatch(_chunks(model))
     with watch.watching():
         yield
     done.record = gathered(watch)

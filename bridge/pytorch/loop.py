@@ -5,7 +5,6 @@ Each is made of plain data (`compute_dtype`, `scaler_settings`, `policy_dtypes`)
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
@@ -16,14 +15,12 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-SCALE_FIELDS = MappingProxyType(
-    {
-        "init_scale": "initial_loss_scale",
-        "growth_interval": "loss_scale_window",
-        "hysteresis": "hysteresis",
-        "min_scale": "min_loss_scale",
-    }
-)
+SCALE_FIELDS = {
+    "init_scale": "initial_loss_scale",
+    "growth_interval": "loss_scale_window",
+    "hysteresis": "hysteresis",
+    "min_scale": "min_loss_scale",
+}
 """Argument of `LossScaler` -> field."""
 
 

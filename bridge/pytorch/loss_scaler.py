@@ -41,11 +41,8 @@ class LossScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Move the scale on after `step`; with `new_scale`, set it."""
         before = self.get_scale()
-        overflowed = any(
-            float(found) > 0
-            for state in self._per_optimizer_states.values()
-            for found in state["found_inf_per_device"].values()
-        )
+        states = self._per_optimizer_states.values()
+        overflowed = any(float(found) > 0 for state in states for found in state["found_inf_per_device"].values())
         super().update(before if new_scale is None else new_scale)  # clears what was found in this step
         if new_scale is None and not self.constant:
             after = self._moved(before, overflowed)

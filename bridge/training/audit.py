@@ -44,8 +44,8 @@ class Audit:
         if settings.audit == "off":
             return False
         is_second = len(run.step_seconds) == 1  # the first in which a weight can be older than its master
-        is_last, interval = step == settings.train_iters, settings.audit_interval
-        return is_second or is_last or bool(interval and step % interval == 0)
+        interval = settings.audit_interval
+        return is_second or step == settings.train_iters or bool(interval and step % interval == 0)
 
     @contextmanager
     def recording(self, phase: Phase | None) -> Iterator[None]:
@@ -71,12 +71,10 @@ class Audit:
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
-        config, precision = self._run.config, self._run.config.mixed_precision
-        if self._phase is not None:
-            precision = self._phase.precision
-        elif isinstance(precision, str):
+        config, model = self._run.config, self._run.trainer.config
+        precision = config.mixed_precision if self._phase is None else self._phase.precision
+        if precision is not None:
             precision = get_mixed_precision_config(precision)
-        model = self._run.trainer.config
         return precision_plan(precision, model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore"))
 
     def _compare(self, everywhere: Record, *, must_raise: bool) -> None:

@@ -79,12 +79,8 @@ def display(*, total: int, start: int, progress: bool, console: Console | None =
     if not (progress and console.is_terminal):
         yield Display(total)
         return
-    columns = (
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[record]}"),
-    )
+    record = TextColumn("{task.fields[record]}")
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), record)
     with Progress(*columns, console=console) as bar:
         yield Display(total, start=start, progress=bar)
 
@@ -148,11 +144,11 @@ def show_summary(
     ]
     if census:
         show(table(census, title="Tensors of the run (first rank)", numbers=("MiB",)), console)
-    for phase in summary.phases:
-        sentence = f"Matmuls from step {phase.first}, {phase.precision}: {format_gemms(phase.gemms)}."
-        console.print(sentence, highlight=False, soft_wrap=True)
-    if summary.gemms and not summary.phases:
-        console.print(f"Matmuls of the first step: {format_gemms(summary.gemms)}.", highlight=False, soft_wrap=True)
+    ran = [(f"from step {phase.first}, {phase.precision}", phase.gemms) for phase in summary.phases]
+    if summary.gemms and not ran:
+        ran = [("of the first step", summary.gemms)]
+    for when, gemms in ran:
+        console.print(f"Matmuls {when}: {format_gemms(gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
         show(worst_table(quantisation), console)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)

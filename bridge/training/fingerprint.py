@@ -5,6 +5,7 @@ import enum
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ VARIABLES = (
 )
 """Environment variables that change what is computed; those of `PREFIX` too."""
 PREFIX = "NVTE_"
+BACKENDS = (*(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("bf16", "fp16")), "cudnn.allow_tf32")
+"""Flags of `torch.backends`."""
 
 
 def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, model: Any = None) -> dict[str, str]:
@@ -42,7 +45,9 @@ def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, mode
     for name, value in environment.items():
         if name in VARIABLES or name.startswith(PREFIX):
             found[f"environment {name}"] = value
-    found |= {f"torch {name}": str(value) for name, value in _torch_flags().items()}
+    found["torch float32 matmul precision"] = torch.get_float32_matmul_precision()
+    found["torch deterministic algorithms"] = str(torch.are_deterministic_algorithms_enabled())
+    found |= {f"torch {path}": str(attrgetter(path)(torch.backends)) for path in BACKENDS}
     found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return found
 
@@ -76,14 +81,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _torch_flags() -> dict[str, object]:
-    matmul = torch.backends.cuda.matmul
-    return {
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cuda.matmul.allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
-        "cuda.matmul.allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
-        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
-    }

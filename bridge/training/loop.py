@@ -9,10 +9,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,16 +22,10 @@ from bridge.errors import TrainingError
 from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.checkpoint.saving import save_checkpoint
-from bridge.megatron.process import (
-    apply_tf32,
-    peak_memory,
-    return_free_memory,
-    start_peak_memory,
-    training_process,
-)
+from bridge.megatron.process import apply_tf32, peak_memory, return_free_memory, start_peak_memory, training_process
 from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.step import StepResult
-from bridge.report.curves import plot_loss
+from bridge.report.curves import plot_loss, points
 from bridge.report.quantisation import plot_quantisation
 from bridge.rules.fields import releases
 from bridge.rules.versions import Version, installed
@@ -51,12 +44,9 @@ MAX_STUCK_STEPS = 10
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
-    """Train as the config says and return the summary.
+    """Train as the config says, whose precision is written into the sections already, and return the summary.
 
-    Args:
-        config: Everything about the run, with its precision already written into the sections. It is left as it is.
-        run_dir: Folder for ``metrics.jsonl``, ``tensorboard/``, ``loss.png``, ``record.json`` and ``summary.json``; the
-            first rank writes them, also when the run ends early.
+    The first rank writes the files of the run into `run_dir`, also when the run ends early.
 
     Raises:
         BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was built.
@@ -107,16 +97,13 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
     """Train with metrics and display around it, and sum up; draw the curves however it ends."""
     config, first = run.config, run.process.is_first
     with ExitStack() as stack:
-        metrics = Metrics()
-        screen = Display()
+        metrics, screen, start = Metrics(), Display(), run.start.iteration
         if first:
-            log = metrics_log(run_dir, resumed_at=run.start.iteration, config=config.logging)
-            metrics = stack.enter_context(log)
+            metrics = stack.enter_context(metrics_log(run_dir, resumed_at=start, config=config.logging))
             if config.logging.plots:
                 stack.callback(_draw, run, metrics, run_dir)
-            screen = stack.enter_context(
-                display(total=config.train.train_iters, start=run.start.iteration, progress=config.logging.progress)
-            )
+            shown = display(total=config.train.train_iters, start=start, progress=config.logging.progress)
+            screen = stack.enter_context(shown)
         for note in run.notes:
             screen.note(note)
         run.process.stop.is_noted_only = True
@@ -138,15 +125,12 @@ def warn_of_untested(version: Version | None) -> None:
 
 
 def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
-    def curve(records: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-        return [(record["step"], record[name]) for record in records if record[name] is not None]
-
     plot_loss(
         run_dir / "loss.png",
         title=precision_label(run.config),
-        train=curve(metrics.train, "loss"),
-        validation=curve(metrics.validation, "loss"),
-        loss_scale=curve(metrics.train, "loss_scale") if getattr(run.config.optimizer, "fp16", False) else (),
+        train=points(metrics.train, "loss"),
+        validation=points(metrics.validation, "loss"),
+        loss_scale=points(metrics.train, "loss_scale") if getattr(run.config.optimizer, "fp16", False) else (),
         unigram_entropy=run.entropy,
     )
     if metrics.quantisation:
@@ -212,15 +196,17 @@ def _is_due(run: Run, interval: int | None) -> bool:
 
 
 def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]]) -> StepResult:
-    """Take one step; the first one also records the activations' dtypes, and some are audited."""
+    """Take one step; the first one also records the activations' dtypes, and some are audited or measured."""
     began = time.perf_counter()
     first, phase = not run.step_seconds, run.enter_phase()
+    interval, coming = run.config.logging.quantisation_interval, run.iteration + 1
+    is_measured = interval and (coming % interval == 0 or coming == run.config.train.train_iters)
     with ExitStack() as stack:
         stack.enter_context(audit.recording(phase))
         if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
-        elif phase is None and _is_measured(run):
-            stack.enter_context(run.telemetry.measuring(run.iteration + 1))
+        elif phase is None and is_measured:
+            stack.enter_context(run.telemetry.measuring(coming))
         result = run.trainer.step(source, stop=run.process.stop)
     run.count(result, time.perf_counter() - began)
     if run.process.peers is not None:
@@ -230,12 +216,6 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
     if phase:
         run.phases.append(PhaseRecord(first=phase.first, last=phase.last, precision=phase.precision.label, gemms=gemms))
     return result
-
-
-def _is_measured(run: Run) -> bool:
-    """Return whether the coming step is one in which quantisation is measured: one of each interval, and the last."""
-    interval, step = run.config.logging.quantisation_interval, run.iteration + 1
-    return bool(interval) and (step % interval == 0 or step == run.config.train.train_iters)
 
 
 def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
@@ -284,13 +264,11 @@ def _failure(run: Run) -> str | None:
 
 def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
     """Compute the validation loss, on the same samples every time, if there are any."""
-    if run.splits.validation is None:
-        return
-    source = run.batches_of(run.splits.validation, start=0)
-    record = ValidationRecord(step=run.iteration, loss=run.trainer.evaluate(source, run.config.train.eval_iters))
-    run.validation = record
-    metrics.add(record)
-    screen.logged(record)
+    if run.splits.validation is not None:
+        loss = run.trainer.evaluate(run.batches_of(run.splits.validation, start=0), run.config.train.eval_iters)
+        run.validation = ValidationRecord(step=run.iteration, loss=loss)
+        metrics.add(run.validation)
+        screen.logged(run.validation)
 
 
 def _save(run: Run, screen: Display) -> None:

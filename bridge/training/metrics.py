@@ -38,11 +38,7 @@ class Sink(NamedTuple):
 
 
 def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iterator[Sink]:
-    """Yield the sinks that a config names.
-
-    Raises:
-        RunConfigError: One cannot be opened.
-    """
+    """Yield the sinks that a config names; RunConfigError where one cannot be opened."""
     if config.tensorboard:
         yield _tensorboard(run_dir, resumed_at)
     for name, opens in (("mlflow", _mlflow), ("wandb", _wandb)):
@@ -52,10 +48,11 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
         try:
             yield opens(value, run_dir)
         except Exception as error:
-            rule = f"cannot be opened ({type(error).__name__}: {error})"
-            raise RunConfigError.of(
-                f"logging.{name}", rule, value, f"Correct it, or set logging.{name}=null."
-            ) from error
+            rule, remedy = (
+                f"cannot be opened ({type(error).__name__}: {error})",
+                f"Correct it, or set logging.{name}=null.",
+            )
+            raise RunConfigError.of(f"logging.{name}", rule, value, remedy) from error
 
 
 def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:

@@ -49,11 +49,8 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
     """Build a run, take some steps, and return the quantisation error of its operands.
 
     The recipe is not yet written into the sections; `checkpoint.load` says which weights to begin with. Some of the
-    steps are measured; 0 measures forward and backward passes alone, on the weights as they are.
-
-    Raises:
-        RunConfigError: The recipe has no low-precision matmuls to be measured.
-        BridgeError: As `pretrain`.
+    steps are measured; 0 measures forward and backward passes alone, on the weights as they are. RunConfigError where
+    the recipe has no low-precision matmuls.
     """
     require_sane_values(config)
     if steps < 0:
@@ -94,9 +91,8 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     reference, shuffled, other = _pass(first, routes), _pass(again, routes, shuffle=True), _pass(second, routes)
     differs = reference.weights.shape != other.weights.shape
     if differs or relative_error(reference.weights, other.weights) > SAME_WEIGHTS:
-        raise RunConfigError.of(
-            "gradients", "needs the same weights in both runs", "weights that differ", "Use one model and one seed."
-        )
+        rule, remedy = "needs the same weights in both runs", "Use one model and one seed."
+        raise RunConfigError.of("gradients", rule, "weights that differ", remedy)
     pairs = zip(reference.formats, other.formats, strict=True)
     roundings = [rounding(one) + rounding(two) for one, two in pairs]
     return band(
@@ -168,11 +164,10 @@ def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
 
 def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the formats that a model config multiplies in: forward, and forward and backward."""
-    half = model.bf16 or model.enable_autocast
     chosen = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
     matchers = matchers_in(getattr(model, "quant_recipe", None))
     chosen += [one.training.format for one in matchers if one.training is not None]
     pairs = [OPERAND_FORMATS[name] for name in chosen if name]
-    mode = "bf16" if half else "fp32"
+    mode = "bf16" if model.bf16 or model.enable_autocast else "fp32"
     forward = ("fp16" if model.fp16 else mode, *(pair[0] for pair in pairs))
     return forward, (*forward, *(pair[1] for pair in pairs))

@@ -184,13 +184,10 @@ def precision_label(config: ConfigContainer) -> str:
     precision, schedule = config.mixed_precision, config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
         return "; then ".join(phase.precision.label for phase in schedule.phases)
-    if isinstance(precision, str):
-        return precision
     if precision is not None:
-        return get_mixed_precision_config(precision).label
+        return precision if isinstance(precision, str) else get_mixed_precision_config(precision).label
     model: Any = config.model
-    half = "fp16" if model.fp16 else "fp32"
-    weights = "bf16" if model.bf16 else half
+    weights = next((name for name in ("bf16", "fp16") if getattr(model, name)), "fp32")
     if model.enable_autocast:
         return f"{weights} weights, {str(model.autocast_dtype).removeprefix('torch.')} autocast"
     return weights
@@ -245,10 +242,10 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
 
 
 def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
-    train, model = config.train, config.model
+    train = config.train
     return build_splits(
         corpus,
-        seq_length=model.seq_length,  # type: ignore[union-attr]  # `require_sane_values` has seen it
+        seq_length=config.model.seq_length,  # type: ignore[union-attr]  # `require_sane_values` has seen it
         split=config.data.split,
         seed=config.data.seed,
         train_samples=train.train_iters * train.global_batch_size,
@@ -263,13 +260,13 @@ def _resume(
     if config.checkpoint.load is None:
         return Position(), []
     files, label = config.checkpoint, precision_label(config)
-    saved = newest_sound(Path(str(files.load)), checksum=files.checksum, trust=files.trust)
+    folder = Path(str(files.load))
+    saved = newest_sound(folder, checksum=files.checksum, trust=files.trust)
     if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
         schedule.apply(max(1, saved))
         label = schedule.phase_at(max(1, saved)).precision.label
         if backend.name == "emulated":
             switch_precision(trainer.model, trainer.config)
-    folder = Path(str(files.load))
     checkpoint = folder_of(folder, saved)
     now = fingerprint(config, os.environ, model=trainer.config)
     changes = precision_changes(facts_of(checkpoint).get("settings") or {}, now)
@@ -285,9 +282,8 @@ def _resume(
 
 def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: bool) -> None:
     """Refuse changes of precision that lose something, unless they were asked for, and those that cannot be."""
-    graver = [
-        change for change in changes if change.outcome == IMPOSSIBLE or (change.outcome == ASKED and not is_allowed)
-    ]
+    refused = (IMPOSSIBLE,) if is_allowed else (IMPOSSIBLE, ASKED)
+    graver = [change for change in changes if change.outcome in refused]
     if not graver:
         return
     remedy = "Set resume.allow_precision_change=true, or use the precision that wrote it"
@@ -311,12 +307,5 @@ def _build_trainer(
         decay_style=train.lr_decay_style,
         global_batch_size=train.global_batch_size,
     )
-    return Trainer(
-        config=model,
-        model=chunks,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        process=process,
-        micro_batch_size=train.micro_batch_size,
-        global_batch_size=train.global_batch_size,
-    )
+    sizes = {"micro_batch_size": train.micro_batch_size, "global_batch_size": train.global_batch_size}
+    return Trainer(config=model, model=chunks, optimizer=optimizer, scheduler=scheduler, process=process, **sizes)

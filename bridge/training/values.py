@@ -107,10 +107,8 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
     for name, package in PACKAGES.items():
         value = getattr(config.logging, name)
         if value is not None and find_spec(name) is None:
-            remedy = "Install precision-bridge[sinks], or leave it out."
-            faults.append(
-                _fault(f"logging.{name}", f"needs the package {package}, which is not installed", value, remedy)
-            )
+            rule = f"needs the package {package}, which is not installed"
+            faults.append(_fault(f"logging.{name}", rule, value, "Install precision-bridge[sinks], or leave it out."))
     train = config.train
     steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
     length = train.lr_decay_iters or train.train_iters

@@ -87,11 +87,10 @@ def of_emulated(
         return None
     left, operand = operands
     fresh = None
-    if operand.amax is None:
-        if operand.spec.scheme != "delayed":  # its stored weights keep the scale of the step before
-            fresh = stored_operand(quantise(weight, operand.spec, col=False), "weight")
-    else:
+    if operand.amax is not None:
         fresh = make_operand(weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale)
+    elif operand.spec.scheme != "delayed":  # whose stored weights keep the scale of the step before
+        fresh = stored_operand(quantise(weight, operand.spec, col=False), "weight")
     is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
     x_MK = _in_range(x_MK, left.spec.format, left.scale)
     weight = _in_range(weight, operand.spec.format, operand.scale)

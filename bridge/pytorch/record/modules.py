@@ -60,9 +60,8 @@ def mixes_tokens(name: str) -> bool:
 
 def _short(name: str) -> str:
     """Return a module's name in its layer as the plan has it; all experts of a layer have one name."""
-    match = _CONTAINERS.match(name)
-    prefix = match.group() if match is not None else ""
-    short = ("experts." if "experts.local_experts." in prefix else "") + name[len(prefix) :]
+    rest = _CONTAINERS.sub("", name)
+    short = ("experts." if "experts.local_experts." in name.removesuffix(rest) else "") + rest
     # The product of the shared experts themselves is their gate; the others are of their layers.
     return "shared_experts.gate" if short == "shared_experts" else short
 

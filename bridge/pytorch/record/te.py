@@ -147,8 +147,7 @@ def is_te(module: torch.nn.Module) -> bool:
     return hasattr(module, "fp8_meta")
 
 
-def _of_one(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
-    del kwargs
+def _of_one(args: Any, _kwargs: Any, result: Any) -> Iterator[TeGemm]:
     right, transposed, left, is_wgrad, buffer = args[:5]
     yield TeGemm(
         gemm=GEMM_OF_LAYOUT[transposed, is_wgrad],
@@ -161,8 +160,7 @@ def _of_one(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
     )
 
 
-def _of_group(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
-    del kwargs, result
+def _of_group(args: Any, _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     rights, transposed, lefts, is_wgrad, outs = args[:5]
     gemm, splits = GEMM_OF_LAYOUT[transposed, is_wgrad], list(args[6] or ())
     if args[9] and splits:
@@ -178,20 +176,21 @@ def _of_custom(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
     yield TeGemm(gemm=gemm, left=args[1], right=args[0], out=result[0])
 
 
-def _of_fused(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
-    del kwargs, result
+def _of_fused(args: Any, _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     right, left, buffer = args
     yield TeGemm(gemm="wgrad", left=left, right=right, out=buffer, accumulates=True)
 
 
-_CALLS: tuple[tuple[str, str, Callable[[Any, Any, Any], Iterator[TeGemm]]], ...] = (
+Gemms = Callable[[Any, Any, Any], Iterator[TeGemm]]
+"""The GEMMs of a call, by its arguments and its result."""
+_CALLS: tuple[tuple[str, str, Gemms], ...] = (
     (EXTENSION, "generic_gemm", _of_one),
     (EXTENSION, "te_general_grouped_gemm", _of_group),
     (CUSTOM, "custom_gemm", _of_custom),
     (FUSED, "wgrad_gemm_accum_fp32", _of_fused),
     (FUSED, "wgrad_gemm_accum_fp16", _of_fused),
 )
-"""Module, function, and the GEMMs of a call by its arguments and its result."""
+"""Module, function, and the GEMMs of a call."""
 
 
 @contextmanager
@@ -201,7 +200,7 @@ def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Ite
     `quiet` makes a context for the call itself, in which the operators of torch are part of the GEMM.
     """
 
-    def watched(original: Callable[..., Any], gemms: Callable[[Any, Any, Any], Iterator[TeGemm]]) -> Callable[..., Any]:
+    def watched(original: Callable[..., Any], gemms: Gemms) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             with quiet():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,11 +67,8 @@ class GemmWatch(Observer):
             for parameter in module.parameters(recurse=False)
             if not is_quantised(parameter) and not hasattr(parameter, "stored")
         }
-        with ExitStack() as stack:
-            stack.enter_context(self.running.following(self.places))
-            stack.enter_context(observing(self))
-            stack.enter_context(te.watching(self._te_gemm, self._quiet))
-            stack.enter_context(_Dispatch(self))
+        of_te = te.watching(self._te_gemm, self._quiet)
+        with self.running.following(self.places), observing(self), of_te, _Dispatch(self):
             yield self
 
     def _entered(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -110,21 +107,19 @@ class GemmWatch(Observer):
             return "stored"
         return "quantised" if right is self._quantised else "cached"
 
-    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG002
         """Leave an emulated GEMM."""
-        del gemm
         if self._pending is not None and self._source is not None:
             module, operands = self._pending
-            row = of_emulated(module, self.places[module], self._source, operands, out, bias=bias)
-            self._health[module, None] = row
+            place = self.places[module]
+            self._health[module, None] = of_emulated(module, place, self._source, operands, out, bias=bias)
         self._source = self._pending = None
         self._depth -= 1
 
     def _te_gemm(self, call: TeGemm) -> None:
-        row = GEMMS[call.gemm]
+        row, out = GEMMS[call.gemm], call.out
         left = describe(call.left, columnwise=row.left_columnwise)
         right = describe(call.right, columnwise=row.right_columnwise)
-        out = call.out
         output = "" if out is None or is_quantised(out) else dtype_name(out.dtype)
         columns = {"output": output, "into": output if call.accumulates else ""}
         if left.scheme == "none":
@@ -194,24 +189,10 @@ class GemmWatch(Observer):
         layer, name = self.places[module]
         if mixes_tokens(name):
             return
-        self._rows.add(
-            GemmRow(
-                layer=layer,
-                module=name,
-                gemm=gemm,
-                left=left.format,
-                right=right.format,
-                scheme=left.scheme,
-                left_tile=left.tile,
-                right_tile=right.tile,
-                left_copy=left.copy,
-                right_copy=right.copy,
-                storage=_storage(module),
-                by=_class_name(module),
-                context=self._contexts.get(module, ""),
-                **columns,
-            )
-        )
+        columns |= {"left_tile": left.tile, "left_copy": left.copy, "right_tile": right.tile, "right_copy": right.copy}
+        columns |= {"storage": _storage(module), "by": _class_name(module), "context": self._contexts.get(module, "")}
+        formats = {"left": left.format, "right": right.format, "scheme": left.scheme}
+        self._rows.add(GemmRow(layer=layer, module=name, gemm=gemm, **formats, **columns))
 
 
 class _Dispatch(TorchDispatchMode):
