@@ -65,7 +65,9 @@ def load_all(
         documents = []
         while loader.check_data():
             documents.append(loader.get_data())
-    except yaml.YAMLError as found:
+    except BridgeError:
+        raise
+    except (yaml.YAMLError, ValueError, LookupError) as found:  # the latter two: of a value that its tag does not fit
         mark = getattr(found, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         what = " ".join(str(getattr(found, "problem", None) or getattr(found, "reason", None) or found).split())
@@ -235,28 +237,11 @@ class _Loader(BASE):  # type: ignore[misc]
         if self.repeated is not None:
             self.repeated.append((str(key), self.construct_object(value_node), key_node.start_mark.line + 1))
 
-    def construct_yaml_int(self, node: Any) -> int:
-        text = str(node.value).replace("_", "")
-        digits = text.lstrip("+-").lower()
-        base = 8 if re.match(r"0\d", digits) else 10
-        try:
-            return int(text, 0 if digits.startswith(("0b", "0x", "0o")) else base)
-        except ValueError:
-            raise self.wrong(node, "a number must have fewer digits", "This is no configuration") from None
-
     def construct_yaml_set(self, node: Any) -> list[Any]:
         """Return the members of a ``!!set`` in the order of the file."""
-        if not isinstance(node, yaml.MappingNode):
-            raise self.wrong(node, "a set must be written as a mapping", "Write `? value` on a line each")
         return list(self.construct_mapping(node))
-
-    def construct_yaml_float(self, node: Any) -> float:
-        text = str(node.value).replace("_", "").lower()
-        return float(text.replace(".", "", 1) if text.endswith(("inf", "nan")) else text)
 
 
 for _tag, _pattern, _first in RESOLVED:
     _Loader.add_implicit_resolver(f"{CORE}{_tag}", re.compile(_pattern), _first)
-_Loader.add_constructor(f"{CORE}int", _Loader.construct_yaml_int)
-_Loader.add_constructor(f"{CORE}float", _Loader.construct_yaml_float)
 _Loader.add_constructor(f"{CORE}set", _Loader.construct_yaml_set)

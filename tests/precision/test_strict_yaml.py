@@ -34,3 +34,9 @@ def test_an_allowed_repetition_is_noted_and_the_last_value_is_read() -> None:
     assert notes == [("a", 3, 3)]
     with pytest.raises(Exception, match="the key 'a' must not stand twice"):
         load_all("a: {x: 1}\na: {y: 2}", "x.yaml", may_repeat=lambda _: True)
+
+
+@pytest.mark.parametrize("value", ["!!int abc", '!!int ""', "!!float x", "!!bool maybe", "!!set word", "0b_"])
+def test_a_value_that_its_tag_does_not_fit_is_refused(value: str) -> None:
+    with pytest.raises(RunConfigError, match=r"^x\.yaml(, line 1)?: must be YAML; "):
+        load_all(f"a: {value}", "x.yaml", error=RunConfigError)
