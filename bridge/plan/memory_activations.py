@@ -14,8 +14,7 @@ Memory that lives only inside one operator is not counted. Mixture-of-experts la
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,10 +25,10 @@ from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 from bridge.rules.section import Section, read_section
 from bridge.rules.shape.model import Experts, Latent, StateSpace
 from bridge.rules.shape.parallel import Place
-from bridge.rules.shape.variants import DeltaNet, Indexer
+from bridge.rules.shape.variants import DeltaNet
 
-Parts = defaultdict[str, float]
-"""Bytes of a layer by the part of it that can be recomputed."""
+Rows = Iterator[tuple[str, float]]
+"""(part, bytes) of what a layer keeps; a part that `DROPS` names can be recomputed by itself."""
 DROPS = {
     "core_attn": ("core_attn",),
     "layernorm": ("layernorm",),
@@ -123,11 +122,6 @@ class Segment(NamedTuple):
     """Further bytes while it is recomputed in the backward pass."""
 
 
-def kept_bytes(plan: PrecisionPlan, place: Place, workload: Workload) -> int:
-    """Return the bytes that one micro-batch keeps in one model chunk."""
-    return round(sum(segment.kept for segment in segments(plan, place, workload)))
-
-
 def stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
     """Return the bytes of one micro-batch between two layers."""
     return _Counting(plan, workload).stream
@@ -169,45 +163,19 @@ class _Counting:
         self.is_gathered = self.outside != self.tokens
         self.residual = 4.0 if plan.settings.fp32_residual else self.element
         self.statistics = 8 if plan.shape.layer_norm_bias else 4
-        self.stream = self.outside * self.shape.hidden_size * self.residual
+        self.width = self.outside * self.shape.hidden_size
+        """Elements between two layers."""
+        self.stream = self.width * self.residual
         self.dropped = {part for name in workload.modules for part in DROPS.get(name, ())}
         self.segments: dict[int, Segment] = {}
         """Those of the layers so far, by `PlanLayer.alike`."""
 
-    def layer(self, layer: PlanLayer) -> Mapping[str, float]:
-        """Return a layer's parts."""
-        names = {module.name: module for module in layer.modules}
-        parts: Parts = defaultdict(float)
-        saved = {name: self._operand(module) for name, module in names.items()}
-        if "linear_proj" in names:
-            self._attention(parts, names, saved)
-        if "delta_rule" in names and self.shape.delta_net is not None:
-            self._delta_net(parts, saved, self.shape.delta_net)
-        elif "in_proj" in names and self.shape.state_space is not None:
-            self._mamba(parts, saved, self.shape.state_space)
-        if "experts.linear_fc1" in names and self.shape.experts is not None:
-            self._experts(parts, saved, self.shape.experts)
-        elif "linear_fc1" in names:
-            self._mlp(parts, saved)
-        bypassed: set[str] = set()
-        for module in (one.module for one in layer.modules if one.kind == "adapter"):
-            base = module.name.partition(".adapter")[0]
-            part = self._part_of(base)
-            parts[part] += self._adapter(module, is_first=base not in bypassed)
-            if base in FUSED_WITH_NORM and base not in bypassed:  # it hands the norm's output on, and keeps its own
-                quantised = self._quantised(names[base])
-                parts[part] += self.outside * module.inputs * (quantised if quantised != self.element else 0)
-            bypassed.add(base)
-        if "eh_proj" in names:
-            parts["base"] += 2 * self.norm() + self.outside * 2 * self.shape.hidden_size * saved["eh_proj"]
-        return parts
-
     def segment(self, layer: PlanLayer) -> Segment:
         """Return a layer, of which some parts may be recomputed."""
         if layer.alike not in self.segments:
-            parts = self.layer(layer)
-            again = sum(size for part, size in parts.items() if part in self.dropped)
-            self.segments[layer.alike] = Segment(sum(parts.values()) - again, again)
+            rows = list(self._rows({module.name: module for module in layer.modules}))
+            again = sum(size for part, size in rows if part in self.dropped)
+            self.segments[layer.alike] = Segment(sum(size for _, size in rows) - again, again)
         return self.segments[layer.alike]
 
     def group(self, layers: Sequence[PlanLayer]) -> Segment:
@@ -229,15 +197,37 @@ class _Counting:
 
     def head(self) -> float:
         """Return the output layer's input, and the softmax over the vocabulary, or the logits."""
-        inputs = 0.0 if self.plan.adapter is not None else self.outside * self.shape.hidden_size * self.element
+        inputs = 0.0 if self.plan.adapter is not None else self.width * self.element
         kept, others = (self.element, 16) if self.workload.compact_loss else (4, 9)  # of a logit, and of a token
         logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
         return inputs + self.tokens * (logits * kept + others)
 
-    @staticmethod
-    def _part_of(name: str) -> str:
+    def _rows(self, modules: Mapping[str, PlanModule]) -> Rows:
+        shape, saved = self.shape, {name: self._operand(module) for name, module in modules.items()}
+        mixer = shape.delta_net if "delta_rule" in modules else shape.state_space
+        if "linear_proj" in modules:
+            yield from self._attention(saved, modules["core_attention"])
+        if "in_proj" in modules and mixer is not None:
+            yield from self._mixer(saved, mixer)
+        if "experts.linear_fc1" in modules and shape.experts is not None:
+            yield from self._experts(saved, shape.experts)
+        elif "linear_fc1" in modules:
+            yield from self._mlp(saved)
+        if "eh_proj" in modules:
+            yield "base", 2 * self.norm() + 2 * self.width * saved["eh_proj"]
+        yield from self._adapters(modules)
+
+    def _adapters(self, modules: Mapping[str, PlanModule]) -> Rows:
         groups = {"experts.": "moe", "shared_experts.": "shared_experts", "linear_fc": "mlp"}
-        return next((part for start, part in groups.items() if name.startswith(start)), "base")
+        bypassed: set[str] = set()
+        for module in (one.module for one in modules.values() if one.kind == "adapter"):
+            base = module.name.partition(".adapter")[0]
+            part = next((part for start, part in groups.items() if base.startswith(start)), "base")
+            yield part, self._adapter(module, is_first=base not in bypassed)
+            if base in FUSED_WITH_NORM and base not in bypassed:  # it hands the norm's output on, and keeps its own
+                quantised = self._quantised(modules[base])
+                yield part, self.outside * module.inputs * (quantised if quantised != self.element else 0)
+            bypassed.add(base)
 
     def _adapter(self, module: Module, *, is_first: bool) -> float:
         """Return what one of the two layers of an adapter keeps: its input, which is gathered over sequences.
@@ -279,126 +269,111 @@ class _Counting:
         return self.stream + self.outside * self.statistics
 
     def _dropout(self) -> float:
-        return self.outside * self.shape.hidden_size if self.workload.hidden_dropout else 0.0
+        return self.width if self.workload.hidden_dropout else 0.0
 
-    def _attention(self, parts: Parts, names: Mapping[str, PlanModule], saved: Mapping[str, float]) -> None:
-        shape, tokens, proj = self.shape, self.tokens, saved["linear_proj"]
-        heads = shape.num_attention_heads / self.tensor
-        core = names["core_attention"].row("qk")
-        kept = element_bytes(core.format) if core is not None and core.format in LOW else self.element
-        parts["base"] += self.norm() + self._dropout()
+    def _attention(self, saved: Mapping[str, float], core: PlanModule) -> Rows:
+        shape, heads, proj = self.shape, self.shape.num_attention_heads / self.tensor, saved["linear_proj"]
+        row = core.row("qk")
+        kept = element_bytes(row.format) if row is not None and row.format in LOW else self.element
+        yield "base", self.norm() + self._dropout()
         if "linear_kv_up_proj" in saved and shape.latent is not None:
-            out = self._latent(parts, saved, heads, kept, shape.latent)
+            out = self.tokens * heads * shape.latent.v_head_dim
+            yield from self._latent(saved, heads, kept, shape.latent)
         else:
-            out = self._grouped(parts, saved, heads, kept)
-        parts["core_attn"] += tokens * heads * 4  # log of the softmax's sums
+            out = self.tokens * heads * shape.kv_channels
+            yield from self._grouped(saved, heads, kept)
+        yield "core_attn", self.tokens * heads * 4  # log of the softmax's sums
         projected = self.element if proj and not self.keeps_both else proj  # other schemes keep what the core keeps
         if shape.attention_output_gate:
-            parts["base"] += tokens * out * (self.element + 4 + projected)  # both factors, and their product
+            yield "base", out * (self.element + 4 + projected)  # both factors, and their product
         else:
-            parts["base"] += tokens * out * projected
-            parts["core_attn"] += tokens * out * (self.element if projected != self.element else 0)
+            yield "base", out * projected
+            yield "core_attn", out * (self.element if projected != self.element else 0)
 
-    def _grouped(self, parts: Parts, saved: Mapping[str, float], heads: float, kept: float) -> float:
-        shape, tokens = self.shape, self.tokens
-        query = heads * shape.kv_channels
+    def _grouped(self, saved: Mapping[str, float], heads: float, kept: float) -> Rows:
+        shape, query = self.shape, heads * self.shape.kv_channels
         key = max(1.0, shape.num_query_groups / self.tensor) * shape.kv_channels
-        parts["base"] += self.outside * shape.hidden_size * saved["linear_qkv"]
+        yield "base", self.width * saved["linear_qkv"]
         if "core_attn" in self.workload.modules:  # the value is a view, which keeps all of the projection's output
             rotated = query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
-            parts["qkv"] += tokens * (rotated + query + 2 * key) * self.element
+            yield "qkv", self.tokens * (rotated + query + 2 * key) * self.element
         else:
-            parts["qkv"] += tokens * (query + 2 * key) * kept
+            yield "qkv", self.tokens * (query + 2 * key) * kept
         if shape.qk_l2_norm or shape.qk_layernorm:
-            parts["base"] += tokens * (query + key) * (self.element + self.statistics / shape.kv_channels)
-        return query
+            yield "base", self.tokens * (query + key) * (self.element + self.statistics / shape.kv_channels)
 
-    def _latent(self, parts: Parts, saved: Mapping[str, float], heads: float, kept: float, latent: Latent) -> float:
-        shape, tokens = self.shape, self.tokens
+    def _latent(self, saved: Mapping[str, float], heads: float, kept: float, latent: Latent) -> Rows:
         first = "linear_q_proj" if latent.q_lora_rank is None else "linear_q_down_proj"
-        parts["layernorm"] += self.outside * shape.hidden_size * saved[first]
+        yield "layernorm", self.width * saved[first]
         if saved["linear_kv_down_proj"] != self.element:  # each quantises the norm's output by itself
-            parts["layernorm"] += self.outside * shape.hidden_size * saved["linear_kv_down_proj"]
+            yield "layernorm", self.width * saved["linear_kv_down_proj"]
         compressed = (latent.q_lora_rank or 0) + latent.kv_lora_rank
-        if shape.qk_layernorm:
+        if self.shape.qk_layernorm:
             norms = 1 if latent.q_lora_rank is None else 2
-            parts["up_proj"] += self.outside * (compressed * self.element + norms * self.statistics)
+            yield "up_proj", self.outside * (compressed * self.element + norms * self.statistics)
         kept_latent = saved["linear_kv_up_proj"]
         if "mla_up_proj" in self.workload.modules:  # which begins with the latents and the key's rotary part
             kept_latent = self.element
-            parts["base"] += self.outside * latent.qk_pos_emb_head_dim * self.element
-        parts["base"] += self.outside * compressed * kept_latent
+            yield "base", self.outside * latent.qk_pos_emb_head_dim * self.element
+        yield "base", self.outside * compressed * kept_latent
         wide = latent.qk_head_dim + latent.qk_pos_emb_head_dim
-        if shape.indexer is not None:
-            return self._sparse(parts, saved, heads, latent, shape.indexer)
-        parts["up_proj"] += tokens * heads * (2 * wide + latent.v_head_dim) * kept
-        return heads * latent.v_head_dim
-
-    def _sparse(
-        self, parts: Parts, saved: Mapping[str, float], heads: float, latent: Latent, indexer: Indexer
-    ) -> float:
-        """Count sparse attention in its absorbed form: queries and one key of the latent width, and the chosen keys.
-
-        Estimated from the operators that Megatron calls, not measured.
-        """
+        if self.shape.indexer is None:
+            yield "up_proj", self.tokens * heads * (2 * wide + latent.v_head_dim) * kept
+            return
+        # Sparse attention in its absorbed form: queries and one key of the latent width, and the chosen keys. Estimated
+        # from the operators that Megatron calls, not measured.
         absorbed = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
-        wide = latent.qk_head_dim + latent.qk_pos_emb_head_dim
-        parts["up_proj"] += self.tokens * (heads * (wide + absorbed) + absorbed) * self.element
-        chosen = min(indexer.topk, self.workload.seq_length) * 4
-        parts["core_attn"] += self.tokens * (heads * latent.kv_lora_rank * self.element + chosen)
+        yield "up_proj", self.tokens * (heads * (wide + absorbed) + absorbed) * self.element
+        chosen = min(self.shape.indexer.topk, self.workload.seq_length) * 4
+        yield "core_attn", self.tokens * (heads * latent.kv_lora_rank * self.element + chosen)
         if "indexer.linear_wk" in saved:
+            indexer = self.shape.indexer
             chosen_by = indexer.num_heads * (indexer.head_dim + 1) + indexer.head_dim
-            parts["core_attn"] += self.tokens * chosen_by * self.element
-        return heads * latent.v_head_dim
+            yield "core_attn", self.tokens * chosen_by * self.element
 
-    def _mlp(self, parts: Parts, saved: Mapping[str, float]) -> None:
-        parts["base"] += self.stream + self._dropout()
-        parts["mlp"] += self.outside * (self.statistics + self.shape.hidden_size * saved["linear_fc1"])
+    def _mlp(self, saved: Mapping[str, float]) -> Rows:
         ffn = self.shape.ffn_hidden_size / self.tensor
-        parts["mlp"] += self.tokens * (self._activation(ffn) + ffn * saved["linear_fc2"])
+        yield "base", self.stream + self._dropout()
+        yield "mlp", self.outside * self.statistics + self.width * saved["linear_fc1"]
+        yield "mlp", self.tokens * (self._activation(ffn) + ffn * saved["linear_fc2"])
 
     def _activation(self, ffn: float) -> float:
         """Return the bytes per token that the activation function keeps: its input, and each factor of a product."""
         gated = 2 if self.workload.fused_activation else 4
         return (gated if self.shape.gated_linear_unit else 1) * ffn * self.element
 
-    def _experts(self, parts: Parts, saved: Mapping[str, float], experts: Experts) -> None:
+    def _experts(self, saved: Mapping[str, float], experts: Experts) -> Rows:
         hidden, latent = self.shape.hidden_size, experts.latent_size
-        parts["base"] += self.norm() + self._dropout()
         choice = experts.topk * (8 + 8 + 4 + 4) + experts.num_experts * 5  # indices and weights, and who is chosen
-        parts["layernorm"] += self.outside * hidden * self.element
-        parts["moe"] += self.outside * choice
+        yield "base", self.norm() + self._dropout()
+        yield "layernorm", self.width * self.element
+        yield "moe", self.outside * choice
         # An even load: each token goes to top-k experts, and the ranks that share an expert hold all of its tokens.
         copies = self.outside * experts.topk * self.expert_tensor
         ffn = experts.ffn_hidden_size / self.expert_tensor
         weighted = 0.0 if self.workload.fused_activation else ffn * self.element
-        parts["moe"] += copies * ((latent or hidden) * saved["experts.linear_fc1"] + self._activation(ffn) + weighted)
-        parts["moe_act"] += copies * ffn * saved["experts.linear_fc2"]
+        yield "moe", copies * ((latent or hidden) * saved["experts.linear_fc1"] + self._activation(ffn) + weighted)
+        yield "moe_act", copies * ffn * saved["experts.linear_fc2"]
         if latent:
-            parts["base"] += self.outside * (hidden * saved["fc1_latent_proj"] + latent * saved["fc2_latent_proj"])
+            yield "base", self.outside * (hidden * saved["fc1_latent_proj"] + latent * saved["fc2_latent_proj"])
         if experts.shared_ffn_hidden_size:  # its input is the router's, and under delayed scaling quantised as well
             ffn = experts.shared_ffn_hidden_size / self.tensor
             if self.keeps_both and saved["shared_experts.linear_fc1"] != self.element:
-                parts["shared_experts"] += self.outside * hidden * saved["shared_experts.linear_fc1"]
-            parts["shared_experts"] += self.tokens * (self._activation(ffn) + ffn * saved["shared_experts.linear_fc2"])
+                yield "shared_experts", self.width * saved["shared_experts.linear_fc1"]
+            yield "shared_experts", self.tokens * (self._activation(ffn) + ffn * saved["shared_experts.linear_fc2"])
 
-    def _mamba(self, parts: Parts, saved: Mapping[str, float], space: StateSpace) -> None:
-        parts["base"] += self.norm() + self._dropout()
-        parts["base"] += self.outside * self.shape.hidden_size * saved["in_proj"]
-        parts["base"] += self.tokens * space.inner / self.tensor * saved["out_proj"]
-        # mamba_ssm keeps what is scanned and the result before it is gated, and its norm the input and statistics.
-        scan = (space.projected + 2 * space.inner) * self.element + 4 * space.num_groups
-        parts["scan"] += self.tokens / self.tensor * scan
+    def _mixer(self, saved: Mapping[str, float], mixer: StateSpace | DeltaNet) -> Rows:
+        """Yield a Mamba block or a gated delta net: the inputs of its projections, and what its kernel keeps.
 
-    def _delta_net(self, parts: Parts, saved: Mapping[str, float], net: DeltaNet) -> None:
-        """Count gated delta net: the projection, the convolution's input, and what the chunked kernel keeps.
-
-        The kernel keeps queries and keys of every value head, values, a chunk's triangle per token and head, and the
+        mamba_ssm keeps what is scanned and the result before it is gated, and its norm the input and statistics. Gated
+        delta net keeps queries and keys of every value head, values, a chunk's triangle per token and head, and the
         decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Estimated, not measured.
         """
-        parts["base"] += self.norm() + self._dropout()
-        parts["base"] += self.outside * self.shape.hidden_size * saved["in_proj"]
-        heads = net.num_value_heads
-        kernel = heads * (2 * net.key_head_dim + DELTA_CHUNK) + net.value
-        kept = (net.projected + net.convolved + kernel + net.value) * self.element + heads * (4 + 4)
-        parts["scan"] += self.tokens / self.tensor * (kept + net.value * saved["out_proj"])
+        if isinstance(mixer, StateSpace):
+            width, scanned, statistics = mixer.inner, mixer.projected + 2 * mixer.inner, 4 * mixer.num_groups
+        else:
+            width, heads = mixer.value, mixer.num_value_heads
+            scanned = mixer.projected + mixer.convolved + heads * (2 * mixer.key_head_dim + DELTA_CHUNK) + 2 * width
+            statistics = heads * (4 + 4)
+        yield "base", self.norm() + self._dropout() + self.width * saved["in_proj"]
+        yield "base", self.tokens / self.tensor * (scanned * self.element + statistics + width * saved["out_proj"])

@@ -10,7 +10,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.megatron.process import training_process
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload, kept_bytes
+from bridge.plan.memory_activations import Workload, segments
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
@@ -241,7 +241,7 @@ def test_low_precision_linears_keep_narrower_inputs():
 
     def kept(recipe):
         plan = precision_plan(REGISTRY.get(recipe), model)
-        return kept_bytes(plan, plan.parallel.places(4)[0], Workload.of(model))
+        return round(sum(part.kept for part in segments(plan, plan.parallel.places(4)[0], Workload.of(model))))
 
     # Under MXFP8 a layer keeps the inputs of qkv and fc1 (64 wide) and of fc2 (160) in one byte instead of two, with a
     # scale for 32 values, and the projection's input as the attention keeps it anyway.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.plan.memory_activations import Workload, kept_bytes
+from bridge.plan.memory_activations import Workload, segments
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.shape.model import ModelShape
@@ -142,7 +142,7 @@ def counted(given: dict, ranks: int) -> float:
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
     plan = precision_plan(precision, model, parallel, mcore=installed("mcore"))
     (place,) = plan.parallel.places(plan.shape.num_layers)
-    kept = kept_bytes(plan, place, Workload.of(model, given["train"]))
+    kept = sum(part.kept for part in segments(plan, place, Workload.of(model, given["train"])))
     return kept - SEQUENCE * BATCH * read_in_sources(plan.shape, model) / parallel.tensor
 
 
