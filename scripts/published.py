@@ -155,7 +155,7 @@ def rehearsed(path: Path) -> dict[str, Any]:
     run = load_run(place_of(path), config_file=path)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        answer = rehearse(run, target=run.prediction.target, environment=run.reading.environment)
+        answer = rehearse(run)
     except BridgeError as error:
         return {"recipe": path.stem, "refused": str(error)}
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -33,14 +33,7 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     from bridge.rehearse.rehearse import rehearse
 
     run = read_run(chosen)
-    rehearsal = rehearse(
-        run,
-        target=run.prediction.target,
-        backend=chosen.backend,
-        processes=chosen.processes,
-        max_layers=chosen.layers,
-        environment=run.reading.environment,
-    )
+    rehearsal = rehearse(run, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
 
     if chosen.json:

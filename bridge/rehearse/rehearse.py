@@ -98,13 +98,11 @@ class Rehearsal:
 def rehearse(
     run: RunValues,
     *,
-    target: Target,
     backend: str = te_cpu.BACKEND,
     processes: int = 4,
     max_layers: int = 8,
-    environment: Mapping[str, str] | None = None,
 ) -> Rehearsal:
-    """Shrink a run, which is going to be on the target with these variables, and launch it on a backend for CPUs.
+    """Shrink a run and launch it on a backend for CPUs.
 
     `processes` is the most of one launch, `max_layers` as for `shrink`.
 
@@ -112,8 +110,9 @@ def rehearse(
         RunConfigError: No such model can be built, or its layers cannot be planned.
         BackendUnavailableError: The process that imports Megatron ended without an answer.
     """
+    target = run.prediction.target
     small = shrink(run.sections, run.precision, target=target, processes=processes, max_layers=max_layers)
-    answer = _answer(run, small, target, backend, environment or {})
+    answer = _answer(run, small, backend)
     versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
         label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
@@ -167,21 +166,19 @@ def _saves_without_state(target: Target) -> bool:
     return any(one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions)
 
 
-def _answer(
-    run: RunValues, small: SmallRun, target: Target, backend: str, environment: Mapping[str, str]
-) -> dict[str, Any]:
+def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
     made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
     chosen = any(change.field == "model.attention_backend" for change in small.changes)
-    own = {name: value for name, value in environment.items() if name.startswith("NVTE_")}
+    own = {name: value for name, value in run.reading.environment.items() if name.startswith("NVTE_")}
     variables = {name: value for name, value in own.items() if not (chosen and name in ATTENTION)}
     plan = {
         "sections": {**small.sections, **keys},
         "rounds": [asdict(one) for one in small.rounds],
         "steps": STEPS,
         "variables": variables,
-        "saves_without_state": _saves_without_state(target),
+        "saves_without_state": _saves_without_state(run.prediction.target),
     }
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
         folder = Path(name)

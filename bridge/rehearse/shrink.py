@@ -173,8 +173,5 @@ def _replace_optimizer(run: SmallRun) -> None:
 
 def _drop(run: SmallRun) -> None:
     """Take the sizes out of the model, which each launch has, and functions, saved as text."""
-    for name in INITIALISERS:
-        run.model.pop(name, None)
-    sizes = {**Round().fields(), "overlap_p2p_comm": None, "batch_p2p_comm": None}
-    for name in sizes:
+    for name in (*INITIALISERS, *Round().fields(), "overlap_p2p_comm", "batch_p2p_comm"):
         run.model.pop(name, None)
