@@ -54,14 +54,11 @@ class Adapter:
             rule = f"cannot plan: the plan knows the adapters {', '.join(CLASSES)}"
             raise RunConfigError.of("peft.type", rule, name, "Remove the section `peft` for a plan of full training.")
         kind, dim = CLASSES[name], peft.given("rank") or peft.given("dim") or 32
-        targets = peft.given("target_modules")
-        if targets is None:
-            targets = CANONICAL if kind == "canonical" else ALL
         topk = model.values["moe_router_topk"] if peft.values["normalize_moe_lora"] else 1
         return cls(
             kind=kind,
             dim=dim,
-            targets=_names(targets),
+            targets=_names(peft.given("target_modules", CANONICAL if kind == "canonical" else ALL)),
             excluded=_names(peft.given("exclude_modules", ())),
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),

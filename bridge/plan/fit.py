@@ -209,7 +209,7 @@ def _options(
 ) -> Iterator[FitOption]:
     """Yield the options of one layout: one for each kind of recomputation that fits and is sound."""
     asked = run.workload.micro_batch_size
-    if max(rank.total - rank.bytes_of["activations"] for rank in run.memory.ranks) > usable:
+    if max(rank.peak(0) for rank in run.memory.ranks) > usable:
         return
     for extra, recompute in RECOMPUTE:
         if recompute and not run.workload.seq_length:
@@ -247,10 +247,6 @@ def _global_batch_size(run: PlannedRun) -> int:
 
 
 def _needed(run: PlannedRun, micro_batch_size: int) -> int:
-    changed = run.changed({"train.micro_batch_size": micro_batch_size})
-    plan, load = run.plan, changed.workload
-    needed = []
-    for rank, places in zip(run.memory.ranks, plan.stages, strict=True):
-        static = sum(size for kind, size in rank.bytes_of.items() if kind != "activations")
-        needed.append(static + max(activation_bytes(plan, places, load), rank.step_bytes))
-    return max(needed)
+    plan, load = run.plan, run.changed({"train.micro_batch_size": micro_batch_size}).workload
+    ranks = zip(run.memory.ranks, plan.stages, strict=True)
+    return max(rank.peak(activation_bytes(plan, places, load)) for rank, places in ranks)

@@ -55,8 +55,12 @@ class RankMemory:
     @property
     def total(self) -> int:
         """Bytes at the peak of a step: of its forward and backward pass, or of the optimizer's."""
+        return self.peak(self.bytes_of["activations"])
+
+    def peak(self, activations: int) -> int:
+        """Return the bytes at the peak of a step with so many bytes of activations."""
         static = sum(size for kind, size in self.bytes_of.items() if kind != "activations")
-        return static + max(self.bytes_of["activations"], self.step_bytes)
+        return static + max(activations, self.step_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,15 +123,9 @@ def memory_report(
 
 
 def _parameters(plan: PrecisionPlan) -> int:
+    modules = (planned.module for layer in plan.layers for planned in layer.modules)
     tied = plan.shape.share_embeddings_and_output_weights
-    count = Counter(layer.alike for layer in plan.layers)
-    different = {layer.alike: layer.modules for layer in plan.layers}
-    return sum(
-        count[key] * planned.module.parameters
-        for key, modules in different.items()
-        for planned in modules
-        if not (tied and planned.kind == "head")
-    )
+    return sum(module.parameters for module in modules if not (tied and module.kind == "head"))
 
 
 def _rank(
@@ -272,4 +270,4 @@ def _notes(
         )
     if plan.shape.experts is not None and workload.seq_length:
         notes.append("Activations of experts are those of an even load; the busiest rank of a real step needs more.")
-    return (*notes, *plan.row_notes)
+    return tuple(notes)

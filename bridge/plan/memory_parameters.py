@@ -122,12 +122,12 @@ class _Chunk:
         norm, head = self.layers["output"].modules
         if place.output:
             yield from self._modules("output", (norm,))
-        for number in range(1, shape.mtp_layers + 1 if mtp else 1):
-            *first, last = self.layers[f"mtp {number}"].modules
-            yield from self._modules(f"mtp {number}", first)
-            for inner in (f"mtp {number}.{position + 1}" for position in range(len(shape.mtp_kinds))):
+        for label in (f"mtp {number}" for number in range(1, shape.mtp_layers + 1 if mtp else 1)):
+            *first, last = self.layers[label].modules
+            yield from self._modules(label, first)
+            for inner in (f"{label}.{position + 1}" for position in range(len(shape.mtp_kinds))):
                 yield from self._modules(inner, self.layers[inner].modules)
-            yield from self._modules(f"mtp {number}", (last,))
+            yield from self._modules(label, (last,))
         if place.output and not (tied and (place.embedding or mtp)):
             yield from self._modules("output", (head,), shares_embedding=tied and over_stages)
 

@@ -51,16 +51,7 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
 def moments(
     stage: int, stages: int, chunks: int, group_size: int | None, micro_batches: int | None, *, is_combined: bool
 ) -> tuple[Moment, ...]:
-    """Return the different moments of a step on a pipeline stage.
-
-    Args:
-        stage: Number of the stage, from 0.
-        stages: Pipeline stages.
-        chunks: Model chunks of each stage.
-        group_size: Micro-batches that go through a chunk before the next chunk has its turn; None: as many as stages.
-        micro_batches: Micro-batches of a step; None: enough to fill the pipeline.
-        is_combined: A forward and a backward pass run at the same time, layer by layer.
-    """
+    """Return the different moments of a step on a stage, from 0, of so many chunks; the rest is as in `Workload`."""
     group = group_size or stages
     lead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * group
     lead += is_combined

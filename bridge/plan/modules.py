@@ -22,16 +22,8 @@ REGISTERED = (
     *("delta_rule", "ssm", "in_proj", "conv1d", "gated_norm", "out_norm", "out_proj"),
     *("linear_proj", "linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj"),
     *("linear_kv_up_proj", "q_layernorm", "k_layernorm", "kv_layernorm"),
-    *(
-        "pre_mlp_layernorm",
-        "linear_fc1",
-        "linear_fc2",
-        "router",
-        "fc1_latent_proj",
-        "fc2_latent_proj",
-        "experts.linear_fc1",
-        "experts.linear_fc2",
-    ),
+    *("pre_mlp_layernorm", "linear_fc1", "linear_fc2", "router", "fc1_latent_proj", "fc2_latent_proj"),
+    *("experts.linear_fc1", "experts.linear_fc2"),
     *("shared_experts.gate", "shared_experts.linear_fc1", "shared_experts.linear_fc2"),
     *("norm", "final_layernorm", "final_norm", "output_layer"),
 )
@@ -164,9 +156,8 @@ def _attention(shape: ModelShape) -> tuple[Module, ...]:
     query = shape.num_attention_heads * channels
     gate = query if shape.attention_output_gate else 0
     projected = query + 2 * shape.num_query_groups * channels + gate
-    norms = [_norm(shape, name, channels) for name in ("q_layernorm", "k_layernorm")]
-    if shape.qk_l2_norm:
-        norms = [Module(name=norm.name, kind="norm") for norm in norms]
+    names = ("q_layernorm", "k_layernorm")
+    norms = [Module(name=name, kind="norm") if shape.qk_l2_norm else _norm(shape, name, channels) for name in names]
     return (
         _norm(shape, "input_layernorm", hidden),
         _matrix("linear_qkv", hidden, projected, "column", bias=bias or shape.add_qkv_bias),

@@ -47,7 +47,7 @@ from bridge.sync.prediction import Prediction, predict
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
 NO_SETTINGS = frozenset({"recipes", "notes", "absorbs"})
-"""Parts of the settings that the groups show."""
+"""Parts of the settings that the plan shows elsewhere."""
 MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 
 
@@ -119,16 +119,6 @@ class PrecisionPlan:
     module_rows: tuple[ModuleRow, ...] = ()
     adapter: Adapter | None = None
     """What a fine-tuning run trains in place of the model's weights."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Settings that were asked for and have no effect, as sentences."""
-        return (*self.settings.notes, *self.row_notes)
-
-    @property
-    def row_notes(self) -> tuple[str, ...]:
-        """Rows of `modules` that take no linear layer, or none in a layer that they name, as sentences."""
-        return self.selection.notes if self.module_rows else ()
 
     @cached_property
     def selection(self) -> ModuleSelection:
@@ -208,7 +198,7 @@ class PrecisionPlan:
             "stages": self.parallel.pipeline,
             "low_precision_linears": low,
             "linears": linears,
-            "notes": list(self.notes),
+            "notes": list(self.settings.notes),
             "groups": [
                 {
                     "layers": [layer.label for layer in layers],

@@ -95,20 +95,6 @@ class ModuleSelection:
     num_layers: int
     elsewhere: tuple[Elsewhere, ...] = ()
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """One sentence for each row of `modules` that takes no linear layer, or none in a layer that it names."""
-        found: list[str] = []
-        if self.is_foreign:
-            return ()
-        for row in self.rows:
-            what = f"Row {row.matcher.name} of modules ({row.matcher.select}) takes"
-            if row.is_empty:
-                found.append(f"{what} no linear layer of this model.")
-            elif row.missed:
-                found.append(f"{what} nothing in layer {', '.join(map(str, row.missed))}.")
-        return tuple(found)
-
 
 def module_selection(plan: PrecisionPlan) -> ModuleSelection:
     """Return which modules each row or matcher of a plan takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from bridge.errors import RunConfigError
 from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Effect, Matchers, quant_recipes
-from bridge.precision.schemes import FP8_SCHEMES, OPERAND_FORMATS, Scheme, scheme_row
+from bridge.precision.schemes import OPERAND_FORMATS, Scheme, scheme_row
 from bridge.rules.fields import gradient_dtypes
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.versions import Version, at_least
@@ -93,6 +93,7 @@ class Settings:
     recipes: tuple[Matchers, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
+    """Fields that are set and that this Megatron Core does not have, as sentences."""
 
     @property
     def row(self) -> Scheme | None:
@@ -152,7 +153,7 @@ class Settings:
             router=model["moe_router_dtype"],
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(recipe),
-            notes=_notes(run, scheme, reads, start + end),
+            notes=_notes(run),
             grad_reduce=accumulated,
             grad_sent=reduced,
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
@@ -160,15 +161,9 @@ class Settings:
         )
 
     def of_hybrid(self, mcore: Version | None) -> Settings:
-        """Return these settings as the blocks of a hybrid model read them."""
-        changed, notes = self, list(self.notes)
-        if self.output_layer:
-            changed = replace(changed, output_layer=False)
-            notes.append("fp8_output_proj=True has no effect: only GPTModel has an FP8 output head.")
-        if self.family == "fp4" and at_least(mcore, HYBRID_FP4) is False:
-            changed = replace(changed, reaches_layers=False)
-            notes.append(f"fp4 has no effect: hybrid models know it from megatron-core {HYBRID_FP4} on.")
-        return replace(changed, notes=tuple(notes))
+        """Return these settings as the blocks of a hybrid model read them: only GPTModel has an FP8 output head."""
+        is_reached = self.family != "fp4" or at_least(mcore, HYBRID_FP4) is not False
+        return replace(self, output_layer=False, reaches_layers=is_reached)
 
 
 def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
@@ -223,20 +218,9 @@ def _stored(dtype: str) -> str:
     return "fp8" if dtype == "uint8" else dtype
 
 
-def _notes(run: Prediction, scheme: str | None, reads: Collection[str], kept: int) -> tuple[str, ...]:
-    """Return one sentence per setting that was asked for and does nothing here."""
-    notes = [
+def _notes(run: Prediction) -> tuple[str, ...]:
+    return tuple(
         f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field ({versions})."
         for role in ("model", "optimizer", "ddp")
         for name, versions in run.absent[role].items()
-    ]
-    stated = run.precision.stated_values if run.precision is not None else {}
-    asked = {name: stated.get(name, run.model.values[name]) for name in ("fp8_wgrad", *ATTENTION)}
-    if scheme in FP8_SCHEMES and asked["fp8_wgrad"] is False:
-        notes.append("fp8_wgrad=False has no effect: Transformer Engine 2.0 and later run the GEMM in FP8 anyway.")
-    if scheme == "delayed" and kept:
-        notes.append("first_last_layers_bf16 is refused by Megatron under delayed scaling.")
-    if scheme_row(scheme) is not None:
-        unread = [name for name in ATTENTION if asked[name] and name not in reads]
-        notes += [f"{name}=True has no effect under {scheme} scaling." for name in unread]
-    return tuple(notes)
+    )

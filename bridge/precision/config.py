@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
 from types import MappingProxyType
@@ -276,19 +275,6 @@ class PrecisionConfig(Statements):
         config = cls()
         config._state({str(key): value for key, value in values.items()}, source=source)
         return config
-
-    def to_json(self, *, full: bool = False, indent: int | None = 2) -> str:
-        """Return `to_dict` as JSON."""
-        return json.dumps(self.to_dict(full=full), indent=indent)
-
-    @classmethod
-    def from_json(cls, text: str, *, source: str | None = None) -> Self:
-        """Return the config that `to_json` describes; raises as `from_dict`, also for what is not JSON."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PrecisionTypeError(f"mixed_precision: must be JSON; {error}.") from None
-        return cls.from_dict(values, source=source)
 
     def to_yaml(self, *, full: bool = False) -> str:
         """Return `to_dict` as YAML."""

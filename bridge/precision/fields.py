@@ -184,12 +184,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             for field in dataclasses.fields(self):
                 if field.name in stated:
                     continue
-                if field.name in given:
-                    setattr(self, field.name, given[field.name])
-                elif default_of(field) is not dataclasses.MISSING:
-                    setattr(self, field.name, default_of(field))
-                else:
+                value = given.get(field.name, default_of(field))
+                if value is MISSING:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
+                setattr(self, field.name, value)
             self._state({name: value for name, value in changes.items() if name in stated})
             if hasattr(self, "__post_init__"):
                 self.__post_init__()
@@ -339,11 +337,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             self._sources[name] = source
 
     def _unstate(self, name: str) -> None:
-        for known in (name, self._field(name).twin):
-            if known is not None:
-                self._values.pop(known, None)
-                for kept in (self._sources, self._aside, self._open):
-                    kept.pop(known, None)
+        for known in (name, self._field(name).twin or name):
+            for kept in (self._values, self._sources, self._aside, self._open):
+                kept.pop(known, None)
 
     def made_by(self, recipe: str, *, over: Collection[str] = ()) -> None:
         """Remember the recipe this config came from; its statements are all so far, but for the fields `over`.

@@ -24,13 +24,9 @@ WHOLE: Tile = (0, 0)
 WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Schemes whose error an operand is asked for, next to its own; a row of it has `tensorwise_db`, ..."""
 
-_OPERAND_FORMATS = {
-    "e4m3": ("e4m3", "e4m3"),
-    "hybrid": ("e4m3", "e5m2"),
-    "e5m2": ("e5m2", "e5m2"),
-    "e2m1": ("e2m1", "e2m1"),
-}
-OPERAND_FORMATS = MappingProxyType(_OPERAND_FORMATS)
+OPERAND_FORMATS = MappingProxyType(
+    {"e4m3": ("e4m3", "e4m3"), "hybrid": ("e4m3", "e5m2"), "e5m2": ("e5m2", "e5m2"), "e2m1": ("e2m1", "e2m1")}
+)
 """A value of `fp8` or `fp4` -> the format of input and weight, and that of the output's gradient.
 
 Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe runs."""

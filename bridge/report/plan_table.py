@@ -48,7 +48,7 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
     if everywhere:
         parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
     parts.append(Text(f"  {_summary(plan)}"))
-    parts.extend(Text(f"  note: {note}", style="yellow") for note in plan.notes)
+    parts.extend(Text(f"  note: {note}", style="yellow") for note in plan.settings.notes)
     return Group(*parts)
 
 

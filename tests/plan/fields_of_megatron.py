@@ -19,7 +19,7 @@ context_parallel_size expert_model_parallel_size expert_tensor_parallel_size seq
 num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage pipeline_model_parallel_layout
 account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
 bf16 fp16 enable_autocast autocast_dtype fp32_residual_connection first_last_layers_bf16
-num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp8 fp8_recipe fp8_param fp8_amax_history_len fp8_wgrad
+num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 fp8 fp8_recipe fp8_param fp8_amax_history_len
 fp8_output_proj fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_recipe fp4_param
 recompute_granularity recompute_method recompute_modules recompute_num_layers hidden_dropout
 bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion cross_entropy_fusion_impl
@@ -96,7 +96,7 @@ WITHOUT_MODULES = {
     "decides in which format a module computes, or how it is scaled": """
         activation_func_fp8_input_store apply_query_key_layer_scaling attention_softmax_in_fp32
         disable_bf16_reduced_precision_matmul disable_parameter_transpose_cache fp4_quantizer_factory
-        fp8_amax_compute_algo fp8_interval fp8_margin fp8_quantizer_factory mamba_training_ssm_states_dtype
+        fp8_amax_compute_algo fp8_interval fp8_margin fp8_quantizer_factory fp8_wgrad mamba_training_ssm_states_dtype
         params_dtype pipeline_dtype quant_recipe tp_only_amax_red
         """,
     "initialises weights or belongs to the training loop": """

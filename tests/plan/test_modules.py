@@ -203,21 +203,6 @@ def test_memory_and_alignment_follow_each_module() -> None:
     assert align_report(plans["mixed"]).scheme == "mxfp8"
 
 
-def test_the_plan_and_memory_name_rows_that_take_nothing() -> None:
-    model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128}
-    precision = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed")
-    precision.modules = [
-        {"select": "*.liner_qkv", "precision": "bf16"},
-        {"select": {"layers": [0, 99], "module": "linear_fc2"}, "precision": "bf16"},
-    ]
-    plan = precision_plan(precision, model)
-    notes = (
-        "Row 0 of modules (*.liner_qkv) takes no linear layer of this model.",
-        "Row 1 of modules (layers 0, 99: linear_fc2) takes nothing in layer 99.",
-    )
-    assert plan.notes[-2:] == notes == memory_report(plan).notes[-2:]
-
-
 def test_every_linear_layer_of_a_real_model_has_a_name_that_a_sync_knows(built: Any) -> None:
     numbers = re.compile(r"\b(layers|local_experts)\.\d+")
     for chunks in built.values():

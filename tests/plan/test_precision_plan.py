@@ -202,16 +202,7 @@ def test_attention_runs_in_fp8_where_the_scheme_knows_it():
     ]
     current = core("tensorwise", **both)
     assert current.format_of(1, "core_attention", "output") == "bf16"
-    assert current.notes == ("fp8_multi_head_attention=True has no effect under tensorwise scaling.",)
     assert core("blockwise", **both).format_of(1, "core_attention", "qk") == "bf16"
-
-
-def test_settings_without_effect_are_said():
-    notes = plan(MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="delayed", fp8_wgrad=False)).notes
-    assert notes == ("fp8_wgrad=False has no effect: Transformer Engine 2.0 and later run the GEMM in FP8 anyway.",)
-    delayed = REGISTRY.get("bf16_with_fp8_delayed_scaling_mixed").state(first_last_layers_bf16=True)
-    assert plan(delayed).notes == ("first_last_layers_bf16 is refused by Megatron under delayed scaling.",)
-    assert plan("bf16_mixed").notes == ()
 
 
 def test_hybrid_layers_count_one_by_one():

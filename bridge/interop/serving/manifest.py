@@ -92,7 +92,7 @@ class Manifest:
                 changed += (row.scheme, row.format) != (scheme, found.right)
                 row = replace(row, scheme=scheme, format=found.right)
             rows.append(row)
-        notes = [*([ATTENTION] if plan.settings.attention else []), *plan.notes]
+        notes = [*([ATTENTION] if plan.settings.attention else []), *plan.settings.notes]
         notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
         return cls(
             precision=plan.label,

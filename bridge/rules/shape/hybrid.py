@@ -45,18 +45,14 @@ class HybridPattern:
 
     @classmethod
     def of(cls, model: Any) -> HybridPattern | None:
-        """Return the pattern of a hybrid model, None where the model is none.
-
-        Args:
-            model: The section of the model, or a mapping or object that is read as one.
-        """
+        """Return the pattern of a hybrid model, given as its section, a mapping or an object; None for another one."""
         section = read_section("model", model)
-        fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if _text(section, name)]
+        fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if section.given(name)]
         if not fields:
             return _without_pattern(section)
         field = fields[0]
-        main, *depths = _text(section, field).replace(" ", "").split(DEPTH)
-        of_depth = _text(section, "mtp_hybrid_override_pattern")
+        main, *depths = str(section.given(field)).replace(" ", "").split(DEPTH)
+        of_depth = str(section.given("mtp_hybrid_override_pattern", ""))
         of_depths = [of_depth] * section.given("mtp_num_layers", 0) if of_depth else []
         depths = [depth for depth in depths if depth] or of_depths
         letters, inner = main.replace(CHUNK, ""), "".join(depths)
@@ -139,7 +135,3 @@ def _count_faults(model: Section, field: str, layers: int, depths: int, *, has_e
 def model_fault(field: str, rule: str, value: object, remedy: str = "Correct it.") -> Finding:
     """Return the fault of a field of the model."""
     return Finding(path=f"model.{field}", rule=rule, value=value, remedy=remedy)
-
-
-def _text(model: Section, name: str) -> str:
-    return str(model.given(name, ""))

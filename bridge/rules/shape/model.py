@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.rules.fields import whole_number
@@ -153,11 +153,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
-        """Return the shape that config values describe; RunConfigError with every reason why there is no such model.
-
-        Args:
-            model: The section of the model, or a mapping or object that is read as one.
-        """
+        """Return the shape that a model's config describes; RunConfigError with every reason why there is none."""
         shape, faults = read_shape(model)
         if faults:
             raise RunConfigError("\n".join(map(str, faults)))
@@ -186,14 +182,6 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-class _Sizes(NamedTuple):
-    hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    kv_channels: int
-    ffn_hidden_size: int
-
-
 class _Reader:
     """Reads one model and collects the reasons why it is impossible."""
 
@@ -217,7 +205,7 @@ class _Reader:
         normalization = self.text("normalization", "RMSNorm" if self.has_latent else "LayerNorm")
         return ModelShape(
             num_layers=layers,
-            **sizes._asdict(),
+            **sizes,
             kinds=kinds,
             is_hybrid=self.pattern is not None,
             vocab_size=self.whole("vocab_size", least=0),
@@ -230,9 +218,9 @@ class _Reader:
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
             mtp_kind=kinds[-1].replace("sparse_shared", "sparse"),  # its layers count from 1, which chooses keys
             mtp_kinds=self.pattern.mtp_kinds if self.pattern is not None else (),
-            experts=self._experts(sizes.ffn_hidden_size),
+            experts=self._experts(sizes["ffn_hidden_size"]),
             latent=self._latent() if self.has_latent else None,
-            state_space=self._state_space(sizes.hidden_size) if "mamba" in self._kinds_of_pattern else None,
+            state_space=self._state_space(sizes["hidden_size"]) if "mamba" in self._kinds_of_pattern else None,
             delta_net=delta_net,
             indexer=indexer,
             **{name: self.flag(name) for name in SWITCHES},
@@ -251,24 +239,23 @@ class _Reader:
             return self.whole("num_layers", most=MOST)
         return self._at_most("num_layers", max(1, len(self.pattern.layers)), MOST)
 
-    def _sizes(self) -> _Sizes:
+    def _sizes(self) -> dict[str, Any]:
         is_hybrid = self.pattern is not None
         attends = not is_hybrid or {"attention", "latent_attention"} & {*self._kinds_of_pattern}
         hidden = self.whole("hidden_size")
         heads = self.whole("num_attention_heads", least=1 if attends else 0)
-        return _Sizes(
-            hidden_size=hidden,
-            num_attention_heads=heads,
-            num_query_groups=self.whole("num_query_groups", heads, least=min(heads, 1)),
-            kv_channels=self.whole("kv_channels", hidden // heads if heads else 0),
-            ffn_hidden_size=self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1),
-        )
+        return {
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_query_groups": self.whole("num_query_groups", heads, least=min(heads, 1)),
+            "kv_channels": self.whole("kv_channels", hidden // heads if heads else 0),
+            "ffn_hidden_size": self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1),
+        }
 
-    def _check_heads(self, sizes: _Sizes) -> None:
+    def _check_heads(self, sizes: Mapping[str, int]) -> None:
         """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
-        hidden, heads, groups, channels, _ = sizes
-        of_heads = _Sizes._fields[:4]
-        if not heads or {f"model.{name}" for name in of_heads} & {fault.path for fault in self.faults}:
+        hidden, heads, groups, channels = [*sizes.values()][:4]
+        if not heads or {f"model.{name}" for name in [*sizes][:4]} & {fault.path for fault in self.faults}:
             return  # a size that is impossible by itself was replaced
         is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
