@@ -284,8 +284,6 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     shape = run.shape
     layout = (parallel if parallel is not None else run.layout).split_for(shape.num_layers)
     settings = Settings.of(run)
-    if shape.is_hybrid:
-        settings = settings.of_hybrid(run.target.mcore)
     paths, precision = ModulePaths.of(run.values["model"]), run.precision
     adapter = Adapter.of(run.sections["peft"], run.model)
     return PrecisionPlan(

@@ -52,7 +52,7 @@ class Settings:
     multi_head_attention: bool = False
     """FP8 between the attention core and its projections."""
     output_layer: bool = False
-    """The output layer runs in MXFP8 (megatron-core 0.18)."""
+    """The output layer runs in MXFP8: of a GPTModel, from megatron-core 0.18 on."""
     reaches_layers: bool = True
     """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
     absorbs: bool = True
@@ -130,8 +130,7 @@ class Settings:
         reads = _read_by(scheme_row(scheme, family), mcore)
         keeps = family is not None and model["first_last_layers_bf16"]
         start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
-        accumulated, reduced = gradient_dtypes(ddp, mode, mcore)
-        recipe = model["quant_recipe"]
+        recipe, is_hybrid = model["quant_recipe"], run.shape_and_faults[0].is_hybrid
         if isinstance(recipe, str) and recipe:
             rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
             raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
@@ -145,7 +144,8 @@ class Settings:
             end=end,
             attention="fp8_dot_product_attention" in reads and bool(model["fp8_dot_product_attention"]),
             multi_head_attention="fp8_multi_head_attention" in reads and bool(model["fp8_multi_head_attention"]),
-            output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]),
+            output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]) and not is_hybrid,
+            reaches_layers=not is_hybrid or family != "fp4" or at_least(mcore, HYBRID_FP4) is not False,
             low_parameters=family is not None and bool(model[f"{family}_param"]),
             absorbs=at_least(mcore, ABSORBED) is not False,
             fp32_residual=bool(model["fp32_residual_connection"]),
@@ -154,16 +154,10 @@ class Settings:
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(recipe),
             notes=_notes(run),
-            grad_reduce=accumulated,
-            grad_sent=reduced,
+            **_gradients(ddp, mode, mcore),
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
             **{**_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None), **_fsdp(ddp, mcore)},
         )
-
-    def of_hybrid(self, mcore: Version | None) -> Settings:
-        """Return these settings as the blocks of a hybrid model read them: only GPTModel has an FP8 output head."""
-        is_reached = self.family != "fp4" or at_least(mcore, HYBRID_FP4) is not False
-        return replace(self, output_layer=False, reaches_layers=is_reached)
 
 
 def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
@@ -174,13 +168,18 @@ def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
     return tuple(name for name in settings_of(row) if not (is_early and name in ATTENTION))
 
 
+def _gradients(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> dict[str, Any]:
+    accumulated, reduced = gradient_dtypes(ddp, mode, mcore)
+    in_fp32 = bool(ddp["reduce_scatter_with_fp32_accumulation"])
+    return {"grad_reduce": accumulated, "grad_sent": reduced, "reduce_in_fp32": in_fp32}
+
+
 def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool) -> dict[str, Any]:
-    """Return the settings about what is sharded and reduced; `is_mapped`: every weight lies in Megatron's buffer."""
+    """Return the settings about what is sharded; `is_mapped`: every weight lies in Megatron's buffer."""
     fsdp = bool(ddp["use_megatron_fsdp"])
     return {
         "distributed": fsdp or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]),
         "unused_weight_buffer": not is_mapped and not fsdp and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
-        "reduce_in_fp32": bool(ddp["reduce_scatter_with_fp32_accumulation"]),
     }
 
 
