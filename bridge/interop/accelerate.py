@@ -53,7 +53,6 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     if base == "fp32":
         decided_by = TABLE.data["decides"]["model" if top.given("mixed_precision") else "program"]
         builder.leave_mode(TABLE.data["decides"]["deepspeed"] if decided_elsewhere else decided_by)
-    _compiled(builder, top, compute)
     TABLE.read(
         builder,
         top,
@@ -117,9 +116,6 @@ def _precision(builder: ImportBuilder, top: Settings) -> str:
         builder.map("fp16", fp16=True)
         return "fp16"
     word = top.text("mixed_precision") or "no"
-    if word.lower() in PRECISIONS and word not in PRECISIONS:
-        builder.record("accelerate.the-launcher-folds-the-case", "mixed_precision", word, lower=word.lower())
-        return word.lower()
     return word if word == "no" else str(top.word("mixed_precision", PRECISIONS))
 
 
@@ -131,8 +127,6 @@ def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None
     if kind == "MEGATRON_LM" and compute in ("bf16", "fp16"):
         builder.record("accelerate.no-autocast-megatron-lm", "distributed_type", kind, compute=compute)
         return "megatron"
-    if kind == "XLA" and compute == "bf16":
-        builder.record("accelerate.accelerate-sets-xla_use_bf16", "distributed_type", kind)
     return acting if acting in flags else None
 
 
@@ -208,8 +202,6 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
     key = "hf_ds_config" if block.given("hf_ds_config") else "deepspeed_config_file"
     if block.given(key):
         builder.record("accelerate.this-file-decides-about", block.name(key), block[key], base=base)
-        if top.given("mixed_precision"):
-            builder.record("accelerate.it-fills-what-the-file", "mixed_precision", top["mixed_precision"])
         return True
     if base != "fp32":
         state = {"grad_reduce_in_fp32": False}
@@ -217,17 +209,7 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
     if base == "fp16":
         scale, setting = TABLE.data["scale of DeepSpeed"], f"{block.path}.fp16"
         builder.record("accelerate.no-loss-scale-for-deepspeed", f"{setting}.loss_scale", None, scale)
-        builder.record("accelerate.accelerate-writes-it-inputs", f"{setting}.auto_cast", True)
     return False
-
-
-def _compiled(builder: ImportBuilder, top: Settings, compute: str) -> None:
-    inner = top.values.get("dynamo_config")
-    backend = inner.get("dynamo_backend") if isinstance(inner, Mapping) else top.values.get("dynamo_backend")
-    if backend in (None, "NO", "no"):
-        return
-    sentence, state = ("tf32-by-compiling", {"tf32": True}) if compute == "no" else ("compiled-kernels-may", {})
-    builder.record(f"accelerate.{sentence}", "dynamo_backend", backend, state)
 
 
 def _recognise(document: Document) -> Recognised | None:

@@ -18,7 +18,7 @@ from bridge.interop.meaning import semantics_of
 from bridge.interop.pytorch.amp import assume_torch_scaler, export_as_cast, report_scaler
 from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, export_gather, export_layers
 from bridge.interop.reading.settings import Settings
-from bridge.interop.table import LOOKS_LIKE_PRECISION, table
+from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.target import Gpu, parse_target
 
@@ -54,10 +54,6 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
     plugins = top.values.get("plugins")
     kernels = isinstance(plugins, list) and any("kernelsplugin" in str(plugin).lower() for plugin in plugins)
     TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=kernels)
-    arguments = top.values.get("optim_args")
-    names = arguments if isinstance(arguments, dict) else [arguments]
-    if any(LOOKS_LIKE_PRECISION.search(str(name)) for name in names):
-        builder.record("axolotl.optimizer-arguments", "optim_args", arguments)
     is_whole = is_fp8 == ("fp8" in builder.fields) and not top.values.get("deepspeed")
     return builder.finish(semantics, is_whole=is_whole)
 
@@ -131,8 +127,6 @@ def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
         builder.record("axolotl.fp16-turns-auto-off", "bf16", "auto")
     else:
         builder.record("axolotl.auto-on-this-gpu", "bf16", "auto", gpu=card.name, mode=mode)
-    if is_auto and bf16 and card is not None and _capability(card) < (8, 0):
-        builder.record("axolotl.torch-counts-emulation", "bf16", "auto")
     for name in (name for name in SWITCHES if name in top and name != "bf16"):
         if top.switch(name) and SWITCHES[name] != mode:
             builder.record("axolotl.another-setting-wins", name, top[name], mode=mode)

@@ -122,26 +122,19 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
 
 def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str | None:
     """Return the dtype of a `torch_autocast` block that acts."""
-    on, written = block.values.get("enabled"), block.values.get("dtype")
-    if on and on not in (True, 1):
-        builder.record("deepspeed.deepspeed-asks-whether", block.name("enabled"), on)
-    if written is not None and not (isinstance(written, str) and written in DTYPE_NAMES):
+    is_on, compute = block.values.get("enabled"), DTYPE_NAMES.get(str(block.values.get("dtype")))
+    if is_on and is_on not in (True, 1):
+        builder.record("deepspeed.deepspeed-asks-whether", block.name("enabled"), is_on)
+    if is_on and compute not in ("bf16", "fp16"):
         raise TABLE.wrong("dtypes-of-autocast", block, "dtype")
-    compute = DTYPE_NAMES.get(written or "")
-    acts = bool(on) and mode is None and compute != "fp32"
     for key in filter(block.given, ("enabled", "dtype")):
-        if acts or not on:
-            builder.map(block.name(key), **(amp_fields(compute) if acts and compute else {}))
+        if is_on and mode is not None:
+            builder.record("deepspeed.weights-under-autocast", block.name(key), block[key], mode=mode)
         else:
-            sentence = "autocast-to-half-only" if mode is None else "weights-under-autocast"
-            builder.record(f"deepspeed.{sentence}", block.name(key), block[key], mode=mode)
-    if not acts:
+            builder.map(block.name(key), **(amp_fields(str(compute)) if is_on else {}))
+    if not is_on or mode is not None:
         return None
-    if compute is None:
-        compute = "fp16"
-        builder.record("deepspeed.deepspeed-leaves-it-to-torch", block.name("dtype"), None)
-        builder.record("deepspeed.deepspeed-makes-a-loss", block.name("dtype"), None)
-    elif compute == "fp16":
+    if compute == "fp16":
         assume_torch_scaler(builder, f"{TABLE.title} under torch_autocast")
     builder.record("deepspeed.gradients-of-the-cast-modules-are", "communication_data_type", compute)
     return compute
@@ -191,10 +184,6 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
             builder.record("deepspeed.gradients-are-accumulated-in-one", name, value)
         else:
             builder.map(name, grad_reduce_in_fp32=in_fp32[name])
-    zero = top.values.get("zero_optimization")
-    has_zero = isinstance(zero, Mapping) and bool(zero.get("stage"))
-    if None not in (mode, accumulated) and accumulated != mode and not has_zero:
-        builder.record("deepspeed.deepspeed-raises-on-it-without", types.name("grad_accum_dtype"), accumulated)
 
 
 def _param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> None:

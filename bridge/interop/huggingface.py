@@ -131,8 +131,6 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
 def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
     """Map LLaMA-Factory's FP8, and return the compute that it runs under."""
     backend = top.word("fp8_backend", ("auto", "torchao", "te", "msamp")) or "auto"
-    if top.given("quantization_bit"):
-        raise TABLE.wrong("fp8-over-quantised-weights", top, "fp8")
     if compute == "fp16":
         builder.record("huggingface.fp8-runs-under", "fp16", True)
     if backend == "te":

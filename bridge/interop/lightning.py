@@ -3,9 +3,8 @@
 Its "bf16-mixed" is autocast over FP32 weights; the same word is Megatron's O2 in NeMo and in Megatron Bridge, so the
 string alone says nothing: it has to be known whose it is.
 
-In Lightning 1 `amp_backend: apex` has NVIDIA's Apex cast instead of torch, at the level `amp_level`: FP32 (O0), FP32
-weights and a cast per function (O1), FP16 weights and FP32 masters (O2), FP16 throughout (O3). Lightning 1.2 ignores a
-level without the back end, 1.9 refuses it, and 2.0 has neither argument.
+In Lightning 1 `amp_backend: apex` has NVIDIA's Apex cast FP16 instead of torch: such a file is refused. Lightning 1.2
+ignores an `amp_level` without it, 1.9 refuses that, and 2.0 has neither argument.
 Its settings and sentences, with their sources, are `rows/lightning.yaml`.
 """
 
@@ -22,7 +21,7 @@ from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("lightning")
-PRECISIONS, APEX = TABLE.data["precisions"], TABLE.data["apex"]
+PRECISIONS = TABLE.data["precisions"]
 AMP_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
 TE_PLUGIN = "lightning.pytorch.plugins.TransformerEnginePrecision"
 TRAINER = re.compile(r"(pytorch_lightning|lightning|lightning_fabric)(\.\w+)*\.(Trainer|Fabric)")
@@ -102,7 +101,7 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         raise TABLE.wrong("precisions", top, "precision")
     is_fp16 = str(word) in ("16", "16-mixed")
     if top.values.get("amp_backend") == "apex" and is_fp16:
-        return _cast_by_apex(builder, top)
+        raise TABLE.wrong("apex", top, "amp_backend")
     TABLE.read(builder, top, "apex")
     if is_fp16 and device == "cpu":
         builder.record("lightning.lightning-makes-it-bf16", name, word)
@@ -128,22 +127,6 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
     elif compute == "fp16" and semantics != "true":
         assume_torch_scaler(builder, TABLE.title)
     return builder.finish(semantics, is_whole="64" not in str(word))
-
-
-def _cast_by_apex(builder: ImportBuilder, top: Settings) -> ImportReport:
-    name, level = top.name("amp_level"), top.word("amp_level", tuple(APEX)) or "O2"
-    semantics, fields = APEX[level]
-    builder.map(top.name("precision"), **fields)
-    if top.given("amp_level"):
-        builder.map(name, **fields)
-    else:
-        builder.record("lightning.o2-by-default", name, level)
-    builder.record("lightning.apex-casts-instead", top.name("amp_backend"), "apex", level=level)
-    if level in ("O1", "O2"):
-        builder.record("lightning.apex-scales-the-loss", f"{name}.loss_scale", "dynamic", TORCH_SCALER)
-    elif level == "O3":
-        builder.record("lightning.apex-without-masters", name, level)
-    return builder.finish(semantics)
 
 
 def _recognise(document: Any) -> Recognised | None:

@@ -128,18 +128,16 @@ def import_(payload: object, *, nemo_version: str | None = None, base: str | Non
     o2 = _weights(file, dtype, builder, base)
     has_fp8 = _float8(file, builder)
     TABLE.read(builder, file.model, "scaler", fp16=dtype == "fp16")
-    if dtype == "fp16" and "mcore_distributed_optim" in str(file.optim):
-        for key in filter(file.model.given, SCALER):
-            builder.record("nemo1.with-mcore_distributed_optim-it-never", f"model.{key}", file.model[key])
     _reduction(file, dtype, builder, o2=o2)
     _others(file, builder, dtype, has_fp8=has_fp8)
-    is_quantised = _quantisation(file, builder)
+    if isinstance(file.payload.get("quantization"), Mapping):
+        TABLE.read(builder, Settings(file.payload["quantization"], builder.system, "quantization"), "quantization")
     semantics = "fsdp_policy" if not o2 and file.model.switch("fsdp") else "amp_o1"
     if dtype == "fp32":
         semantics = "fp32"
     elif o2:
         semantics = "megatron_o2"
-    return builder.finish(semantics, is_whole=not is_quantised)
+    return builder.finish(semantics, is_whole=file.get("quantization.algorithm") is None)
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -234,8 +232,6 @@ def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -
     for name in [name for name in NAMES if name in builder.mapped][:1]:
         builder.map(name, **fields)
     builder.fields |= fields
-    if dtype == "fp16" and o2 and "dist" not in str(file.get("model.optim.name") or file.get("optim.name") or "dist"):
-        builder.record("nemo1.nemo-raises-on-fp16", where, True)
     return o2
 
 
@@ -326,22 +322,6 @@ def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) ->
             report_other(builder, f"model.{name}", name.rpartition(".")[2], value)
     if isinstance(file.optim, Mapping):
         TABLE.read(builder, Settings(file.optim, builder.system, "model.optim"), "optim")
-
-
-def _quantisation(file: File, builder: ImportBuilder) -> bool:
-    """Report the section `quantization`; return whether values are quantised by it."""
-    section = file.payload.get("quantization")
-    if not isinstance(section, Mapping):
-        return False
-    algorithm = section.get("algorithm")
-    if algorithm is None:
-        builder.map("quantization.algorithm")
-        return False
-    when = "afterwards" if at(file.model.values, "data.train_ds") is None else "in-training"
-    builder.record(f"nemo1.quantised-{when}", "quantization.algorithm", algorithm, algorithm=algorithm)
-    options = {key: value for key, value in section.items() if value not in (None, False)}
-    TABLE.read(builder, Settings(options, builder.system, "quantization"), "quantization", algorithm=algorithm)
-    return True
 
 
 VERSION = ContextKey("nemo_version", "release whose shipped file this one overrides (unsaid: the file is whole)")

@@ -51,8 +51,6 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         builder.record("torchtitan.without-fsdp-tensor", training.name("mixed_precision_param"), compute)
         compute = "float32"
     semantics = _mode(builder, training, whole, compute, fsdp=fsdp)
-    if is_whole and semantics == "amp_o1":
-        builder.record("torchtitan.without-fsdp-torchtitan", parallelism.name(SHARDS), parallelism[SHARDS])
     blocks = _quantisers(builder, top)
     partial = [_quantiser(builder, path, block) for path, block in blocks.items()]
     is_read = semantics != "fp32" or training.values.get("mixed_precision_reduce") == "float32"

@@ -106,7 +106,6 @@ def test_a_file_for_deepspeed_decides_the_dtype_too(precision: str | None, key: 
     said = {"mixed_precision": precision} if precision else {}
     imported = accelerate.import_({"distributed_type": "DEEPSPEED", "deepspeed_config": {key: "z.json"}, **said})
     assert imported.recipe is None
-    assert "semantics" in reasons(imported, "mixed_precision") or precision is None
     (loss,) = (loss for loss in imported.unmapped if loss.field == f"deepspeed_config.{key}")
     base = "bf16" if precision == "bf16" else "fp32"
     assert loss.detail == (
@@ -143,10 +142,10 @@ def test_fp16_on_a_cpu_is_fp32_and_said_so() -> None:
     assert "semantics" in reasons(accelerate.import_({"mixed_precision": "fp16", "use_cpu": True}), "use_cpu")
 
 
-def test_a_compile_back_end_turns_tf32_on_in_fp32() -> None:
-    payload = {"mixed_precision": "no", "dynamo_config": {"dynamo_backend": "INDUCTOR"}}
-    assert accelerate.import_(payload).config.tf32 is True
-    assert accelerate.import_({**payload, "mixed_precision": "bf16"}).config.tf32 is None
+def test_a_compile_back_end_is_reported() -> None:
+    payload = {"mixed_precision": "bf16", "dynamo_config": {"dynamo_backend": "INDUCTOR"}}
+    assert reasons(accelerate.import_(payload), "dynamo_config.dynamo_backend") == ["unsupported"]
+    assert reasons(accelerate.import_({**payload, "dynamo_config": {"dynamo_backend": "NO"}}), "dynamo_backend") == []
 
 
 def test_a_bare_no_is_taken_for_the_word() -> None:
@@ -286,9 +285,7 @@ def test_a_key_that_accelerate_refuses_is_told(key: str) -> None:
     assert reasons(accelerate.import_({"mixed_precision": "bf16", key: True}), key) == ["dead knob"]
 
 
-def test_xla_and_torchao_with_slow_loading_are_told() -> None:
-    imported = accelerate.import_({"mixed_precision": "bf16", "distributed_type": "XLA"})
-    assert reasons(imported, "distributed_type") == ["semantics"]
+def test_torchao_with_slow_loading_is_told() -> None:
     block = {"fsdp_cpu_ram_efficient_loading": True}
     payload = {"mixed_precision": "fp8", "distributed_type": "FSDP", "fsdp_config": block}
     imported = accelerate.import_(payload, fp8_backend="AO")

@@ -109,7 +109,6 @@ def test_half_a_minimum_is_not_a_whole_number() -> None:
             "zero_optimization.zero_quantized_weights",
             "unsupported",
         ),
-        ({"torch_autocast": {"enabled": True}}, "torch_autocast.dtype", "implied default"),
         ({"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "fp32"}}, "data_types.buffer_dtype", "unsupported"),
         ({"fp16": {"enabled": True, "auto_cast": "auto"}}, "fp16.auto_cast", "implied default"),
         ({"fp16": {"enabled": True, "opt_level": "O2"}}, "fp16.opt_level", "dead knob"),
@@ -148,7 +147,6 @@ def test_half_a_minimum_is_not_a_whole_number() -> None:
         ({"seq_parallel_communication_data_type": "bf16"}, "seq_parallel_communication_data_type", "unsupported"),
         ({"communication_data_type": "fp16"}, "communication_data_type", "unsupported"),
         ({"float8": {"enabled": True}}, "float8", "dead knob"),
-        ({"torch_autocast": {"enabled": True, "dtype": "float32"}}, "torch_autocast.dtype", "dead knob"),
         ({"amp": {"enabled": False}}, "amp", "dead knob"),
         ({"amp": {"enabled": "auto", "opt_level": "auto"}}, "amp", "dead knob"),
     ],
@@ -193,13 +191,6 @@ def test_dtypes_are_spelled_as_torch_spells_them(written: str) -> None:
     assert reasons(imported, "data_types.grad_accum_dtype") == []
 
 
-def test_fp32_accumulation_needs_zero() -> None:
-    payload = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
-    assert reasons(deepspeed.import_(payload), "data_types.grad_accum_dtype") == ["unsupported"]
-    sharded = payload | {"zero_optimization": {"stage": 1}}
-    assert reasons(deepspeed.import_(sharded), "data_types.grad_accum_dtype") == []
-
-
 @pytest.mark.parametrize("recipe", ["bf16_mixed", "fp16_mixed"])
 @pytest.mark.parametrize("in_fp32", [True, False])
 def test_an_export_brings_the_zero_that_its_gradients_need(recipe: str, in_fp32: bool) -> None:
@@ -229,13 +220,6 @@ def test_any_word_enables_autocast(written: str) -> None:
     assert reasons(imported, "torch_autocast.enabled") == ["semantics"]
 
 
-def test_autocast_without_a_dtype_has_no_loss_scaler() -> None:
-    imported = deepspeed.import_({"torch_autocast": {"enabled": True}})
-    assert imported.config.mode == "fp16"
-    assert reasons(imported, "torch_autocast.dtype") == ["implied default", "semantics"]
-    assert reasons(imported, "GradScaler.init_scale") == []
-
-
 def test_low_memory_switches_leave_nothing_in_fp32() -> None:
     payload = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
     assert deepspeed.import_(payload).semantics == "true"
@@ -257,6 +241,8 @@ def test_torch_autocast_is_amp() -> None:
         ({"data_types": {"grad_accum_dtype": "FP32"}}, r"grad_accum_dtype: must be 'fp32'.*got 'FP32'\. Did you mean"),
         ({"data_types": {"grad_accum_dtype": "int8"}}, r"data_types\.grad_accum_dtype: must be 'fp32', 'float32'"),
         ({"torch_autocast": {"enabled": True, "dtype": "auto"}}, r"torch_autocast\.dtype: must be bfloat16"),
+        ({"torch_autocast": {"enabled": True, "dtype": "float32"}}, r"torch_autocast\.dtype: must be bfloat16"),
+        ({"torch_autocast": {"enabled": True}}, r"torch_autocast\.dtype: must be bfloat16"),
         ({"torch_autocast": {"enabled": True, "dtype": "fp8"}}, r"torch_autocast\.dtype: must be"),
         ({"bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}}, "must be the dtype of the mode, bf16"),
         ({"fp16": {"enabled": "perhaps"}}, r"fp16\.enabled: must be true or false, got 'perhaps'"),

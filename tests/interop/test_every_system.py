@@ -146,9 +146,8 @@ SETTINGS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
                 },
             ),
             "torch_autocast": st.fixed_dictionaries(
-                {"enabled": st.booleans()},
+                {"enabled": st.booleans(), "dtype": st.sampled_from(["bfloat16", "fp16"])},
                 optional={
-                    "dtype": st.sampled_from(["bfloat16", "fp16"]),
                     "lower_precision_safe_modules": st.just(["a.B"]),
                 },
             ),

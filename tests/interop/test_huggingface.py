@@ -311,11 +311,6 @@ def test_settings_of_fp8_without_it_are_dead(name: str) -> None:
     assert imported.config.fp8 is None
 
 
-def test_fp8_over_quantised_weights_is_refused() -> None:
-    with pytest.raises(BridgeError, match="fp8: must be off where quantization_bit is set"):
-        huggingface.import_({"bf16": True, "fp8": True, "quantization_bit": 4})
-
-
 def test_a_file_with_fp8_under_fsdp_is_read_whole() -> None:
     payload = Document.load(SAMPLES / "fp8_fsdp.yaml").content
     imported = huggingface.import_(payload)

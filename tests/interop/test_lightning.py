@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, PayloadError
 from bridge.interop import lightning
 from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import Document
@@ -110,14 +110,12 @@ def test_hydras_strategies_are_read() -> None:
     assert reasons(imported, "strategy.mixed_precision") == ["unsupported"]
 
 
-def test_apex_is_named_and_read_where_it_casts() -> None:
+def test_apex_is_named_and_refused_where_it_casts() -> None:
     unread = lightning.import_({"precision": 32, "amp_backend": "native", "amp_level": "O2"})
     assert unread.recipe == "fp32"
     assert (reasons(unread, "amp_level"), "amp_backend" in unread.mapped) == (["dead knob"], True)
-    casts = lightning.import_({"precision": 16, "amp_backend": "apex"})
-    assert (casts.semantics, casts.config.to_dict()["params_dtype"]) == ("megatron_o2", "fp16")
-    assert reasons(casts, "amp_level") == ["implied default"]
-    assert reasons(casts, "amp_backend") == ["semantics"]
+    with pytest.raises(PayloadError, match="amp_backend: must be native, since Apex casts otherwise than torch"):
+        lightning.import_({"precision": 16, "amp_backend": "apex"})
 
 
 def test_settings_beside_the_trainer_that_look_like_precision_are_reported() -> None:

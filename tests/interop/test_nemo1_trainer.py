@@ -45,8 +45,6 @@ def test_lightnings_own_words_count_for_other_models() -> None:
     [
         ({"amp_level": "O1"}, ["dead knob"], []),
         ({"amp_level": "O1", "amp_backend": "native"}, ["dead knob"], []),
-        ({"amp_level": "O1", "amp_backend": "apex"}, [], ["semantics"]),
-        ({"amp_backend": "apex"}, ["implied default"], ["semantics"]),
     ],
 )
 def test_apex_settings_are_named(trainer: dict, level: list, backend: list) -> None:
@@ -57,25 +55,9 @@ def test_apex_settings_are_named(trainer: dict, level: list, backend: list) -> N
     assert reasons(megatrons, "trainer.amp_level") == (["dead knob"] if "amp_level" in trainer else [])
 
 
-@pytest.mark.parametrize(
-    ("level", "semantics", "mode", "scale"),
-    [
-        ("O0", "fp32", "fp32", None),
-        ("O1", "amp_o1", "fp16", 65536),
-        ("O2", "megatron_o2", "fp16", 65536),
-        ("O3", "true", "fp16", None),
-    ],
-)
-def test_apex_levels(level: str, semantics: str, mode: str, scale: int | None) -> None:
-    imported = nemo1.import_(lightnings(16, amp_backend="apex", amp_level=level))
-    assert (imported.semantics, imported.config.mode) == (semantics, mode)
-    assert imported.config.to_dict().get("initial_loss_scale") == scale
-    assert imported.config.to_dict().get("loss_scale") == (1.0 if level == "O3" else None)
-    unread = nemo1.import_(lightnings("bf16", amp_backend="apex", amp_level=level))
+def test_apex_is_refused_where_it_casts() -> None:
+    with pytest.raises(PayloadError, match="trainer.amp_backend: must be native"):
+        nemo1.import_(lightnings(16, amp_backend="apex", amp_level="O1"))
+    unread = nemo1.import_(lightnings("bf16", amp_backend="apex", amp_level="O1"))
     assert unread.recipe == "bf16_autocast_mixed"
     assert reasons(unread, "trainer.amp_level") == reasons(unread, "trainer.amp_backend") == ["dead knob"]
-
-
-def test_a_level_that_apex_has_not_is_refused() -> None:
-    with pytest.raises(PayloadError, match="trainer.amp_level: must be 'O0', 'O1', 'O2' or 'O3', got 'O9'"):
-        nemo1.import_(lightnings(16, amp_backend="apex", amp_level="O9"))

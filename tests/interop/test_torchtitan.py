@@ -213,7 +213,7 @@ def test_a_broken_toml_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("degrees", "semantics", "field"),
     [
-        ({}, "amp_o1", "parallelism.data_parallel_shard_degree"),
+        ({}, "amp_o1", None),
         ({"tensor_parallel_degree": 2}, "fp32", "training.mixed_precision_param"),
         ({"context_parallel_degree": 2}, "fsdp_policy", None),
     ],
