@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.rules.fields import FIELDS, known_releases
 from bridge.rules.topics.names import nearest_fields
-from bridge.rules.versions import installed
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from bridge.rules.versions import Version
+from bridge.rules.versions import Version, installed
 
 
 def own_fields(framework: str, classes: Sequence[str], names: Iterable[str], role: str) -> list[str]:
@@ -50,10 +46,8 @@ def has_text(framework: str, name: str) -> bool:
 
 
 @functools.cache
-def _tables() -> dict[str, dict[str, Any]]:
-    path = Path(__file__).parent / "framework_fields.json"
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def _tables() -> Any:
+    return json.loads(Path(__file__).with_name("framework_fields.json").read_text(encoding="utf-8"))
 
 
 @functools.cache

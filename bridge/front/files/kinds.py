@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
 from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
-from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
+from bridge.front.problems import OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
@@ -55,12 +53,8 @@ def file_in(folder: Path) -> Path:
     That is the ``config.yaml`` of a run of ours, the ``run_config.yaml`` of a checkpoint of Megatron Bridge, or the
     ``common.pt`` of one of Megatron-LM, in its newest iteration where the folder holds several.
     """
-    newest = sorted(folder.glob(ITERATION))
-    for place in (folder, *reversed(newest)):
-        for name in FILES:
-            if (place / name).is_file():
-                return place / name
-    return folder
+    places = (folder, *sorted(folder.glob(ITERATION), reverse=True))
+    return next((place / name for place in places for name in FILES if (place / name).is_file()), folder)
 
 
 def _mapping(data: bytes, path: Path) -> dict[str, Any]:
@@ -68,9 +62,9 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
     documents = strict_yaml.load_all(text, str(path), error=RunConfigError)
     if len(documents) > 1:
         raise RunConfigError(f"{path}: must hold one document, got {len(documents)}. Remove the others.")
-    whole = documents[0] if documents else None
-    if whole is None:
+    if not documents or documents[0] is None:
         raise RunConfigError(f"{path}: is empty, and describes no run. Give a file with sections such as model.")
+    whole = documents[0]
     if not isinstance(whole, dict):
         rule = "must hold sections such as model and mixed_precision"
         raise RunConfigError(f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections.")
@@ -81,11 +75,10 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     problems = Problems(Origins.of_keys(map(str, whole), name))
     problems.refuse_targets(whole)
     problems.raise_any()
-    for key, value in whole.items():
-        if key not in KEYS:
-            problems.unknown(str(key), value, "no such section", KEYS)
-        elif key in MAPPINGS and not isinstance(value, dict | None):
-            problems.add(key, "must be a mapping of fields", value, f"Write {key}.FIELD=VALUE.")
+    problems.refuse_sections(whole)
+    for key in MAPPINGS:
+        if not isinstance(whole.get(key), dict | None):
+            problems.add(key, "must be a mapping of fields", whole[key], f"Write {key}.FIELD=VALUE.")
     problems.raise_any()
     return whole
 
@@ -95,20 +88,15 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     if reading.framework == PRECISION_BRIDGE:
         return reading
     from bridge.front.files import megatron_bridge_start, megatron_lm_start
-    from bridge.front.files.start import derived  # only a file of another framework needs it
+    from bridge.front.files.start import Start, derived  # only a file of another framework needs it
 
     is_lm = reading.framework == MEGATRON_LM
     rows = megatron_lm_start.rows_of(sections) if is_lm else megatron_bridge_start.ROWS
-    found = derived(sections, reading.own_fields, gpus, framework=reading.framework, rows=rows)
+    found = derived(sections, reading.own_fields, gpus, rows)
     unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]
-    return replace(reading, derived=found, unknown=tuple(one for one in unknown if not _is_stated(one, sections)))
-
-
-def _is_stated(sentence: str, sections: Mapping[str, Any]) -> bool:
-    """Return whether an override states the setting that a sentence about an open one begins with."""
-    section, _, name = sentence.partition(":")[0].partition(".")
-    held = sections.get(section)
-    return isinstance(held, dict) and held.get(name) is not None
+    start = Start(sections=sections, own_fields={}, gpus=gpus)  # an override may state what a sentence begins with
+    unknown = [one for one in unknown if not start.states(one.partition(":")[0])]
+    return replace(reading, derived=found, unknown=tuple(unknown))
 
 
 def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:

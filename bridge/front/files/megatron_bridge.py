@@ -6,7 +6,7 @@ keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import RunConfigError
@@ -48,8 +48,10 @@ def read(whole: Mapping[str, Any]) -> FileReading:
     newer: dict[str, Any] = {}
     for role, fields in held.items():
         classes = container.classes.get(role, ())
-        own |= _taken(fields, own_fields(MEGATRON_BRIDGE, classes, fields, role), role)
-        newer |= _taken(fields, newer_fields(fields, role) if is_whole else (), role)
+        names = own_fields(MEGATRON_BRIDGE, classes, fields, role)
+        own |= {f"{role}.{name}": fields.pop(name) for name in names}
+        names = newer_fields(fields, role) if is_whole else []
+        newer |= {f"{role}.{name}": fields.pop(name) for name in names}
     release = release_of(held, is_whole=is_whole)
     return FileReading(
         framework=MEGATRON_BRIDGE,
@@ -57,10 +59,7 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         names=container.names,
         environment={str(key): str(value) for key, value in (environment or {}).items()},
         own_fields=own,
-        unknown=(
-            *container.lost,
-            *([NEWER.format(fields=", ".join(newer))] if newer else []),
-        ),
+        unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
         release=release.version,
         release_reason=release.because,
     )
@@ -133,10 +132,6 @@ class _Container:
             self.lost.append(LOST.format(path=path, kind=str(value[TARGET]).rpartition(".")[2]))
             return None
         return {key: self._plain(item, f"{path}.{key}") for key, item in _fields(value)}
-
-
-def _taken(fields: dict[str, Any], names: Iterable[str], role: str) -> dict[str, Any]:
-    return {f"{role}.{name}": fields.pop(name) for name in names}
 
 
 def _fields(value: Mapping[Any, Any]) -> list[tuple[str, Any]]:

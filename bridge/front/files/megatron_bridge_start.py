@@ -8,10 +8,11 @@ Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from functools import partial
 from typing import Any
 
-from bridge.front.files.start import Row, Start
+from bridge.front.files.start import Row, Start, is_fsdp, rows
 from bridge.rules.fields import whole_number
 
 BUCKET = 128 * 2**20
@@ -20,74 +21,79 @@ OVERLAP = "training/comm_overlap.py"
 CONFIG = "training/config.py"
 
 
+def _is_overlapped(start: Start) -> bool:
+    return bool(start.sections.get("comm_overlap"))
+
+
+def _is_interleaved(start: Start) -> bool:
+    """Return whether a stage has several chunks by the field itself; a layout that implies them is read later."""
+    return all(start.size(f"{name}pipeline_model_parallel_size") > 1 for name in ("", "virtual_"))
+
+
+def _is_replicated(start: Start) -> bool:
+    """Return whether there are several data-parallel ranks; without a number of GPUs, as in the file or as usual."""
+    if start.gpus is None:
+        return (whole_number(start.value("comm_overlap.data_parallel_size")) or 2) > 1
+    sizes = (start.size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    return start.gpus // math.prod(sizes) > 1
+
+
 def _overlap(path: str, value: Any, *, shared: bool = False) -> Row:
     """Return the row of a field of `comm_overlap`: what is stated there, or else the value that it derives.
 
     `shared` fields are those of the data-parallel ranks, which need the distributed optimizer.
     """
-    stated = f"comm_overlap.{path.partition('.')[2]}"
 
     def decided(start: Start) -> Any:
-        own = start.value(stated)
+        own = start.value(f"comm_overlap.{path.partition('.')[2]}")
         if own is not None:
             return own
         return value(start) if callable(value) else value
 
-    function = "_get_optimizer_overlap_cfgs" if shared else "_get_model_comm_overlap_cfgs"
     return Row(
         path=path,
-        when=(lambda start: start.is_overlapped) if shared else (lambda start: start.has("comm_overlap")),
+        when=lambda start: _is_overlapped(start) and (not shared or start.value("ddp.use_distributed_optimizer")),
         value=decided,
         because="comm_overlap",
-        source=f"{OVERLAP}: {function}",
+        source=f"{OVERLAP}: {'_get_optimizer_overlap_cfgs' if shared else '_get_model_comm_overlap_cfgs'}",
     )
 
 
-def _fsdp(path: str, value: Any, *, when: Callable[[Start], Any] | None = None) -> Row:
-    return Row(
-        path=path,
-        when=lambda start: start.is_fsdp and (when is None or bool(when(start))),
-        value=value,
-        because="Megatron-FSDP",
-        source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs",
-    )
-
-
-def _both(name: str) -> tuple[Row, Row]:
+def _both(name: str) -> tuple[Row, ...]:
     """Return the rows of a switch that the optimizer and DDP have: on in one of them, it is on in both."""
-    return tuple(  # type: ignore[return-value]
-        Row(
-            path=f"{role}.{name}",
-            when=lambda start, other=other: bool(start.value(f"{other}.{name}")),  # type: ignore[misc]
-            value=True,
-            because=f"{other}.{name}",
-            source=f"{CONFIG}: _validate_and_sync_distributed_optimizer_settings",
-        )
+    source = f"{CONFIG}: _validate_and_sync_distributed_optimizer_settings"
+    return tuple(
+        Row(path=f"{role}.{name}", value=True, when=f"{other}.{name}", because=f"{other}.{name}", source=source)
         for role, other in (("ddp", "optimizer"), ("optimizer", "ddp"))
     )
 
 
+_fsdp = partial(rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs")
+
 ROWS: tuple[Row, ...] = (
     Row(
         path="model.tp_comm_overlap",
-        when=lambda start: start.has("comm_overlap"),
+        when=_is_overlapped,
         value=lambda start: (
             start.value("comm_overlap.tp_comm_overlap") is True
-            and start.tensor > 1
+            and start.size("tensor_model_parallel_size") > 1
             and bool(start.value("model.sequence_parallel"))
         ),
         because="comm_overlap",
         source=f"{OVERLAP}: _get_model_comm_overlap_cfgs",
     ),
-    _overlap("model.overlap_p2p_comm", lambda start: start.is_interleaved),
-    _overlap("model.batch_p2p_comm", lambda start: start.pipeline > 1 and not start.is_interleaved),
+    _overlap("model.overlap_p2p_comm", _is_interleaved),
+    _overlap(
+        "model.batch_p2p_comm",
+        lambda start: start.size("pipeline_model_parallel_size") > 1 and not _is_interleaved(start),
+    ),
     _overlap("model.overlap_moe_expert_parallel_comm", value=False),
-    _overlap("ddp.bucket_size", lambda start: BUCKET if start.is_replicated else None, shared=True),
-    _overlap("ddp.overlap_grad_reduce", lambda start: start.is_replicated, shared=True),
-    _overlap("ddp.overlap_param_gather", lambda start: start.is_replicated, shared=True),
-    _overlap("optimizer.overlap_param_gather", lambda start: start.is_replicated, shared=True),
+    _overlap("ddp.bucket_size", lambda start: BUCKET if _is_replicated(start) else None, shared=True),
+    _overlap("ddp.overlap_grad_reduce", _is_replicated, shared=True),
+    _overlap("ddp.overlap_param_gather", _is_replicated, shared=True),
+    _overlap("optimizer.overlap_param_gather", _is_replicated, shared=True),
     _overlap("optimizer.overlap_param_gather_with_optimizer_step", value=False, shared=True),
-    _overlap("ddp.align_param_gather", lambda start: start.is_replicated and start.is_interleaved, shared=True),
+    _overlap("ddp.align_param_gather", lambda start: _is_replicated(start) and _is_interleaved(start), shared=True),
     Row(
         path="model.expert_tensor_parallel_size",
         when=lambda start: (
@@ -108,21 +114,24 @@ ROWS: tuple[Row, ...] = (
         because="the vocabulary of NullTokenizer and its end of document",
         source="training/setup.py: _validate_and_set_vocab_size",
     ),
-    _fsdp("ddp.use_megatron_fsdp", value=True),
-    _fsdp("ddp.use_distributed_optimizer", value=True),
-    _fsdp("optimizer.use_distributed_optimizer", value=True),
-    _fsdp(
-        "ddp.megatron_fsdp_use_decoupled_grad",
-        value=True,
-        when=lambda start: start.value("optimizer.use_precision_aware_optimizer"),
+    *_fsdp(
+        {
+            "ddp.use_megatron_fsdp": True,
+            "ddp.use_distributed_optimizer": True,
+            "optimizer.use_distributed_optimizer": True,
+            "ddp.reuse_grad_buf_for_mxfp8_param_ag": False,
+            "optimizer.reuse_grad_buf_for_mxfp8_param_ag": False,
+        },
+        is_fsdp,
     ),
-    _fsdp(
-        "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
-        value=False,
-        when=lambda start: start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"),
+    *_fsdp(
+        {"ddp.megatron_fsdp_use_decoupled_grad": True},
+        lambda start: is_fsdp(start) and start.value("optimizer.use_precision_aware_optimizer"),
     ),
-    _fsdp("ddp.reuse_grad_buf_for_mxfp8_param_ag", value=False),
-    _fsdp("optimizer.reuse_grad_buf_for_mxfp8_param_ag", value=False),
+    *_fsdp(
+        {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False},
+        lambda start: is_fsdp(start) and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"),
+    ),
     *_both("use_distributed_optimizer"),
     *_both("overlap_param_gather"),
 )

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.front.files.field_names import Release, release_of
@@ -28,10 +27,6 @@ from bridge.interop.megatron_lm.recognition import is_megatron
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
 from bridge.rules.fields import known_releases
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 KINDS = {
     "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining", "freeze_ViT", "language_model_type"),
@@ -112,7 +107,11 @@ def read(document: Document) -> FileReading:
         sections = {"model": sections["model"]}
     if precision is not None:
         sections["mixed_precision"] = precision
-    release = _release(written, sections)
+    release = Release(
+        version=known_releases()[-1], because="the file names no release, and this is the newest known one"
+    )
+    if written.has_end:  # the release that wrote all arguments
+        release = release_of(sections, is_whole=True)
     variables = {} if RAY.search(document.text) else launch.environment
     return FileReading(
         framework=MEGATRON_LM,
@@ -123,13 +122,6 @@ def read(document: Document) -> FileReading:
         release=release.version,
         release_reason=release.because,
     )
-
-
-def _release(run: Arguments, sections: Mapping[str, Mapping[str, Any]]) -> Release:
-    """Return the release of a run: the one that wrote all arguments, or else the newest one that is known."""
-    if run.has_end:
-        return release_of(sections, is_whole=True)
-    return Release(version=known_releases()[-1], because="the file names no release, and this is the newest known one")
 
 
 def _runs(document: Document) -> list[Arguments]:
@@ -164,10 +156,9 @@ def _refuse_kind(run: _Run, path: str) -> None:
         rule = "takes all arguments of Megatron-LM from elsewhere"
         raise RunConfigError.of(f"{path}: {run.written.label}", rule, run.open_ends[0], "Give the log of the run.")
     if not any(map(fields_of, (*run.given.values, *run.given.unread))):
-        rule = "must hold arguments of Megatron-LM's training"
-        given = next(iter(run.given.values), None)
-        label = run.written.label or "arguments"
-        raise RunConfigError.of(f"{path}: {label}", rule, given, "Give a file of its arguments.")
+        rule, given = "must hold arguments of Megatron-LM's training", next(iter(run.given.values), None)
+        place = f"{path}: {run.written.label or 'arguments'}"
+        raise RunConfigError.of(place, rule, given, "Give a file of its arguments.")
 
 
 def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
@@ -177,11 +168,12 @@ def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
 
 def _unknown(run: _Run, runs: int) -> list[str]:
     """Return what a file leaves open, as sentences."""
-    found = []
     program, label = run.written.launch.name, run.written.label
-    unread = {name: text for name, text in run.given.unread.items() if fields_of(name)}
-    for name, text in unread.items():
-        found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
+    found = [
+        f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here."
+        for name, text in run.given.unread.items()
+        if fields_of(name)
+    ]
     slips = {} if run.written.has_end else misspelt((*run.given.values, *run.given.unread))
     for name, meant in slips.items():
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
@@ -194,11 +186,8 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
     if not run.is_started and not run.written.has_end:
-        found.append(f"The program: the file does not name it; {_program(run)} is assumed.")
+        kind = "hybrid" if "hybrid_layer_pattern" in run.given.values else "gpt"
+        found.append(f"The program: the file does not name it; pretrain_{kind}.py is assumed.")
     if runs > 1:
         found.append(f"The file has {runs} runs; this is the first{f', {label}' if label else ''}.")
     return found
-
-
-def _program(run: _Run) -> str:
-    return "pretrain_hybrid.py" if "hybrid_layer_pattern" in run.given.values else "pretrain_gpt.py"

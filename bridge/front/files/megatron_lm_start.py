@@ -8,11 +8,12 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.files.start import Row, Start
+from bridge.front.files.start import Row, Start, is_fsdp, rows
 from bridge.rules.fields import whole_number
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.parallel import Parallel
@@ -28,10 +29,6 @@ def _mode(start: Start) -> str:
         if start.value(f"model.{name}"):
             return name
     return "fp32"
-
-
-def _is_fsdp(start: Start) -> bool:
-    return bool(start.value("ddp.use_megatron_fsdp") and (start.value("ddp.megatron_fsdp_version") or 1) == 1)
 
 
 def _turns_reduction_on(start: Start) -> bool:
@@ -74,191 +71,130 @@ def _chunks(start: Start) -> int | None:
         return None
     ends = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     parts = layers + sum(bool(start.value(f"model.{name}")) for name in ends)
-    return parts // start.pipeline // each or None
+    return parts // start.size("pipeline_model_parallel_size") // each or None
 
 
-def _pattern(start: Start) -> HybridPattern | None:
-    section = start.sections.get("model")
-    return HybridPattern.of(section) if section else None
+def _pattern(start: Start) -> tuple[int, int]:
+    """Return the layers and the prediction depths of a hybrid model's pattern, none where no pattern is stated."""
+    found = HybridPattern.of(start.sections["model"]) if _letters(start) else None
+    return (len(found.layers), found.depths) if found is not None else (0, 0)
 
 
-def _layers_of_pattern(start: Start) -> int:
-    pattern = _pattern(start)
-    return len(pattern.layers) if pattern is not None else 0
+def _letters(start: Start) -> str:
+    return start.value("model.hybrid_layer_pattern") or ""
 
 
-def _depths_of_pattern(start: Start) -> int:
-    pattern = _pattern(start)
-    return pattern.depths if pattern is not None else 0
+def _has_dynamic_scale(start: Start) -> bool:
+    return bool(start.value("model.fp16") and not start.value("optimizer.loss_scale"))
 
 
-def _default(path: str, value: Any, when: Callable[[Start], Any] | None = None) -> Row:
-    """Return the row of a default of the parser that is not that of the class."""
-    return Row(
-        path=path,
-        when=lambda start: not start.states(path) and (when is None or bool(when(start))),
-        value=value,
-        because="the default of its parser",
-        source=ARGUMENTS,
-    )
+def _bias_fusion(start: Start) -> bool:
+    if _is_swiglu(start):
+        return start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
+    return bool(start.value("model.add_bias_linear")) and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
 
 
-def _set(path: str, value: Any, *, when: Callable[[Start], Any], because: str) -> Row:
-    """Return the row of a value that `validate_args` derives."""
-    return Row(path=path, when=lambda start: bool(when(start)), value=value, because=because, source=VALIDATE)
+def _in_both(name: str, value: Any) -> dict[str, Any]:
+    """Return the values of a field that the optimizer and DDP hold."""
+    return {f"optimizer.{name}": value, f"ddp.{name}": value}
 
 
-def _in_both(name: str, value: Any, *, when: Callable[[Start], Any], because: str) -> tuple[Row, ...]:
-    """Return the rows of a value that the optimizer and DDP hold."""
-    return tuple(_set(f"{role}.{name}", value, when=when, because=because) for role in ("optimizer", "ddp"))
-
+_default = partial(rows, because="the default of its parser", source=ARGUMENTS, is_default=True)
+"""A default of the parser that is not that of the class."""
+_set = partial(rows, source=VALIDATE)
+"""Values that `validate_args` derives."""
 
 ROWS: tuple[Row, ...] = (
-    _default("model.position_embedding_type", "learned_absolute"),
-    _default("model.share_embeddings_and_output_weights", value=True),
-    _default("model.attention_softmax_in_fp32", value=False, when=_is_local),
-    _default("model.q_lora_rank", None, lambda start: start.value("model.multi_latent_attention")),
-    _default("model.kv_lora_rank", 32, lambda start: start.value("model.multi_latent_attention")),
-    _default("ddp.check_for_nan_in_grad", value=True),
-    _default("optimizer.fp8_recipe", "delayed", lambda start: start.value("model.fp8")),
-    _set(
-        "model.num_layers",
-        _layers_of_pattern,
-        when=lambda start: start.value("model.hybrid_layer_pattern") and _layers_of_pattern(start),
+    *_default({"model.position_embedding_type": "learned_absolute", "model.share_embeddings_and_output_weights": True}),
+    *_default({"model.attention_softmax_in_fp32": False}, _is_local),
+    *_default({"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"),
+    *_default({"ddp.check_for_nan_in_grad": True}),
+    *_default({"optimizer.fp8_recipe": "delayed"}, "model.fp8"),
+    *_set(
+        {"model.num_layers": lambda start: _pattern(start)[0]},
+        lambda start: _pattern(start)[0],
         because="hybrid_layer_pattern",
     ),
-    _set(
-        "model.mtp_num_layers",
-        _depths_of_pattern,
-        when=lambda start: start.value("model.hybrid_layer_pattern") and _depths_of_pattern(start),
+    *_set(
+        {"model.mtp_num_layers": lambda start: _pattern(start)[1]},
+        lambda start: _pattern(start)[1],
         because="hybrid_layer_pattern",
     ),
-    _set(
-        "model.multi_latent_attention",
-        value=True,
-        when=lambda start: set("+D") & set(start.value("model.hybrid_layer_pattern") or ""),
+    *_set(
+        {"model.multi_latent_attention": True},
+        lambda start: set("+D") & set(_letters(start)),
         because="hybrid_layer_pattern",
     ),
-    _set(
-        "model.experimental_attention_variant",
-        "dsa",
-        when=lambda start: "D" in (start.value("model.hybrid_layer_pattern") or ""),
+    *_set(
+        {"model.experimental_attention_variant": "dsa"},
+        lambda start: "D" in _letters(start),
         because="hybrid_layer_pattern",
     ),
-    _set(
-        "model.virtual_pipeline_model_parallel_size",
-        _chunks,
-        when=lambda start: (_chunks(start) or 1) > 1,
+    *_set(
+        {"model.virtual_pipeline_model_parallel_size": _chunks},
+        lambda start: (_chunks(start) or 1) > 1,
         because="num_layers_per_virtual_pipeline_stage",
     ),
-    _default("model.deallocate_pipeline_outputs", value=True, when=lambda start: start.pipeline > 1),
-    _default("model.overlap_p2p_comm", value=True, when=_is_interleaved),
-    _set(
-        "model.overlap_p2p_comm",
-        value=False,
-        when=lambda start: not _is_interleaved(start),
+    *_default(
+        {"model.deallocate_pipeline_outputs": True}, lambda start: start.size("pipeline_model_parallel_size") > 1
+    ),
+    *_default({"model.overlap_p2p_comm": True}, _is_interleaved),
+    *_set(
+        {"model.overlap_p2p_comm": False},
+        lambda start: not _is_interleaved(start),
         because="the schedule is not interleaved",
     ),
-    _set(
-        "model.batch_p2p_comm",
-        value=False,
-        when=lambda start: start.value("model.overlap_p2p_comm"),
-        because="overlap_p2p_comm",
+    *_set({"model.batch_p2p_comm": False}, "model.overlap_p2p_comm"),
+    *_set(
+        _in_both("use_distributed_optimizer", True) | _in_both("reuse_grad_buf_for_mxfp8_param_ag", False),
+        is_fsdp,
+        because="use_megatron_fsdp",
     ),
-    *_in_both("use_distributed_optimizer", value=True, when=_is_fsdp, because="use_megatron_fsdp"),
-    *_in_both("reuse_grad_buf_for_mxfp8_param_ag", value=False, when=_is_fsdp, because="use_megatron_fsdp"),
-    _set(
-        "model.params_dtype",
-        _mode,
-        when=lambda start: not start.states("model.params_dtype"),
+    *_set({"model.params_dtype": _mode}, because="the mode of the run", is_default=True),
+    *_set(
+        dict.fromkeys(
+            ("optimizer.params_dtype", "model.pipeline_dtype"), lambda start: start.value("model.params_dtype")
+        ),
         because="the mode of the run",
+        is_default=True,
     ),
-    _set(
-        "optimizer.params_dtype",
-        lambda start: start.value("model.params_dtype"),
-        when=lambda start: not start.states("optimizer.params_dtype"),
-        because="the mode of the run",
-    ),
-    _set(
-        "model.pipeline_dtype",
-        lambda start: start.value("model.params_dtype"),
-        when=lambda start: not start.states("model.pipeline_dtype"),
-        because="the mode of the run",
-    ),
-    _set(
-        "ddp.check_for_nan_in_grad",
-        value=False,
-        when=lambda start: start.value("model.fp16") and not start.value("optimizer.loss_scale"),
+    *_set(
+        {"ddp.check_for_nan_in_grad": False, "train.check_for_nan_in_loss": False},
+        _has_dynamic_scale,
         because="the loss scale is dynamic",
     ),
-    _set(
-        "train.check_for_nan_in_loss",
-        value=False,
-        when=lambda start: start.value("model.fp16") and not start.value("optimizer.loss_scale"),
-        because="the loss scale is dynamic",
-    ),
-    _set(
-        "ddp.grad_reduce_in_fp32",
-        value=True,
-        when=lambda start: _turns_reduction_on(start) and not _is_fsdp(start),
+    *_set(
+        {"ddp.grad_reduce_in_fp32": True},
+        lambda start: _turns_reduction_on(start) and not is_fsdp(start),
         because="bf16",
     ),
-    _set(
-        "ddp.grad_reduce_in_fp32",
-        value=True,
-        when=lambda start: _turns_reduction_on(start) and _is_fsdp(start),
+    *_set(
+        {"ddp.grad_reduce_in_fp32": True},
+        lambda start: _turns_reduction_on(start) and is_fsdp(start),
         because="bf16; Megatron-FSDP reads it before megatron-core 0.19 alone",
     ),
-    _set(
-        "ddp.reduce_scatter_with_fp32_accumulation",
-        value=False,
-        when=lambda start: start.value("ddp.grad_reduce_in_fp32"),
-        because="grad_reduce_in_fp32",
-    ),
-    _set(
-        "model.ffn_hidden_size",
-        lambda start: (whole_number(start.value("model.hidden_size")) or 0) * 8 // 3 // 64 * 64,
-        when=lambda start: (
-            _is_swiglu(start) and start.states("model.hidden_size") and not start.states("model.ffn_hidden_size")
-        ),
+    *_set({"ddp.reduce_scatter_with_fp32_accumulation": False}, "ddp.grad_reduce_in_fp32"),
+    *_set(
+        {"model.ffn_hidden_size": lambda start: start.size("hidden_size") * 8 // 3 // 64 * 64},
+        lambda start: _is_swiglu(start) and start.states("model.hidden_size"),
         because="swiglu",
+        is_default=True,
     ),
-    _set(
-        "model.sequence_parallel",
-        value=False,
-        when=lambda start: start.tensor == 1,
+    *_set(
+        {"model.sequence_parallel": False},
+        lambda start: start.size("tensor_model_parallel_size") == 1,
         because="tensor_model_parallel_size=1",
     ),
-    _set("model.add_qkv_bias", value=True, when=lambda start: start.value("model.add_bias_linear"), because="biases"),
-    _set(
-        "model.bias_activation_fusion",
-        lambda start: (
-            start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
-            if _is_swiglu(start)
-            else bool(start.value("model.add_bias_linear")) and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
-        ),
-        when=lambda start: not start.states("model.bias_activation_fusion"),
-        because="the default of its parser",
-    ),
-    _set(
-        "model.attention_softmax_in_fp32",
-        value=True,
-        when=lambda start: start.value("model.apply_query_key_layer_scaling"),
-        because="apply_query_key_layer_scaling",
-    ),
-    _set(
-        "model.cpu_offloading",
-        value=True,
-        when=lambda start: start.value("model.cpu_offloading_num_layers"),
-        because="cpu_offloading_num_layers",
-    ),
-    _set(
-        "optimizer.use_layer_wise_distributed_optimizer",
-        value=True,
-        when=lambda start: _is_emerging(start) and start.value("optimizer.use_distributed_optimizer"),
+    *_set({"model.add_qkv_bias": True}, "model.add_bias_linear", because="biases"),
+    *_set({"model.bias_activation_fusion": _bias_fusion}, because="the default of its parser", is_default=True),
+    *_set({"model.attention_softmax_in_fp32": True}, "model.apply_query_key_layer_scaling"),
+    *_set({"model.cpu_offloading": True}, "model.cpu_offloading_num_layers"),
+    *_set(
+        {"optimizer.use_layer_wise_distributed_optimizer": True},
+        lambda start: _is_emerging(start) and start.value("optimizer.use_distributed_optimizer"),
         because="the optimizer",
     ),
-    *_in_both("use_distributed_optimizer", value=False, when=_is_emerging, because="the optimizer"),
+    *_set(_in_both("use_distributed_optimizer", False), _is_emerging, because="the optimizer"),
 )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.rules.target import Target
-    from bridge.rules.versions import Version
+from bridge.rules.target import Target
+from bridge.rules.versions import Version
 
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
@@ -27,7 +25,6 @@ class Derived:
     """The value in the file; None where it states none."""
     because: str = ""
     """The setting or the condition that it follows from: "comm_overlap"."""
-    framework: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -84,9 +81,8 @@ class FileReading:
         if self.release is not None or target.mcore is None:
             return self
         is_here = target.is_detected or not is_stated
-        return replace(
-            self, release=target.mcore, release_reason="installed here" if is_here else "stated by the target"
-        )
+        reason = "installed here" if is_here else "stated by the target"
+        return replace(self, release=target.mcore, release_reason=reason)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""

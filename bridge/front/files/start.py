@@ -39,46 +39,19 @@ class Start:
         held = self.sections.get(role)
         return isinstance(held, Mapping) and held.get(name) is not None
 
-    def has(self, section: str) -> bool:
-        """Return whether a section is there and not empty."""
-        return bool(self.sections.get(section))
-
     def size(self, name: str) -> int:
-        """Return a size of the model's parallel layout, at least 1."""
+        """Return a size of the model, at least 1."""
         return max(1, whole_number(self.value(f"model.{name}")) or 1)
 
-    @property
-    def tensor(self) -> int:
-        """Tensor-parallel ranks."""
-        return self.size("tensor_model_parallel_size")
 
-    @property
-    def pipeline(self) -> int:
-        """Pipeline stages."""
-        return self.size("pipeline_model_parallel_size")
+def is_fsdp(start: Start) -> bool:
+    """Return whether Megatron-FSDP, the established version of it, runs."""
+    on = start.value("dist.use_megatron_fsdp") or start.value("ddp.use_megatron_fsdp")
+    return bool(on) and (start.value("ddp.megatron_fsdp_version") or 1) == 1
 
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether a stage has several chunks by the field itself; a layout that implies them is read later."""
-        return self.pipeline > 1 and self.size("virtual_pipeline_model_parallel_size") > 1
 
-    @property
-    def is_replicated(self) -> bool:
-        """Whether there is more than one data-parallel rank; without a number of GPUs, as the file or as usual."""
-        if self.gpus is None:
-            return (whole_number(self.value("comm_overlap.data_parallel_size")) or 2) > 1
-        return self.gpus // (self.tensor * self.pipeline * self.size("context_parallel_size")) > 1
-
-    @property
-    def is_overlapped(self) -> bool:
-        """Whether `comm_overlap` decides about the communication of data-parallel ranks."""
-        return self.has("comm_overlap") and bool(self.value("ddp.use_distributed_optimizer"))
-
-    @property
-    def is_fsdp(self) -> bool:
-        """Whether Megatron-FSDP, the established version of it, runs."""
-        on = self.value("dist.use_megatron_fsdp") or self.value("ddp.use_megatron_fsdp")
-        return bool(on) and (self.value("ddp.megatron_fsdp_version") or 1) == 1
+Condition = str | Callable[[Start], Any] | None
+"""A setting that has to be on, a function, or None: always."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,40 +59,43 @@ class Row:
     """One value that a framework sets at start."""
 
     path: str
-    when: Callable[[Start], bool]
-    """The condition."""
     value: Any
-    """The value, or a function of it."""
+    """The value, or a function of `Start`."""
+    when: Condition = None
     because: str
     """The condition in words, as a clause or a setting's name."""
     source: str
     """File and function of the framework."""
+    is_default: bool = False
+    """It counts only where nothing states the setting."""
 
-    def value_at(self, start: Start) -> Any:
-        """Return the value that is set."""
-        return self.value(start) if callable(self.value) else self.value
+    def applies(self, start: Start) -> bool:
+        """Return whether the value is set at the start of a run."""
+        if self.is_default and start.states(self.path):
+            return False
+        return self.when is None or bool(start.value(self.when) if isinstance(self.when, str) else self.when(start))
+
+
+def rows(values: Mapping[str, Any], when: Condition = None, *, because: str = "", **columns: Any) -> tuple[Row, ...]:
+    """Return a row for each of the values of one condition; the name of a setting that has to be on is the reason."""
+    reason = because or str(when).rpartition(".")[2]
+    return tuple(Row(path=path, value=value, when=when, because=reason, **columns) for path, value in values.items())
 
 
 def derived(
-    sections: dict[str, Any],
-    own_fields: Mapping[str, Any],
-    gpus: int | None,
-    *,
-    framework: str,
-    rows: Sequence[Row],
+    sections: dict[str, Any], own_fields: Mapping[str, Any], gpus: int | None, applied: Sequence[Row]
 ) -> tuple[Derived, ...]:
     """Write into the sections what a framework sets at the start of a run with them, and return it."""
     start = Start(sections=sections, own_fields=own_fields, gpus=gpus)
     found: dict[str, Derived] = {}
-    for row in rows:
-        before = start.value(row.path)
-        if not row.when(start):
+    for row in applied:
+        if not row.applies(start):
             continue
-        value = row.value_at(start)
+        before, value = start.value(row.path), row.value(start) if callable(row.value) else row.value
         if value == before:
             continue
         role, _, name = row.path.partition(".")
         stated = found[row.path].stated if row.path in found else before
         sections[role] = {**(sections.get(role) or {}), name: value}
-        found[row.path] = Derived(path=row.path, value=value, stated=stated, because=row.because, framework=framework)
+        found[row.path] = Derived(path=row.path, value=value, stated=stated, because=row.because)
     return tuple(one for one in found.values() if one.value != one.stated)
