@@ -9,30 +9,34 @@ import copy
 import dataclasses
 import itertools
 import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ResultDefault
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobRuntime, setup_globals
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.base import Container
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from bridge.errors import RunConfigError
+from bridge.errors import BridgeError, RunConfigError
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import (
     KEYS,
@@ -51,27 +55,31 @@ from bridge.front.problems import (
 )
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.strict_yaml import require_bounded
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from hydra._internal.config_repository import IConfigRepository
-    from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.core.default_element import ResultDefault
-    from hydra.core.override_parser.types import Override
-    from hydra.plugins.config_source import ConfigResult
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 JOB = "train"
 """The job's name where no script is run: `${hydra:job.name}`."""
+CRASH = "Run folder: "
+"""Begins the note on a job's own error."""
 MAX_REFERENCES = 2_000
 """A run's config resolves fewer than a hundred."""
 MAX_CHARACTERS = 2**20
 """Of one value."""
+
+
+@contextmanager
+def in_our_words(overrides: Sequence[str], repository: IConfigRepository | None = None) -> Iterator[None]:
+    """Translate the errors of a block; a crash of the job, whose folder is noted on it, stays as it is."""
+    try:
+        yield
+    except COMPOSITION_ERRORS as error:
+        notes = getattr(error, "__notes__", ())
+        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in notes):
+            raise
+        raise translated(error, overrides, repository) from error
 
 
 @contextmanager
@@ -81,8 +89,7 @@ def own_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for key in [key for key in os.environ if key not in before]:
-            del os.environ[key]
+        os.environ.clear()
         os.environ.update(before)
 
 
@@ -95,10 +102,10 @@ def register(recipes_from: tuple[str, ...] = ()) -> None:
     """
     register_group(*recipes_from)
     ours = {name: dataclasses.asdict(section()) for name, section in SECTIONS.items()}
-    keys: dict[str, Any] = {RECIPES: None, "precision_backend": "auto", "precision_schedule": None}
-    keys |= {"target": None, "silence": {}, PRECISION: {}}
-    sections = OmegaConf.create({**keys, **{name: {} for name in OWNERS}, **ours})
-    for name in (PRECISION, "silence", *OWNERS, *SECTIONS):
+    keys = dict.fromkeys((RECIPES, *RUN_KEYS)) | {"precision_backend": "auto"}
+    opened = (PRECISION, "silence", *OWNERS)
+    sections = OmegaConf.create({**keys, **{name: {} for name in opened}, **ours})
+    for name in (*opened, *SECTIONS):
         OmegaConf.set_struct(sections[name], False)
     ConfigStore.instance().store(name="sections", node=sections, provider="bridge.front")
     OmegaConf.register_new_resolver("launched", _launched, use_cache=True, replace=True)
@@ -186,20 +193,13 @@ class Loader(ConfigLoaderImpl):
         self.repository = BoundedRepository(config_search_path)
 
     def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode, *others: Any, **options: Any
     ) -> DictConfig:
         """Compose; the config that was composed last is returned as it is where Hydra asks for it again."""
         asked = (config_name, tuple(overrides), run_mode)
-        if self.last is not None and self.last[0] == asked:
-            return self.last[1]
-        whole = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-        self.last = (asked, whole)
-        return whole
+        if self.last is None or self.last[0] != asked:
+            self.last = asked, super().load_configuration(config_name, overrides, run_mode, *others, **options)
+        return self.last[1]
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """Compose a job of a sweep; the variables that its recipe sets are set again within the job, by `retraced`."""
@@ -245,9 +245,8 @@ class Composition:
 
         RunConfigError with everything that has no value, no such section, or would be instantiated.
         """
-        raw = OmegaConf.to_container(self.config, resolve=False)
         if not missing:
-            self._require_complete(raw)
+            self._require_complete()
         try:
             with bounded_references():
                 resolved: Any = OmegaConf.to_container(self.config, resolve=True)
@@ -259,14 +258,13 @@ class Composition:
         sections: dict[str, Any] = _without_missing(resolved)
         problems = Problems(self.origins)
         problems.refuse_targets(sections)
-        for key, value in sections.items():
-            if key not in KEYS:
-                problems.unknown(key, value, "no such section", KEYS)
+        problems.refuse_sections(sections)
         problems.raise_any()
         return GivenRun(sections=sections, choice=self.choice, recipe=self.recipe, origins=self.origins, name=name)
 
-    def _require_complete(self, raw: Any) -> None:
-        absent = sorted(path for path, value in leaves(raw, "").items() if value == "???")
+    def _require_complete(self) -> None:
+        held = leaves(OmegaConf.to_container(self.config, resolve=False), "")
+        absent = sorted(path for path, value in held.items() if value == "???")
         if absent:
             needs = "needs a value" if len(absent) == 1 else "need values"
             places = ", ".join(sorted({self.origins.of(path) for path in absent}))
@@ -276,10 +274,8 @@ class Composition:
 
 def parsed_overrides(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides as Hydra parses them; RunConfigError for a word that is none."""
-    try:
+    with in_our_words(overrides):
         return OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
-    except COMPOSITION_ERRORS as error:
-        raise translated(error, overrides) from error
 
 
 def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
@@ -302,12 +298,19 @@ def prepared(search: Search, overrides: Sequence[str], *, trust: bool = True) ->
     version.setbase(VERSION_BASE)
     setup_globals()
     parsed = parsed_overrides(overrides)
-    try:
-        register(_recipes_from(search, parsed, trust=trust))
+    own = [override for override in parsed if override.key_or_group == RECIPES]
+    with in_our_words(overrides):
+        if own:
+            sources = recipe_sources(None if own[-1].is_delete() else own[-1].value())
+        else:
+            named: Any = search.primary(RECIPES)
+            sources = recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
+            if not trust:
+                warn_of_recipes(search.config_name, sources)
+                sources = ()
+        register(sources)
         loader = Loader(search.path())
         _refuse_unknown(parsed, loader)
-    except COMPOSITION_ERRORS as error:
-        raise translated(error, overrides) from error
     return loader
 
 
@@ -323,18 +326,15 @@ def composed(
     loader = prepared(search, overrides, trust=trust)
     JobRuntime.instance().set("name", job_name)
     mode = RunMode.MULTIRUN if sweep else RunMode.RUN
-    try:
-        with bounded_references():
-            whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
-            if sweep:
-                _ = whole.hydra.sweep.dir  # reads the clock once, for the sweep and for the copy
-                whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
-            problems = Problems(Origins())  # of what Hydra would instantiate from its own node besides its plugins
-            problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")
-            problems.raise_any()
-            _resolve_run_folder(whole, sweep=sweep)
-    except COMPOSITION_ERRORS as error:
-        raise translated(error, overrides, loader.repository) from error
+    with in_our_words(overrides, loader.repository), bounded_references():
+        whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
+        if sweep:
+            _ = whole.hydra.sweep.dir  # reads the clock once, for the sweep and for the copy
+            whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
+        problems = Problems(Origins())  # of what Hydra would instantiate from its own node besides its plugins
+        problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")
+        problems.raise_any()
+        _resolve_run_folder(whole, sweep=sweep)
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(whole)
     try:
@@ -355,18 +355,6 @@ def retraced(config: DictConfig, hydra: DictConfig) -> Composition:
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
     loader.trace(defaults, loader.repository)
     return Composition.of(config, hydra, loader)
-
-
-def _recipes_from(search: Search, overrides: Sequence[Override], *, trust: bool) -> tuple[str, ...]:
-    """Return what the key `recipes_from` names, on the command line or else in a primary config that is trusted."""
-    own = [override for override in overrides if override.key_or_group == RECIPES]
-    if own:
-        return recipe_sources(None if own[-1].is_delete() else own[-1].value())
-    named: Any = search.primary(RECIPES)
-    sources = recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
-    if not trust:
-        warn_of_recipes(search.config_name, sources)
-    return sources if trust else ()
 
 
 def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
@@ -392,10 +380,9 @@ def _resolve_run_folder(whole: DictConfig, *, sweep: bool) -> None:
     hydra = whole.hydra
     held: Any = OmegaConf.to_container(whole).get("logging")  # type: ignore[union-attr]
     own = held.get("run_dir") if isinstance(held, dict) else None
-    is_plain = isinstance(own, str) and "${" not in own
     is_asked = any(word.startswith("hydra.run.dir=") for word in hydra.overrides.hydra)
     with read_write(hydra), open_dict(hydra):
-        if is_plain and not sweep and not is_asked:
+        if isinstance(own, str) and "${" not in own and not sweep and not is_asked:
             hydra.run.dir = own  # the log goes with the run: the folder of the launch may be read-only
         hydra.runtime.output_dir = os.path.abspath(hydra.sweep.dir if sweep else hydra.run.dir)  # noqa: PTH100  as Hydra does
         if sweep:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.front.files.kinds import MAPPINGS, read_file, started
@@ -14,6 +16,7 @@ from bridge.front.problems import (
     RECIPES,
     RUN_KEYS,
     SECTIONS,
+    GivenRun,
     Origins,
     Problems,
     leaves,
@@ -21,21 +24,17 @@ from bridge.front.problems import (
     warn_of_recipes,
 )
 from bridge.precision.fields import COMMAND_LINE
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
 from bridge.rules.target import Target, parse_target
 from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from hydra.core.override_parser.types import Override
 
-    from bridge.registry.config import MixedPrecisionConfig
 
-
-def read_config_file(path: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> ConfigFile:
+def read_config_file(path: Path, overrides: Sequence[str], *, trust: bool) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
     Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
@@ -66,12 +65,12 @@ class ConfigFile:
             warn_of_recipes(name, sources)
         self._choose_recipe()
 
-    @property
-    def origins(self) -> Origins:
-        """Who set the keys."""
+    def given(self, name: str) -> GivenRun:
+        """Return the run as it was read; `name` is the file's in messages."""
         named = [f"recipe {self.recipe.recipe}"] if self.recipe is not None else []
         values = {key: {origin: None} for key, origin in self.by_key.items()}
-        return Origins(values=values, order=(*named, self.name), of_recipe=frozenset(named))
+        origins = Origins(values=values, order=(*named, self.name), of_recipe=frozenset(named))
+        return GivenRun(sections=self.whole, choice=self.choice, recipe=self.recipe, origins=origins, name=name)
 
     def write_all(self, overrides: Sequence[str]) -> None:
         """Write overrides over the sections; RunConfigError with everything that is wrong with them."""
@@ -80,9 +79,7 @@ class ConfigFile:
         parsed = parsed_overrides(overrides)
         keys = [self.reading.own_name(override.key_or_group) for override in parsed]
         problems = Problems(Origins.of_keys(keys, COMMAND_LINE))
-        for override in sorted(
-            parsed, key=lambda override: "." in override.key_or_group
-        ):  # groups first, as Hydra does
+        for override in sorted(parsed, key=lambda one: "." in one.key_or_group):  # groups first, as Hydra does
             self.write(override, problems)
         problems.raise_any()
 
@@ -116,17 +113,15 @@ class ConfigFile:
 
     def start(self) -> None:
         """Write what the file's framework sets at start, and the file's release into a target that states none."""
-        if isinstance(self.whole.get("target"), list):  # target=[h100x8,te2.8], which Hydra takes without quotes
-            self.whole["target"] = ",".join(map(str, self.whole["target"]))
         target = self.whole.get("target")
+        if isinstance(target, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
+            target = ",".join(map(str, target))
         place = Target() if target is None else parse_target(str(target))
         self.reading = started(self.reading, self.whole, place.count)
         for row in self.reading.derived:
-            self.by_key[row.path] = f"{row.framework} at start"
+            self.by_key[row.path] = f"{self.reading.framework} at start"
         if place.mcore is None and self.reading.release is not None:
-            self.whole["target"] = ",".join(
-                word for word in (str(target or ""), f"mcore{self.reading.release}") if word
-            )
+            self.whole["target"] = f"{target or ''},mcore{self.reading.release}".lstrip(",")
         elif place.mcore is not None:
             self.reading = dataclasses.replace(self.reading, release=None)
 
@@ -145,8 +140,7 @@ class ConfigFile:
             if not isinstance(holder.get(name), dict):
                 holder[name] = {}
             holder = holder[name]
-        for known in [known for known in self.by_key if known == key or known.startswith(f"{key}.")]:
-            del self.by_key[known]
+        self.by_key = {known: one for known, one in self.by_key.items() if not f"{known}.".startswith(f"{key}.")}
         if delete:
             holder.pop(last, None)
             return

@@ -48,7 +48,9 @@ def container(run: RunValues) -> ConfigContainer:
     run.problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
-    needed = _needed_at_construction(run.precision, arguments["model"])
+    needed, stored = _needed_at_construction(run.precision, arguments["model"]), {}
+    if run.precision is not None and run.precision.reading("fp8_param_gather"):
+        stored = {"fp8_param_gather": True}  # Megatron refuses to reuse gradient buffers without it
     try:
         model = _made("model", GPTConfig, arguments["model"], needed)
     except RunConfigError:
@@ -57,7 +59,7 @@ def container(run: RunValues) -> ConfigContainer:
     return ConfigContainer(
         model=model,
         optimizer=_made("optimizer", MegatronOptimizerConfig, arguments["optimizer"]),
-        ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"], _stored(run.precision)),
+        ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"], stored),
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
         **run.run_keys,
         mixed_precision=run.precision,
@@ -71,24 +73,22 @@ def require_startable(config: ConfigContainer, run: RunValues) -> None:
     from bridge.training.values import early_faults  # heavy
 
     refuse_impossible_sizes(run)
-    for fault in early_faults(config, run.origin_of):
-        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
+    run.problems.add_all(early_faults(config, run.origin_of))
     run.problems.raise_any()
 
 
 def refuse_impossible_sizes(run: RunValues) -> None:
     """Refuse numbers that no model can be built with, together with the problems found so far."""
-    for fault in impossible_sizes(run.model):
-        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
+    run.problems.add_all(impossible_sizes(run.model))
     run.problems.raise_any()
 
 
 def _declare_te_cpu(run: RunValues) -> None:
     if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
         return
-    own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
-    scheme = run.precision.scheme if run.precision is not None else own
-    rows = run.precision.reading("modules") if run.precision is not None else None
+    scheme, rows = run.model.get("fp4_recipe" if run.model.get("fp4") else "fp8_recipe"), None
+    if run.precision is not None:
+        scheme, rows = run.precision.scheme, run.precision.reading("modules")
     te_cpu.declare(run.run_keys.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
 
 
@@ -116,11 +116,6 @@ def _needed_at_construction(precision: MixedPrecisionConfig | None, model: Mappi
     if PADDING & model.keys():
         needed |= {name: stated[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if stated.get(name)}
     return needed
-
-
-def _stored(precision: MixedPrecisionConfig | None) -> dict[str, Any]:
-    """Return the switch of stored weights, without which Megatron refuses to reuse gradient buffers for them."""
-    return {"fp8_param_gather": True} if precision is not None and precision.reading("fp8_param_gather") else {}
 
 
 def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
@@ -180,15 +175,10 @@ def decode_fields(
 
 
 def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
-    """Return plain data as a value of the annotated type.
+    """Return plain data as a value of the annotated type; WrongValueError where it cannot be read as that.
 
-    Args:
-        value: None, a bool, number or string, or a list of such.
-        annotation: bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an Optional or Union of these.
-        optional: None is legal; an unquoted ``off`` or ``no`` then means None where a name is expected.
-
-    Raises:
-        WrongValueError: It cannot be read as that.
+    `annotation` is bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an Optional or Union of these.
+    With `optional` None is legal, and an unquoted ``off`` or ``no`` means None where a name is expected.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -207,16 +197,16 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
         return torch_dtype(coerce(value, "dtype"))
     if annotation is Any:
         return value
-    if isinstance(value, Mapping) and hasattr(annotation, "from_config_dict"):
+    if isinstance(value, Mapping | str) and hasattr(annotation, "from_config_dict"):
         return _recipe(value, annotation)
-    if isinstance(value, str) and hasattr(annotation, "from_config_dict"):
-        rule = "is the content of a file of configs and matchers, not its path"
-        raise WrongValueError(rule, value, "Write the content.")
     rule = f"holds {_spelled(annotation)}, which a configuration cannot describe"
     raise _NotDataError(rule, value, "Set it in Python.")
 
 
-def _recipe(value: Mapping[str, Any], annotation: Any) -> Any:
+def _recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
+    if isinstance(value, str):
+        rule = "is the content of a file of configs and matchers, not its path"
+        raise WrongValueError(rule, value, "Write the content.")
     try:
         return annotation.from_config_dict(file_content(value))
     except Exception as error:  # noqa: BLE001  Megatron asserts, and raises NotImplementedError and others
@@ -230,7 +220,7 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
     if value is None and optional:
         return None
     candidates = [member for member in members if member is not type(None)]
-    own = [member for member in candidates if (typing.get_origin(member) or member) is type(value)]
+    own = [member for member in candidates if type(value) in (member, typing.get_origin(member))]
     refusals: list[WrongValueError] = []
     for member in [*own, *candidates]:
         try:
@@ -255,8 +245,7 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
 
 def _text(value: Any, *, optional: bool) -> str | None:
     if isinstance(value, str) or (optional and value is False):
-        text: str | None = coerce(value, "name", switch=optional)
-        return text
+        return coerce(value, "name", switch=optional)  # type: ignore[no-any-return]
     remedy = "Quote it" if isinstance(value, int | float) else "Give a single value"
     if isinstance(value, bool):
         remedy = "YAML reads an unquoted yes, no, on or off as a switch; quote it"
@@ -266,18 +255,14 @@ def _text(value: Any, *, optional: bool) -> str | None:
 def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
     if not isinstance(value, list | tuple):
         raise WrongValueError("must be a list", value, "Write [a, b].")
-    if kind is tuple and arguments and Ellipsis not in arguments:
-        if len(value) != len(arguments):
-            raise WrongValueError(f"must have {len(arguments)} items", list(value), "Give all of them.")
-        return tuple(_item(item, annotation, value) for item, annotation in zip(value, arguments, strict=True))
-    return kind(_item(item, arguments[0] if arguments else Any, value) for item in value)
-
-
-def _item(item: Any, annotation: Any, whole: Any) -> Any:
+    is_fixed = kind is tuple and arguments and Ellipsis not in arguments
+    if is_fixed and len(value) != len(arguments):
+        raise WrongValueError(f"must have {len(arguments)} items", list(value), "Give all of them.")
+    annotations = arguments if is_fixed else [arguments[0] if arguments else Any] * len(value)
     try:
-        return decode(item, annotation)
+        return kind(map(decode, value, annotations))
     except WrongValueError as error:
-        raise WrongValueError(f"each item {error.rule}", list(whole), error.remedy) from None
+        raise WrongValueError(f"each item {error.rule}", list(value), error.remedy) from None
 
 
 def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import yaml
+from hydra._internal.config_repository import IConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
@@ -19,11 +20,6 @@ from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close
 from bridge.front.problems import KEYS, PRECISION
 from bridge.precision.fields import COMMAND_LINE
 from bridge.registry.registry import REGISTRY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hydra._internal.config_repository import IConfigRepository
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """The errors that Hydra raises for its user's mistakes."""
@@ -63,10 +59,6 @@ SENTENCES = (
         "{key}: this group is not part of the primary config. Add it to its defaults list.",
     ),
     (r"Could not override '(?P<key>[^']*)'\.", "{key}: no such key (command line). {hint}"),
-    (
-        r"Config group override must be a string or a list",
-        "The name of an option must be a string. Quote it: GROUP='NAME'.",
-    ),
 )
 """Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
 
@@ -74,17 +66,14 @@ SENTENCES = (
 def translated(
     error: Exception, overrides: Sequence[str] = (), repository: IConfigRepository | None = None
 ) -> BridgeError:
-    """Return the error to show instead of `error`; one of our own is returned as it is.
+    """Return the error to show instead of one of Hydra's.
 
     `overrides` is the command line, to name it as an origin; `repository` holds the configs that can be found, for
     near names.
     """
-    if isinstance(error, BridgeError):
-        return error
-    if type(error) is ValueError:
-        too_long = _of_long_number(overrides)
-        if too_long is not None:
-            return too_long
+    too_long = _of_long_number(overrides) if type(error) is ValueError else None
+    if too_long is not None:
+        return too_long
     if isinstance(error, OverrideParseException):
         return _of_word(error)
     if isinstance(error, MissingConfigException):
@@ -98,7 +87,8 @@ def translated(
     for pattern, sentence in SENTENCES:
         found = re.search(pattern, str(error))
         if found:
-            hint, matches = _near(cause)
+            known = [str(key) for key in getattr(cause, "parent_node", None) or ()]
+            hint, matches = _hint(str(getattr(cause, "key", "")), known)
             return RunConfigError(sentence.format(**found.groupdict(), hint=hint), matches)
     lines = [str(error), str(cause) if cause is not None and str(cause) not in str(error) else ""]
     kept = [line.strip() for line in "\n".join(lines).splitlines() if line.strip() and "use +" not in line]
@@ -107,11 +97,9 @@ def translated(
 
 def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
     most = sys.get_int_max_str_digits()
-    if not most:
-        return None
     for word in overrides:
         key, _, value = word.partition("=")
-        if re.search(rf"\d{{{most + 1}}}", value):
+        if most and re.search(rf"\d{{{most + 1}}}", value):
             rule, remedy = f"must have at most {most} digits", "Write a shorter number."
             return RunConfigError(f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule)
     return None
@@ -129,9 +117,9 @@ def _of_word(error: OverrideParseException) -> RunConfigError:
     )
 
 
-def _near(cause: OmegaConfBaseException | None) -> tuple[str, list[str]]:
-    known = [str(key) for key in getattr(cause, "parent_node", None) or ()]
-    matches = close_matches(str(getattr(cause, "key", "")), known)
+def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what to do about a name that does not exist, and the nearest that do."""
+    matches = close_matches(word, known)
     return did_you_mean(matches) or (f"There are {', '.join(known)}." if known else "Remove it."), matches
 
 
@@ -160,9 +148,7 @@ def _missing(
         return UnknownRecipeError(text, matches)
     if not options and repository is not None:  # the group itself does not exist
         groups = [known for known in repository.get_group_options("", ObjectType.GROUP) if known != "hydra"]
-        matches = close_matches(group, groups)
-        hint = did_you_mean(matches) or f"There are {', '.join(groups)}."
+        hint, matches = _hint(group, groups)
         return RunConfigError(f"{group}: no such group, got {option!r} ({where}). {hint}", matches)
-    matches = close_matches(option, options)
-    hint = did_you_mean(matches) or f"There are {', '.join(options)}."
+    hint, matches = _hint(option, options)
     return RunConfigError(f"{group or 'defaults'}: no such option, got {option!r} ({where}). {hint}", matches)

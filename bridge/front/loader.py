@@ -7,7 +7,7 @@ the training script's in either case. Neither torch nor Megatron Core is importe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,18 +18,8 @@ from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did
 from bridge.front.decode import container, decoded_sections, refuse_impossible_sizes, require_startable
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
-from bridge.front.problems import (
-    MADE_BY,
-    PRECISION,
-    RUN_KEYS,
-    SECTIONS,
-    GivenRun,
-    Layer,
-    Origins,
-    Problems,
-    leaves,
-)
-from bridge.preflight.check import check_run, refuse_unknown, resolve_precision, section_of
+from bridge.front.problems import MADE_BY, PRECISION, RUN_KEYS, SECTIONS, GivenRun, Layer, Origins, Problems, leaves
+from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
@@ -37,14 +27,10 @@ from bridge.rules.section import ROLES, read_section
 from bridge.rules.target import target_of
 from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
+from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bridge.preflight.auto import Choice
-    from bridge.preflight.check import Report
-    from bridge.training.config import ConfigContainer
-
 
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
@@ -150,7 +136,10 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
-        run = _run_of_file(_file(config_file), str(config_file), overrides, trust=trust)
+        from bridge.front.config_file import read_config_file
+
+        read = read_config_file(_file(config_file), overrides, trust=trust)
+        run = replace(run_of(read.given(str(config_file))), reading=read.reading)
     else:
         run = _run_of_tree(config_folder(config_path), config_name, overrides, config_dir=config_dir, trust=trust)
     run = replace(run, reading=run.reading.released(target_of(run.target), is_stated=run.target is not None))
@@ -162,11 +151,19 @@ def load_run(
 
 
 def _require_strict(run: RunValues) -> None:
-    """Refuse wrong types, misspelt fields of Megatron's, no sizes, and a precision that can never be right."""
-    for key in ROLES:
-        for wrong in read_section(key, run.section(key)).malformed:
+    """Refuse wrong types, fields that resemble one of Megatron's, no sizes, and a precision that can never be right.
+
+    A model provider's own fields resemble none.
+    """
+    sections = {key: read_section(key, run.section(key)) for key in ROLES}
+    for section in sections.values():
+        for wrong in section.malformed:
             run.problems.add(wrong.path, wrong.why, wrong.value, "Correct it")
-    _refuse_misspelt(run)
+    for key in NAMES:
+        for name, value in sections[key].unknown.items():
+            near = nearest_fields(key, name)
+            if near:
+                run.problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
     run.problems.raise_any()
     if run.precision is not None:
@@ -184,14 +181,6 @@ def _run_of_tree(
     return run
 
 
-def _run_of_file(path: Path, name: str, overrides: Sequence[str], *, trust: bool) -> RunValues:
-    from bridge.front.config_file import read_config_file
-
-    read = read_config_file(path, overrides, trust=trust)
-    given = GivenRun(sections=read.whole, choice=read.choice, recipe=read.recipe, origins=read.origins, name=name)
-    return replace(run_of(given), reading=read.reading)
-
-
 def load_container(
     overrides: Sequence[str] = (),
     *,
@@ -199,19 +188,9 @@ def load_container(
     config_name: str = "config",
     config_dir: Path | str | None = None,
 ) -> ConfigContainer:
-    """Return the run that ``python scripts/train.py OVERRIDES`` describes.
+    """Return the run that ``python scripts/train.py OVERRIDES`` describes; arguments and errors as for `load_run`.
 
-    Args:
-        overrides: As on the command line, ``mixed_precision=bf16_mixed`` say.
-        config_path: Folder of the primary config.
-        config_name: The primary config, without ``.yaml``.
-        config_dir: Another folder, as with ``--config-dir``.
-
-    Raises:
-        RunConfigError: Keys, options or values that cannot be used.
-        UnknownRecipeError: No such recipe.
-        PrecisionConfigError: The precision can never be right.
-        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
+    RecipeSourceError where a module or file of `recipes_from` cannot be loaded.
     """
     from bridge.front.compose import Search, composed
 
@@ -228,7 +207,9 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> RunValues:
 
     Without `resolve` a run with ``mixed_precision=auto`` has no precision.
     """
-    target = _target(given.sections.get("target"))
+    target = given.sections.get("target")
+    if target is not None:  # target=[h100x8,te2.8] is what Hydra takes without quotes
+        target = ",".join(map(str, target)) if isinstance(target, list) else str(target)
     place = target_of(target)
     if isinstance(given.sections.get(PRECISION), str):  # a name that is no option of a group
         given = replace(given, choice=given.sections[PRECISION], sections={**given.sections, PRECISION: None})
@@ -243,22 +224,12 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> RunValues:
     precision = _stated(given, problems)
     sections = {key: value for key, value in given.sections.items() if key != PRECISION} | {"target": target}
     run = RunValues(precision=precision, choice=chosen, sections=sections, problems=problems, name=given.name)
-    _refuse_silence(sections.get("silence") or {}, problems)
-    return run
-
-
-def _target(given: Any) -> str | None:
-    """Return the declared target as text; ``target=[h100x8,te2.8]`` is what Hydra takes without quotes."""
-    if given is None:
-        return None
-    return ",".join(map(str, given)) if isinstance(given, list) else str(given)
-
-
-def _refuse_silence(silence: Any, problems: Problems) -> None:
+    silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
         refuse_unknown({str(rule): reason for rule, reason in silence.items()})
     else:
         problems.add("silence", "must be a mapping of rules to reasons", silence)
+    return run
 
 
 def _over_recipe(given: GivenRun, name: str) -> GivenRun:
@@ -266,13 +237,9 @@ def _over_recipe(given: GivenRun, name: str) -> GivenRun:
     recipe = REGISTRY.get(name)
     own = recipe.to_dict()
     layer = Layer(origin=f"recipe {recipe.recipe}", values=leaves({PRECISION: own}, ""), is_recipe=True)
-    return replace(
-        given,
-        choice=name,
-        recipe=recipe,
-        sections={**given.sections, PRECISION: {**own, **(given.sections.get(PRECISION) or {})}},
-        origins=given.origins.over(layer, instead_of=PRECISION),
-    )
+    sections = {**given.sections, PRECISION: {**own, **(given.sections.get(PRECISION) or {})}}
+    origins = given.origins.over(layer, instead_of=PRECISION)
+    return replace(given, choice=name, recipe=recipe, sections=sections, origins=origins)
 
 
 def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
@@ -288,12 +255,15 @@ def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
         return None
     config = given.recipe.only(fields) if given.recipe is not None else MixedPrecisionConfig()
     layers = _layers_over(config, fields, problems)
-    for origin in sorted(layers.keys() & origins.of_recipe, key=origins.rank):
+    ranked = [origin for origin in dict.fromkeys((*origins.order, *layers)) if origin in layers]
+    of_recipe = [origin for origin in ranked if origin in origins.of_recipe]
+    for origin in of_recipe:
         config.state(origin, **layers[origin])
     if given.choice is not None and given.recipe is None:
         config.made_by(given.choice)
-    for origin in sorted(layers.keys() - origins.of_recipe, key=origins.rank):
-        config.state(origin, **layers[origin])
+    for origin in ranked:
+        if origin not in of_recipe:
+            config.state(origin, **layers[origin])
     saved_as = fields.get(MADE_BY)
     if saved_as is not None:
         own = REGISTRY.get(saved_as).to_dict() if saved_as in REGISTRY else config.stated_values
@@ -361,13 +331,3 @@ def _is_there(path: Path) -> bool:
 def shipped_folder() -> Path:
     """Return the Hydra tree that comes with this package."""
     return (Path(str(bridge.__file__)).parent / "conf").resolve()
-
-
-def _refuse_misspelt(run: RunValues) -> None:
-    """Refuse fields that resemble one of Megatron's; a model provider's own fields resemble none."""
-    for key in NAMES:
-        section = run.section(key)
-        for name in read_section(key, section).unknown:
-            near = nearest_fields(key, name)
-            if near:
-                run.problems.unknown(f"{key}.{name}", section[name], "no such field", near)

@@ -10,6 +10,7 @@ Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 f
 
 from __future__ import annotations
 
+import argparse
 import errno
 import logging
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import hydra
 from hydra._internal.hydra import Hydra
@@ -28,34 +29,28 @@ from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from bridge.checkpoint.lock import require_unlocked
 from bridge.errors import BridgeError, RunConfigError, TrainingError, close_matches
 from bridge.front.compose import (
+    CRASH,
     JOB,
     VERSION_BASE,
+    Composition,
     Search,
     as_hydra_reads,
     composed,
+    in_our_words,
     own_environment,
     prepared,
     register,
     retraced,
 )
 from bridge.front.decode import container, decoded_sections, require_startable
-from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.loader import config_folder, run_of
+from bridge.front.loader import RunValues, config_folder, run_of
 from bridge.front.problems import KEYS, SECTIONS
-
-if TYPE_CHECKING:
-    import argparse
-
-    from omegaconf import DictConfig
-
-    from bridge.front.compose import Composition
-    from bridge.front.loader import RunValues
-    from bridge.training.config import ConfigContainer
+from bridge.training.config import ConfigContainer
 
 Work = Callable[[Path], None]
 """The work on a run that is prepared, in its folder."""
@@ -74,7 +69,6 @@ class AroundSweep:
 
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-CRASH = "Run folder: "
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Reasons for which a disk takes no more."""
 CLOCK_SECONDS = 1
@@ -94,20 +88,14 @@ def main(
 ) -> None:
     """Do a script's work as the command line says, and end the process with an exit code where that fails.
 
-    Args:
-        prepare: Called once per run with its config; what it returns is called with the run's folder.
-        config_path: Folder of the primary config.
-        config_name: The primary config, without ``.yaml``.
-        name: Hydra's name of the job, and of its log.
-        words: The command line; None: that of the process.
-        around: Called before and after the runs of a sweep.
+    `name` is Hydra's of the job and of its log; `words` are those of the process where they are None.
     """
     try:
         arguments = _parsed(words)
         arguments.overrides = as_hydra_reads(arguments.overrides)
         own_folder = _config_path(arguments.config_path) or str(config_path)
         search = Search(own_folder, arguments.config_name or config_name, arguments.config_dir)
-        with _translated(arguments.overrides):
+        with in_our_words(arguments.overrides):
             _run(prepare, arguments, search, name, around)
     except BridgeError as error:
         if os.environ.get(FULL_ERROR) == "1":
@@ -121,25 +109,13 @@ def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
-        flag = next((word for word in message.split() if word.startswith("--")), "")
-        near = close_matches(flag.lstrip("-"), KEYS) or [key for key in KEYS if key == flag.lstrip("-")]
+        flag = next((word.lstrip("-") for word in message.split() if word.startswith("--")), "")
+        near = [flag] if flag in KEYS else close_matches(flag, KEYS)
         hint = f"Write {near[0]}=VALUE." if near else "`--help` lists the flags; a setting is KEY=VALUE."
         raise RunConfigError(f"{message}. {hint}", near)
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser.parse_intermixed_args(words)
-
-
-@contextmanager
-def _translated(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn Hydra's errors into our own; a crash of the job, whose folder is noted on it, stays as it is."""
-    try:
-        yield
-    except COMPOSITION_ERRORS as error:
-        notes: list[str] = getattr(error, "__notes__", [])
-        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in notes):
-            raise
-        raise translated(error, overrides) from error
 
 
 def _config_path(given: str | None) -> str | None:
@@ -156,7 +132,12 @@ def _run(prepare: Prepare, arguments: argparse.Namespace, search: Search, name: 
         register()
         hydra.main(version_base=VERSION_BASE)(Task(prepare))()
     elif arguments.shell_completion or arguments.help or arguments.hydra_help or arguments.info:
-        _answer(arguments, search)
+        if arguments.shell_completion:
+            register()
+        else:
+            prepared(search, overrides)
+        arguments.config_path = None  # Hydra would look for it in this module's folder
+        _run_hydra(arguments, get_args_parser(), lambda _: None, search.main, search.config_name)
     elif arguments.cfg:
         with composed(search, overrides, job_name=name) as composition:
             _check(composition)
@@ -168,39 +149,21 @@ def _run(prepare: Prepare, arguments: argparse.Namespace, search: Search, name: 
         _run_once(prepare, search, [*overrides, "hydra.mode=RUN"], name)
 
 
-def _answer(arguments: argparse.Namespace, search: Search) -> None:
-    if arguments.shell_completion:
-        register()
-    else:
-        prepared(search, arguments.overrides)
-    arguments.config_path = None  # Hydra would look for it in this module's folder
-    _run_hydra(arguments, get_args_parser(), _nothing, search.main, search.config_name)
-
-
-def _nothing(_config: DictConfig) -> None:
-    """Stand for the job where Hydra runs none."""
-
-
 def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, around: AroundSweep) -> None:
     with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
         sections = _check(composition)
         if around.before is not None:
             around.before(sections)
         folder = Path(HydraConfig.get().runtime.output_dir)
-    began = time.time()
+    began = time.time() - CLOCK_SECONDS
     try:
         with _started(composition, name) as app:
             app.multirun(search.config_name, Task(prepare), overrides)
     finally:
         if around.after is not None:
-            around.after(folder, _runs_of(folder, began))
-
-
-def _runs_of(folder: Path, began: float) -> list[Path]:
-    """Return the folders of the jobs that a sweep has started since then, in the order of their numbers."""
-    nodes = [path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began - CLOCK_SECONDS]
-    numbers = {path.parents[1]: int(OmegaConf.load(path).hydra.job.num) for path in nodes}
-    return sorted(numbers, key=numbers.__getitem__)
+            nodes = [path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began]
+            numbers = {path.parents[1]: int(OmegaConf.load(path).hydra.job.num) for path in nodes}
+            around.after(folder, sorted(numbers, key=numbers.__getitem__))
 
 
 def _run_once(prepare: Prepare, search: Search, overrides: list[str], name: str) -> None:
@@ -278,10 +241,8 @@ def _of_disk(error: Exception, run_dir: Path) -> Exception:
         if isinstance(earlier, BridgeError):
             return earlier
         earlier = earlier.__context__
-    rule, place = "the files of the run must be written", str(error.filename or run_dir)
-    return TrainingError(
-        f"logging.run_dir: {rule}, got {place!r} ({error.strerror}). Make room, or choose another folder."
-    )
+    rule = f"the files of the run must be written, got {str(error.filename or run_dir)!r} ({error.strerror})"
+    return TrainingError(f"logging.run_dir: {rule}. Make room, or choose another folder.")
 
 
 def is_first_process() -> bool:
@@ -294,19 +255,16 @@ def _prepared(values: RunValues, prepare: Prepare) -> Prepared:
     config = container(values)
     work = prepare(config)
     require_startable(config, values)
-    if config.logging.run_dir is not None and is_first_process():
-        _make_folder(config.logging.run_dir)
+    folder, rule = config.logging.run_dir, ""
+    if folder is not None and is_first_process():
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            rule = "" if os.access(folder, os.W_OK) else "cannot be written"
+        except OSError as error:
+            rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
+    if rule:
+        raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.")
     return Prepared(config, work)
-
-
-def _make_folder(folder: str) -> None:
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
-        raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.") from error
-    if not os.access(folder, os.W_OK):
-        raise RunConfigError.of("logging.run_dir", "cannot be written", folder, "Give another folder.")
 
 
 def _check(composition: Composition) -> dict[str, dict[str, Any]]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge.errors import MAX_LINES, BridgeWarning, RunConfigError, close_matches, did_you_mean
+from bridge.errors import MAX_LINES, BridgeWarning, Finding, RunConfigError, close_matches, did_you_mean
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import NAMES
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 PRECISION = "mixed_precision"
 RECIPES = "recipes_from"
@@ -60,15 +57,15 @@ class Origins:
     @classmethod
     def of_layers(cls, layers: Iterable[Layer]) -> Origins:
         """Return the origins that layers leave, the later over the earlier."""
-        given = tuple(layers)
         values: dict[str, dict[str, Any]] = {}
-        for layer in given:
+        order: dict[str, bool] = {}
+        for layer in layers:
+            order[layer.origin] = order.get(layer.origin, False) or layer.is_recipe
             for key, value in layer.values.items():
                 own = values.setdefault(key, {})
                 own.pop(layer.origin, None)
                 own[layer.origin] = value
-        order = tuple(dict.fromkeys(layer.origin for layer in given))
-        return cls(values=values, order=order, of_recipe=frozenset(layer.origin for layer in given if layer.is_recipe))
+        return cls(values=values, order=tuple(order), of_recipe=frozenset(one for one in order if order[one]))
 
     @classmethod
     def of_keys(cls, keys: Iterable[str], origin: str) -> Origins:
@@ -84,19 +81,12 @@ class Origins:
         owns = [self.values[around]] if around else inside
         return [*owns[0]][-1] if owns else "configuration"
 
-    def rank(self, origin: str) -> int:
-        """Return the place of `origin` in the order of composition."""
-        return self.order.index(origin) if origin in self.order else len(self.order)
-
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
         values = {key: {layer.origin: value, **self.values.get(key, {})} for key, value in layer.values.items()}
         kept = {key: own for key, own in self.values.items() if key not in (*values, instead_of)}
-        return Origins(
-            values={**values, **kept},
-            order=(layer.origin, *self.order),
-            of_recipe=self.of_recipe | {layer.origin},
-        )
+        of_recipe = self.of_recipe | {layer.origin}
+        return Origins(values={**values, **kept}, order=(layer.origin, *self.order), of_recipe=of_recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +127,8 @@ def recipe_sources(named: Any) -> tuple[str, ...]:
         return ()
     names = named if isinstance(named, list) else [named]
     if not all(isinstance(name, str) for name in names):
-        raise RunConfigError.of(
-            RECIPES,
-            "must be a module or file, or a list of them",
-            named,
-            f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py].",
-        )
+        remedy = f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py]."
+        raise RunConfigError.of(RECIPES, "must be a module or file, or a list of them", named, remedy)
     return tuple(names)
 
 
@@ -165,6 +151,11 @@ class Problems:
         self._sentences.append(f"{rule_id} {sentence}".lstrip())
         self._matches.extend(matches)
 
+    def add_all(self, faults: Iterable[Finding]) -> None:
+        """Add findings, each as it would be added by itself."""
+        for one in faults:
+            self.add(one.path, one.rule, one.value, one.remedy, rule_id=one.id)
+
     def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:
         """Add a key that does not exist, with the nearest ones that do; `word` is the wrong part, else the last one."""
         known = list(known)
@@ -178,17 +169,21 @@ class Problems:
 
     def refuse_targets(self, value: Any, path: str = "") -> None:
         """Add every ``_target_`` in plain data below `path`."""
-        items: Iterable[tuple[Any, Any]] = ()
-        if isinstance(value, dict):
-            items = value.items()
-        elif isinstance(value, list):
-            items = enumerate(value)
-        for key, inner in items:
+        items = dict(enumerate(value)) if isinstance(value, list) else value
+        if not isinstance(items, dict):
+            return
+        for key, inner in items.items():
             where = f"{path}.{key}" if path else str(key)
             if key == "_target_":
                 rule = "configurations are data, and nothing in them is instantiated"
                 self.add(where, rule, inner, "Register a recipe with recipes_from, or set the field's value.")
             self.refuse_targets(inner, where)
+
+    def refuse_sections(self, sections: Mapping[str, Any]) -> None:
+        """Add every key of a run that does not exist."""
+        for key, value in sections.items():
+            if key not in KEYS:
+                self.unknown(str(key), value, "no such section", KEYS)
 
     def raise_any(self) -> None:
         """Raise RunConfigError with everything collected so far, or do nothing."""

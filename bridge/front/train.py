@@ -10,7 +10,10 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -18,27 +21,21 @@ import yaml
 from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
-from bridge.front.main import AroundSweep, is_first_process, main
+from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.fields import default_of
 from bridge.precision.values import dtype_token
-from bridge.preflight.check import check_run
+from bridge.preflight.check import Report, check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE
+from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import last_sync
+from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-    from types import FrameType
-
     from bridge.compare.comparison import Comparison
-    from bridge.front.main import Work
-    from bridge.preflight.check import Report
-    from bridge.sync.report import SyncReport
-    from bridge.training.config import ConfigContainer
 
 FINDINGS = "findings.json"
 OF_THE_BUILD = frozenset({NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE})
@@ -51,13 +48,8 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    main(
-        prepared,
-        config_path=config_path or config_folder(),
-        name="train",
-        words=words,
-        around=AroundSweep(after=report_sweep),
-    )
+    around = AroundSweep(after=report_sweep)
+    main(prepared, config_path=config_path or config_folder(), name="train", words=words, around=around)
 
 
 def exit_on_signals() -> None:
@@ -150,15 +142,12 @@ def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None, ch
 
 def plain_container(config: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data: dtypes as tokens, functions and enums by name."""
-    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    precision = sections.pop("mixed_precision")
-    schedule = sections["precision_schedule"]
+    names = [field.name for field in dataclasses.fields(config) if field.name not in ("precision_choice", "set_by")]
+    sections = {name: getattr(config, name) for name in names}  # findings.json and origins.json have the other two
+    stated, schedule = sections.pop("mixed_precision"), sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
-    for name in ("precision_choice", "set_by"):  # findings.json and origins.json have them; this file says what to run
-        sections.pop(name)
-    stated = precision
-    if isinstance(precision, MixedPrecisionConfig):
-        stated = ({MADE_BY: precision.recipe} if precision.recipe else {}) | precision.to_dict()
+    if isinstance(stated, MixedPrecisionConfig):
+        stated = ({MADE_BY: stated.recipe} if stated.recipe else {}) | stated.to_dict()
     return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
 
 
