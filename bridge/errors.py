@@ -82,13 +82,7 @@ class CheckError(_FindingsError):
 class _SettingError(BridgeError):
     """An error about one setting. Its parts are attributes, empty where the message is about no single setting.
 
-    Args:
-        message: The whole text.
-        path: The setting.
-        rule: What holds, or would have to hold, as a clause without a full stop.
-        value: The value that was found.
-        remedy: What to do, as a sentence.
-        matches: The nearest known names.
+    They are those of a `Finding`, and `matches`, the nearest known names.
     """
 
     def __init__(
@@ -258,9 +252,7 @@ def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 def did_you_mean(matches: Sequence[str]) -> str:
     """Return ``Did you mean 'a', 'b' or 'c'?``, or an empty string without matches."""
-    if not matches:
-        return ""
-    return f"Did you mean {listed(matches)}?"
+    return f"Did you mean {listed(matches)}?" if matches else ""
 
 
 def listed(names: Sequence[str]) -> str:

@@ -14,21 +14,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import bridge
-from bridge.errors import PrecisionConfigError, UnknownFieldError
+from bridge.errors import Finding, PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS, default_of
 from bridge.precision.subjects import SCALER
 from bridge.precision.values import torch_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.errors import Finding
     from bridge.sync.report import SyncReport
 
 log = logging.getLogger(__name__)
@@ -167,8 +164,8 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     given = {field.name for field in dataclasses.fields(config) if values[field.name] != default_of(field)}
-    given.update(name for name in MODE_SWITCHES if name in values)
-    given.update(scheme for family, scheme in SCHEMES.items() if values.get(family))
+    given |= {name for name in MODE_SWITCHES if name in values}
+    given |= {scheme for family, scheme in SCHEMES.items() if values.get(family)}
     if given.intersection(LAYER_COUNTS):
         given.update(LAYER_COUNTS)
     changed = _changed_in_recipe(values, recipes)
@@ -191,11 +188,11 @@ def _changed_in_recipe(values: Mapping[str, Any], recipes: Iterable[PrecisionCon
 
     It is like a recipe that it differs from in fewer than half as many fields as the recipe states of its own.
     """
-    found = None
+    found = []
     for recipe in recipes:
         own = [name for name, value in recipe.stated_values.items() if value != FIELDS[name].default]
         held = {name: recipe.checked(name, value) for name, value in values.items() if name in FIELDS}
         changed = [name for name, value in held.items() if name not in FOLLOWING and value != recipe.reading(name)]
-        if 2 * len(changed) < len(own) and (found is None or len(changed) < len(found)):
-            found = changed
-    return found
+        if 2 * len(changed) < len(own):
+            found.append(changed)
+    return min(found, key=len, default=None)

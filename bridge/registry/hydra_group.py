@@ -11,11 +11,13 @@ that name that is no group stays a key, and the registry is loaded when an optio
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import yaml
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -23,14 +25,8 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig
 
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import GROUP, REGISTRY, is_auto, load_recipes_from, recipe_flag
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hydra.core.config_search_path import ConfigSearchPath
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 SCHEME = "recipes"
 
@@ -104,10 +100,10 @@ class RecipeSource(ConfigSource):
         name = recipe_name(config_path)
         if name is None and not is_auto(_option(config_path)):
             raise ConfigLoadError(f"Config not found: {config_path}")
-        if name is not None and name not in self.made:
-            self.made[name] = REGISTRY.get(name)
-        flags = {"struct": False, recipe_flag(name): True} if name is not None else {"struct": False}
-        node = DictConfig(self.made[name].to_dict() if name is not None else {}, flags=flags)
+        node = DictConfig({}, flags={"struct": False})
+        if name is not None:
+            recipe = self.made[name] = self.made.get(name) or REGISTRY.get(name)
+            node = DictConfig(recipe.to_dict(), flags={"struct": False, recipe_flag(name): True})
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

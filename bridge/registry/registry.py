@@ -14,6 +14,7 @@ the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import hashlib
@@ -97,9 +98,8 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
         try:
             _import_file(Path(name).expanduser()) if is_file else importlib.import_module(name)
         except FileNotFoundError:
-            raise RecipeSourceError(
-                f"{key}: there is no file {name!r}. Give the path of an existing .py file."
-            ) from None
+            remedy = "Give the path of an existing .py file."
+            raise RecipeSourceError(f"{key}: there is no file {name!r}. {remedy}") from None
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise RecipeSourceError(f"{key}: {name!r} failed to load: {error}. Correct it there.") from error
@@ -114,14 +114,11 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
 
 def _import_file(path: Path) -> None:
     path = path.resolve()
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == str(path):
-            return  # the file is a module that is already there
+    if any(getattr(module, "__file__", None) == str(path) for module in list(sys.modules.values())):
+        return  # the file is a module that is already there
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -194,9 +191,8 @@ class Registry:
         self._load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
         own_name = name if name is not None else getattr(function, "__name__", None)
         if not callable(function) or not isinstance(own_name, str):
-            raise RecipeSourceError(
-                f"@register: takes a function with a name, got {function!r}. Use @register(name='...')."
-            )
+            rule, remedy = "takes a function with a name", "Use @register(name='...')."
+            raise RecipeSourceError(f"@register: {rule}, got {function!r}. {remedy}")
         _require_no_arguments(function, own_name)
         recipe = Recipe(
             name=canonical(own_name),
@@ -218,8 +214,8 @@ class Registry:
                 if other is not None and not _same_definition(other.function, recipe.function):
                     raise DuplicateRecipeError(name, (other.place, recipe.place))
             self._recipes[recipe.name] = recipe
-            self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
-            self._aliases.update(dict.fromkeys(recipe.aliases, recipe.name))
+            others = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+            self._aliases = others | dict.fromkeys(recipe.aliases, recipe.name)
 
     def remove(self, name: str) -> None:
         """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
@@ -249,7 +245,7 @@ class Registry:
             )
         token = _being_made.set((*outer, recipe.name))
         try:
-            config = recipe.function()
+            config = _signed(recipe.function, recipe.name)()
         finally:
             _being_made.reset(token)
         if not isinstance(config, MixedPrecisionConfig):
@@ -257,8 +253,6 @@ class Registry:
                 f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, got {config!r}. "
                 "Return one from the decorated function."
             )
-        config = copy.copy(config)  # fresh even where the function hands out one object
-        config.made_by(recipe.name)
         return config
 
     def recipes(self) -> list[Recipe]:
@@ -291,12 +285,9 @@ class Registry:
     def _unknown(self, name: str) -> UnknownRecipeError:
         if canonical(name) in NOT_ALIASES:
             return UnknownRecipeError(f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[canonical(name)]}", [])
-        known = [*self._recipes, *self._aliases]
-        matches = close_matches(name, known)
-        text = f"Unknown mixed-precision recipe {name!r}."
-        text += f" {did_you_mean(matches)}" if matches else ""
-        text += f" {self.where_listed}"
-        return UnknownRecipeError(text, matches)
+        matches = close_matches(name, [*self._recipes, *self._aliases])
+        words = [f"Unknown mixed-precision recipe {name!r}.", did_you_mean(matches), self.where_listed]
+        return UnknownRecipeError(" ".join(filter(None, words)), matches)
 
 
 class RecipeMapping(MutableMapping[str, RecipeFunction]):
@@ -323,15 +314,10 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
 
     def __iter__(self) -> Iterator[str]:
         for name in self._registry.names():
-            yield name
-            if "_" in name:
-                yield name.replace("_", "-")
+            yield from dict.fromkeys((name, name.replace("_", "-")))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._registry
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._registry.names())})"
@@ -352,14 +338,11 @@ def _words(words: Any) -> tuple[str, ...]:
 
 def _source(function: RecipeFunction) -> tuple[Path | None, int | None]:
     """Return file and first line of a function; None for what has neither, a notebook's cell without lines say."""
-    try:
+    file = None
+    with contextlib.suppress(OSError, SyntaxError, TypeError):  # TypeError: a callable that is no function
         file = Path(inspect.getfile(inspect.unwrap(function)))
-    except TypeError:  # a callable that is no function
-        return None, None
-    try:
         return file, inspect.getsourcelines(inspect.unwrap(function))[1]
-    except (OSError, SyntaxError):
-        return file, None
+    return file, None
 
 
 def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
@@ -382,7 +365,8 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     (first, first_line), (second, second_line) = _source(one), _source(two)
     if first is None or second is None or one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
         return False
-    if one.__defaults__ != two.__defaults__ or _captured(one) != _captured(two):
+    captured = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (one, two)]
+    if one.__defaults__ != two.__defaults__ or captured[0] != captured[1]:
         return False  # one `def` in a loop or a factory
     if not second.is_file():  # a notebook cell or an interactive prompt
         return one.__module__ == two.__module__
@@ -394,21 +378,15 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     return sum(isinstance(node, ast.FunctionDef) and node.name == two.__name__ for node in ast.walk(tree)) < 2
 
 
-def _captured(function: Any) -> list[Any]:
-    return [cell.cell_contents for cell in function.__closure__ or ()]
-
-
 def _require_no_arguments(function: RecipeFunction, name: str) -> None:
     needed = [
-        parameter.name
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
     if needed:
-        raise RecipeSourceError(
-            f"Recipe {name!r}: is called without arguments, and needs {', '.join(needed)}. Give them defaults."
-        )
+        rule = f"is called without arguments, and needs {', '.join(needed)}"
+        raise RecipeSourceError(f"Recipe {name!r}: {rule}. Give them defaults.")
 
 
 BUILT_IN = "precision_bridge_recipes."

@@ -33,7 +33,9 @@ def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     files = chunk_recipes(rows, chunks, run=config.low_format)
     recipe = files[0] if all(file == files[0] for file in files) else files
     held = owner.value("quant_recipe")
-    return held if _same(held, recipe) else recipe
+    ours, theirs = quant_recipes(recipe), quant_recipes(held)
+    is_same = len(ours) == len(theirs) and all(one.same_as(two) for one, two in zip(theirs, ours, strict=True))
+    return held if is_same else recipe
 
 
 def recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
@@ -47,30 +49,19 @@ def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ..
 
     A mapping may describe a part of a run: without its layers there are as many as the rows name, in one chunk.
     """
+    model = owner.section.values
+    num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
     try:
-        return _placed(owner.section.values)
+        if num_layers < 1:
+            rule = "a row names layers by number, and the model's number of layers is not known"
+            remedy = "State model.num_layers before the recipe is written."
+            raise RunConfigError.of("mixed_precision.modules", rule, num_layers, remedy)
+        return [place.layers for place in Parallel.of(model).places(num_layers)]
     except RunConfigError:
         if not owner.is_part:
             raise
         named = [number for row in rows for number in row.layer_numbers]
         return [tuple(range(max(max(named) + 1, -min(named))))]
-
-
-def _placed(model: Any) -> list[tuple[int, ...]]:
-    num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
-    if num_layers < 1:
-        raise RunConfigError.of(
-            "mixed_precision.modules",
-            "a row names layers by number, and the model's number of layers is not known",
-            num_layers,
-            "State model.num_layers before the recipe is written.",
-        )
-    return [place.layers for place in Parallel.of(model).places(num_layers)]
-
-
-def _same(one: Any, two: Any) -> bool:
-    mine, theirs = quant_recipes(one), quant_recipes(two)
-    return len(mine) == len(theirs) and all(a.same_as(b) for a, b in zip(mine, theirs, strict=True))
 
 
 class _ModuleRecipe:
@@ -88,8 +79,7 @@ class _ModuleRecipe:
     @property
     def configs(self) -> dict[str, Any]:
         """Name -> payload, the same in every stage."""
-        configs: dict[str, Any] = self.files[0]["configs"]
-        return configs
+        return dict(self.files[0]["configs"])
 
     @property
     def matchers(self) -> list[Any]:
@@ -102,8 +92,7 @@ class _ModuleRecipe:
                 "them one. Build chunk N with model.quant_recipe.of_chunk(N) as its quant_recipe, use "
                 "virtual_pipeline_model_parallel_size=None, or rows without layers."
             )
-        matchers: list[Any] = self.kind.from_config_dict(file).matchers
-        return matchers
+        return list(self.kind.from_config_dict(file).matchers)
 
     def of_chunk(self, number: int) -> Any:
         """Return the recipe of one model chunk of every stage, counted from 0 within the stage."""
@@ -126,23 +115,18 @@ class _ModuleRecipe:
         return {"_target_": kind, "matchers": matchers, "config_dict": self.configs}
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._parts() == other._parts()
+        return type(other) is type(self) and self.__reduce__() == other.__reduce__()
 
     def __hash__(self) -> int:
         return hash(self.stages)
 
-    def _parts(self) -> tuple[Any, ...]:
-        return self.files, self.stages
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (self.kind, *self._parts())
+        return made, (self.kind, self.files, self.stages)
 
     def __repr__(self) -> str:
         configs = ", ".join(f"{name}: {payload[TRAINING]}" for name, payload in self.configs.items())
-        parts = [
-            ", ".join(f"{row['pattern']} -> {row['config']}" for row in file["matchers"].values())
-            for file in self.files
-        ]
+        rows = [file["matchers"].values() for file in self.files]
+        parts = [", ".join(f"{row['pattern']} -> {row['config']}" for row in of_file) for of_file in rows]
         return f"ModuleRecipe({' | '.join(parts)}; {configs})"
 
 

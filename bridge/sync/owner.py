@@ -98,18 +98,15 @@ class OwnerValues:
 
 
 class Owner:
-    """An object in a role.
-
-    Args:
-        role: That of `OwnerValues`.
-        target: The object, or one that holds it as its `transformer` and hands attributes on to it.
-    """
+    """An object in a role of `OwnerValues`, or one that holds it as its `transformer` and hands attributes on to it."""
 
     def __init__(self, role: str, target: Any) -> None:
         self.role = role
         self.target = seen_through(target)
-        self.defining: Any = _defining_class(type(self.target))
-        self.is_megatron = self.defining.__module__.startswith("megatron.core")
+        theirs = _classes_of_megatron(type(self.target))
+        self.defining: Any = theirs[0] if theirs else type(self.target)
+        """Megatron's own class behind a subclass, a model provider for example, or the class itself."""
+        self.is_megatron = bool(theirs)
 
     @property
     def is_deferred(self) -> bool:
@@ -182,27 +179,29 @@ def refuse_wrong_objects(owners: Collection[Owner]) -> None:
     seen: dict[int, str] = {}
     for owner in owners:
         target, role = owner.target, role_of(owner.target)
-        kind = f"must be a config object in that role, got {target!r:.80}"
+        kind = f"{owner.role}: must be a config object in that role, got {target!r:.80}"
         if isinstance(target, NO_CONFIGS):
             cls = OWNERS.get(owner.role, "one of Megatron's config classes")
-            raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {cls}.")
+            raise PrecisionTypeError(f"{kind}. Give an instance of {cls}.")
         if role not in ("config", owner.role):
-            raise PrecisionTypeError(f"{owner.role}: {kind}. Give it as {role}.")
+            raise PrecisionTypeError(f"{kind}. Give it as {role}.")
         if id(target) in seen:
             what = f"is the same object as {seen[id(target)]}, and the two hold different things"
             raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
         if not has_a_precision_field(owner):
-            rule, remedy = "has no field of a precision", "Give the object that Megatron reads."
-            raise PrecisionTypeError.of(owner.role, rule, target, remedy)
+            remedy = "Give the object that Megatron reads."
+            raise PrecisionTypeError.of(owner.role, "has no field of a precision", target, remedy)
         seen[id(target)] = owner.role
+
+
+def _classes_of_megatron(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base.__module__.startswith("megatron.core")]
 
 
 def role_of(target: Any) -> str:
     """Return the role a config object plays, by its class; "config" for a class that is none of Megatron's."""
-    bases = type(seen_through(target)).__mro__
-    names = {base.__name__ for base in bases if base.__module__.startswith("megatron.core")}
-    by_class = {cls: role for role, cls in OWNERS.items()}
-    return next((by_class[name] for name in names if name in by_class), "config")
+    names = {base.__name__ for base in _classes_of_megatron(type(seen_through(target)))}
+    return next((role for role, cls in OWNERS.items() if cls in names), "config")
 
 
 def in_one_form(value: Any) -> Any:
@@ -238,19 +237,11 @@ def seen_through(target: Any) -> Any:
 
     The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and nothing of precision.
     """
-    held = getattr(target, "__dict__", {}).get("transformer") if not is_model_config(target) else None
-    return held if is_model_config(held) else target
-
-
-def is_model_config(target: Any) -> bool:
-    """Return whether `target` is an object of Megatron's `TransformerConfig` or of a subclass of it."""
-    bases = type(target).__mro__
-    return any(base.__name__ == "TransformerConfig" and base.__module__.startswith("megatron.core") for base in bases)
-
-
-def _defining_class(cls: type) -> type:
-    """Return Megatron's own class behind a subclass (a model provider, for example), or the class itself."""
-    return next((base for base in cls.__mro__ if base.__module__.startswith("megatron.core")), cls)
+    held = getattr(target, "__dict__", {}).get("transformer")
+    is_config, is_held = (
+        any(base.__name__ == OWNERS["model"] for base in _classes_of_megatron(type(one))) for one in (target, held)
+    )
+    return held if is_held and not is_config else target
 
 
 @functools.cache

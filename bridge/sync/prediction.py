@@ -175,13 +175,7 @@ def _predicted(
         if row.verdict != "absent":
             values[row.owner][row.attribute] = row.new
     return Prediction(
-        precision=precision,
-        sections=sections,
-        target=target,
-        origins=origins,
-        owners=owners,
-        rows=rows,
-        values=values,
+        precision=precision, sections=sections, target=target, origins=origins, owners=owners, rows=rows, values=values
     )
 
 
@@ -210,8 +204,11 @@ def plan(
     by_role = {owner.role: owner for owner in owners}
     if not is_last:
         return rows
-    if under_fsdp(by_role):
-        rows = [_off_under_fsdp(row, by_role) if row.attribute == BUFFER and row.new else row for row in rows]
+    for index, row in enumerate(rows):
+        if under_fsdp(by_role) and row.attribute == BUFFER and row.new:
+            verdict, is_own = "agree" if row.old is False else "neutralise", by_role[row.owner].is_own(BUFFER)
+            why = "Megatron-FSDP does not implement it"
+            rows[index] = replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=is_own)
     return [*rows, *sharding_rows(by_role)]
 
 
@@ -248,33 +245,33 @@ class Decision(NamedTuple):
 
 def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
-    old, since, replaces_own = owner.value(attribute), None, False
     if not owner.has(attribute):
-        new = None
-        verdict, by, why = "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute"
-        since = route.since if owner.is_megatron and route.since != FIRST else None
+        why = f"{owner.class_name} has no such attribute"
+        row = _made(owner, attribute, route.field, Decision(None, "absent", config.source_of(route.field), why))
+        return replace(row, since=route.since if owner.is_megatron and route.since != FIRST else None)
+    if is_active:
+        decision = _decide(config, owner, route, attribute, keep_own=keep_own)
     else:
-        if is_active:
-            new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
-        else:
-            new, verdict, by, why = _put_out_of_action(config, owner, route, attribute)
-        is_same = same(old, new)
-        if is_same and verdict != "keep":
-            verdict = "agree"
-        replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), new)
-        if replaces_own and not is_same and (verdict == "set" or route.rule == "dtype"):
-            verdict = "override"
+        family = "FP8 or FP4" if route.family == "low" else (route.family or "").upper()
+        why = f"no {f'{route.scheme} scaling' if route.scheme else family} in this run"
+        neutral = route.neutral
+        if neutral is CLASS_DEFAULT:
+            neutral = owner.defaults.get(attribute, config.reading(route.field))
+        decision = Decision(neutral, "neutralise", "mode", why)
+    is_same = same(owner.value(attribute), decision.value)
+    if is_same and decision.verdict != "keep":
+        decision = decision._replace(verdict="agree")
+    replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), decision.value)
+    if replaces_own and not is_same and (decision.verdict == "set" or route.rule == "dtype"):
+        decision = decision._replace(verdict="override")
+    return replace(_made(owner, attribute, route.field, decision), replaces_own=replaces_own)
+
+
+def _made(owner: OwnerValues, attribute: str, field: str, decision: Decision) -> SyncRow:
+    new, verdict, by, why = decision
+    old = owner.value(attribute)
     return SyncRow(
-        owner=owner.role,
-        attribute=attribute,
-        field=route.field,
-        old=old,
-        new=new,
-        verdict=verdict,
-        by=by,
-        why=why,
-        replaces_own=replaces_own,
-        since=since,
+        owner=owner.role, attribute=attribute, field=field, old=old, new=new, verdict=verdict, by=by, why=why
     )
 
 
@@ -308,20 +305,10 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute
     return Decision(reading, "set", "default", "not stated: the default of the config")
 
 
-def _put_out_of_action(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str) -> Decision:
-    what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
-    why = f"no {what or (route.family or '').upper()} in this run"
-    neutral = route.neutral
-    if neutral is CLASS_DEFAULT:
-        neutral = owner.defaults.get(attribute, config.reading(route.field))
-    return Decision(neutral, "neutralise", "mode", why)
-
-
 def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues) -> Decision:
     """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
-    is_on = config.autocast_enabled or (
-        not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
-    )
+    is_open = not config.is_stated("autocast_enabled")
+    is_on = config.autocast_enabled or (is_open and owner.value("enable_autocast") is True)
     if is_on and owner.is_own("autocast_dtype"):
         return Decision(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
     dtype = config.reading("params_dtype") or config.mode
@@ -346,9 +333,7 @@ def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
         return []
     else:
         decision = Decision(own, "keep", owner.role, "its own value: the loss scale is not dynamic")
-    new, verdict, by, why = decision
-    row = SyncRow.derived((owner.role, attribute), (old, new), by=by, why=why)
-    return [replace(row, field="loss_scale", verdict=verdict)]
+    return [_made(owner, attribute, "loss_scale", decision)]
 
 
 def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list[SyncRow]:
@@ -408,19 +393,12 @@ def under_fsdp(owners: Mapping[str, OwnerValues]) -> bool:
     return ddp is not None and ddp.value("use_megatron_fsdp") is True
 
 
-def _off_under_fsdp(row: SyncRow, owners: Mapping[str, OwnerValues]) -> SyncRow:
-    verdict = "agree" if row.old is False else "neutralise"
-    why, is_own = "Megatron-FSDP does not implement it", owners[row.owner].is_own(BUFFER)
-    return replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=is_own)
-
-
 def sharding_rows(owners: Mapping[str, OwnerValues]) -> list[SyncRow]:
     """Return a row for each switch that is off in one of optimizer and DDP and on in the other, or needed by FSDP."""
     if not {"optimizer", "ddp"} <= owners.keys():
         return []
-    return [
-        SyncRow.derived(
-            (role, name), (False, True), by="ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer", why=why
-        )
-        for role, name, why in off_switches(lambda role, name: owners[role].value(name))
-    ]
+    rows = []
+    for role, name, why in off_switches(lambda role, name: owners[role].value(name)):
+        by = "ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer"
+        rows.append(SyncRow(owner=role, attribute=name, old=False, new=True, by=by, why=why))
+    return rows

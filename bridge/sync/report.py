@@ -16,7 +16,6 @@ from bridge.precision.values import dtype_token, is_torch_dtype
 OVERRIDE = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
 
-
 _ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
 _FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
 """Attributes that a report as plain data has."""
@@ -28,11 +27,11 @@ class SyncRow:
 
     owner: str
     attribute: str
-    field: str | None
+    field: str | None = None
     """Field of the precision config behind it; None for what Megatron derives."""
     old: Any
     new: Any
-    verdict: str
+    verdict: str = "derive"
     """override: an owner's own value was replaced. set: a default was replaced. derive: follows from others.
     neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do. absent: no such thing."""
     by: str
@@ -42,12 +41,6 @@ class SyncRow:
     """Whether the value that is replaced is an owner's own, not a class default."""
     since: str | None = None
     """First megatron-core that has the attribute, where the installed one does not have it."""
-
-    @classmethod
-    def derived(cls, place: tuple[str, str], values: tuple[Any, Any], *, by: str, why: str) -> SyncRow:
-        """Return the row of a value, as it was before the sync and is after it, that follows from others."""
-        (owner, attribute), (old, new) = place, values
-        return cls(owner=owner, attribute=attribute, field=None, old=old, new=new, verdict="derive", by=by, why=why)
 
     @property
     def changes(self) -> bool:
@@ -119,37 +112,32 @@ class SyncReport:
 
         An override is rule PB123 of the check: `known` are (id, path) of what the reader has read already.
         """
-        replaced = [row for row in self.changes if row.replaces]
+        replaced = [row for row in self.rows if row.replaces]
         unknown = [row for row in replaced if (OVERRIDE, f"{row.owner}.{row.attribute}") not in known]
         findings = [finding for finding in self.findings if (finding.id, finding.path) not in known]
-        levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
         return [
             (logging.INFO, self.summary()),
             *((logging.WARNING, str(row)) for row in unknown),
-            *((levels[finding.severity], str(finding)) for finding in findings),
+            *((getattr(logging, finding.severity.upper()), str(finding)) for finding in findings),
         ]
 
     def log_overrides(self, logger: logging.Logger) -> None:
         """Log a warning for each value of an owner's own that was replaced."""
-        for row in self.changes:
-            if row.replaces:
-                logger.warning("%s", row)
+        for row in filter(lambda row: row.replaces, self.rows):
+            logger.warning("%s", row)
 
     def log_all(self, logger: logging.Logger) -> None:
-        """Log a warning for each replaced value, each kept one and each finding, for code that drops the report.
-
-        Each change is a debug line of the root logger too, which is where Megatron Bridge logs it.
-        """
+        """Log a warning for each replaced value, each kept one and each finding, for code that drops the report."""
         self.log_overrides(logger)
         self.log_others(logger)
 
     def log_others(self, logger: logging.Logger) -> None:
-        """Log what `log_all` logs beyond the replaced values."""
-        for row in self.rows:
-            if row.verdict == "keep":
-                logger.warning("%s", row)
-        for finding in self.findings:
-            logger.warning("%s", finding)
+        """Log what `log_all` logs beyond the replaced values.
+
+        Each change is a debug line of the root logger, which is where Megatron Bridge logs it.
+        """
+        for item in (*(row for row in self.rows if row.verdict == "keep"), *self.findings):
+            logger.warning("%s", item)
         for row in self.changes:
             logging.debug(f"Overwrote {row.owner}.{row.attribute}: {row.old} -> {row.new}")
 

@@ -32,12 +32,6 @@ of FP8 attention are fixed: attention layers read them when they are built."""
 _UNREAD = frozenset({("optimizer", "fp8_recipe")})
 """Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
 
-_FIELDS_OF_STORED_WEIGHTS = {
-    family: frozenset(name for name, field in FIELDS.items() if field.family == family and field.stores_weights)
-    for family in ("fp8", "fp4")
-}
-"""Family -> the owners' fields that follow from weights stored in it."""
-
 _MODULES = ("model", "quant_recipe")
 _LISTED = 3
 _KEYS = ("until", "recipe")
@@ -173,8 +167,7 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
 
 def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
     is_share = isinstance(until, float) and 0 < until < 1
-    is_step = isinstance(until, int) and not isinstance(until, bool)
-    if not is_share and not is_step:
+    if not is_share and (not isinstance(until, int) or isinstance(until, bool)):
         raise RunConfigError.of(path, "must be a share of the steps (0 to 1) or a step", until, "Write 0.9 or 900.")
     last = round(until * train_iters) if is_share else int(until)
     if not after < last < train_iters:
@@ -191,10 +184,7 @@ def planned_phases(
     *,
     train_iters: int,
 ) -> tuple[Phase, ...]:
-    """Return the phases, each planned onto the owners and held against the first.
-
-    Arguments and errors as for `PrecisionSchedule`, the owners as a sync sees them.
-    """
+    """Return the phases, each planned onto the owners and held against the first, as `PrecisionSchedule` does."""
     if own is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
         raise RunConfigError.of(_WHERE, "needs a recipe of the run", None, remedy)
@@ -203,15 +193,17 @@ def planned_phases(
     built: dict[tuple[str, str], Any] = {}
     after = 0
     for number, row in enumerate(rows, start=1):
-        precision, path = _precision(row, own, number), f"{_WHERE}, phase {number}"
-        last = train_iters
+        precision, last = _precision(row, own, number), train_iters
         if number < len(rows):
-            last = _last_step(row["until"], f"{path}, until", after=after, train_iters=train_iters)
+            path = f"{_WHERE}, phase {number}, until"
+            last = _last_step(row["until"], path, after=after, train_iters=train_iters)
         precision.finalize()
         planned = [one for one in plan(precision, owners, is_last=True) if one.verdict != "absent"]
         values = {(one.owner, one.attribute): one.new for one in planned}
         built = built or values
-        if not precision.scheme and not precision.is_stated("modules") and _is_high_in_high(built.get(_MODULES)):
+        chosen = [one.training for one in matchers_in(built.get(_MODULES)) if one.training is not None]
+        is_high = not any(one.chooses_in_high for one in chosen)
+        if not precision.scheme and not precision.is_stated("modules") and is_high:
             values.pop(_MODULES, None)  # what it chooses acts under FP8 or FP4 alone
         switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
         phases.append(Phase(number=number, first=after + 1, last=last, precision=precision, values=switched))
@@ -234,20 +226,14 @@ def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -
     return get_mixed_precision_config(name).state(path, **{key: row[key] for key in row if key not in _KEYS})
 
 
-def _is_high_in_high(quant_recipe: Any) -> bool:
-    """Return whether a per-module recipe chooses nothing in a phase without FP8 and FP4."""
-    return not any(one.training is not None and one.training.chooses_in_high for one in matchers_in(quant_recipe))
-
-
 def _refuse_what_no_config_holds(
     own: MixedPrecisionConfig, precision: MixedPrecisionConfig, held: set[str | None], *, number: int
 ) -> None:
     """Refuse a phase with another value of a field that none of the configs given has: it could not be compared."""
     for name, value in precision.stated_values.items():
-        if name not in held and not same(value, getattr(own, name)):
-            rule = (
-                f"states {name}={plain(value)} ({plain(getattr(own, name))} in phase 1), which no config given here has"
-            )
+        first = getattr(own, name)
+        if name not in held and not same(value, first):
+            rule = f"states {name}={plain(value)} ({plain(first)} in phase 1), which no config given here has"
             remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
             raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, precision.label, remedy)
 
@@ -264,7 +250,8 @@ def _refuse_what_is_fixed(
     if not differing:
         return
     stored = [family for family in ("fp8", "fp4") if built.get(("model", f"{family}_param"))]
-    follows = {*SWITCHED, *(name for family in stored for name in _FIELDS_OF_STORED_WEIGHTS[family])}
+    of_stored = (name for name, field in FIELDS.items() if field.family in stored and field.stores_weights)
+    follows = {*SWITCHED, *of_stored}  # the second follow from weights stored in a family
     fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
     at_checkpoint = (
         f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "

@@ -10,18 +10,11 @@ import functools
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bridge.errors import (
-    Finding,
-    SyncCheckError,
-    SyncConflictError,
-    UnknownPolicyError,
-    close_matches,
-    did_you_mean,
-)
+from bridge.errors import Finding, SyncCheckError, SyncConflictError, UnknownPolicyError, close_matches, did_you_mean
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig
@@ -185,12 +178,11 @@ def _require_agreement(given: Mapping[str, Any]) -> None:
     for name in ("fp16", "bf16"):
         ours, theirs = getattr(given["model"], name, None), getattr(given["optimizer"], name, None)
         if None not in (ours, theirs) and ours != theirs:
-            finding = Finding(
-                path=f"model.{name}",
-                rule=f"must equal optimizer.{name}, which is {theirs!r}",
-                value=ours,
-                remedy="Give both the same value, or choose a recipe.",
+            rule, remedy = (
+                f"must equal optimizer.{name}, which is {theirs!r}",
+                "Give both the same value, or choose a recipe.",
             )
+            finding = Finding(path=f"model.{name}", rule=rule, value=ours, remedy=remedy)
             raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
@@ -223,12 +215,7 @@ def _finalize(given: Mapping[str, Any]) -> None:
         except Exception as error:  # Megatron's checks raise whatever comes to hand
             if reason_of(error) == NO_TRANSFORMER_ENGINE:
                 continue
-            finding = Finding(
-                path=role,
-                rule=f"Megatron's own validation refuses it ({reason_of(error)})",
-                value=type(target).__name__,
-                remedy="Change the setting it names.",
-            )
+            finding = _refusal(role, target, error, remedy="Change the setting it names.")
             raise SyncCheckError("These configs cannot be run:", [finding]) from error
 
 
@@ -246,35 +233,36 @@ def megatron_version() -> str:
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
     keep = " or 'keep'"
-    conflicts = [
-        Finding(
-            path=f"{row.owner}.{row.attribute}",
-            rule=f"its own value differs from {plain(row.new)!r} of {_decision(row)}",
-            value=plain(row.old),
-            where="set by you or your model provider",
-            remedy=f"Drop one of the two, or use on_conflict='override'{keep if row.can_be_kept else ''}.",
-            id=OVERRIDE,
-        )
-        for row in rows
-        if row.verdict == "override"
-    ]
+    conflicts = []
+    for row in rows:
+        if row.verdict == "override":
+            by = {"mode": f"the recipe ({row.why})", "stated": "the config that states it"}.get(row.by, row.by)
+            finding = Finding(
+                path=f"{row.owner}.{row.attribute}",
+                rule=f"its own value differs from {plain(row.new)!r} of {by}",
+                value=plain(row.old),
+                where="set by you or your model provider",
+                remedy=f"Drop one of the two, or use on_conflict='override'{keep if row.can_be_kept else ''}.",
+                id=OVERRIDE,
+            )
+            conflicts.append(finding)
     if conflicts:
         raise SyncConflictError(f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts)
-
-
-def _decision(row: SyncRow) -> str:
-    if row.by == "mode":
-        return f"the recipe ({row.why})"
-    return "the config that states it" if row.by == "stated" else row.by
 
 
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
     if config.tf32 is None:
         return []
-    values = (None, "high" if config.tf32 else "highest")
-    why = "written by torch.set_float32_matmul_precision when the run starts"
-    row = SyncRow.derived(("process", "float32_matmul_precision"), values, by=config.source_of("tf32"), why=why)
-    return [replace(row, field="tf32")]
+    row = SyncRow(
+        owner="process",
+        attribute="float32_matmul_precision",
+        field="tf32",
+        old=None,
+        new="high" if config.tf32 else "highest",
+        by=config.source_of("tf32"),
+        why="written by torch.set_float32_matmul_precision when the run starts",
+    )
+    return [row]
 
 
 NO_TRANSFORMER_ENGINE = "needs Transformer Engine, which is not installed here"
@@ -309,20 +297,19 @@ def try_on_copies(owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: 
     refuses the owner as it was, too, or that it would refuse a model that is not complete yet. With `is_last` what
     waits for `finalize` is judged as what is made already.
     """
-    trial = Trial(rows, [], {})
+    findings: list[Finding] = []
+    taken: dict[str, dict[str, Any]] = {}
     for role, owner in owners.items():
         wanted = {row.attribute: row.new for row in rows if row.owner == role and row.verdict != "absent"}
-        values = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
+        taken[role] = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
         if owner.is_megatron:
             twin, finding = _validated_copy(owner, wanted, is_last=is_last)
             derived = _difference(owner, twin, wanted)
-            trial.findings.extend(_overruled(rows, owner, derived))
-            trial = trial._replace(rows=_with_derived(trial.rows, owner, derived))
-            values |= derived
-            if finding is not None:
-                trial.findings.append(finding)
-        trial.values[role] = values
-    return trial
+            findings += _overruled(rows, owner, derived)
+            findings += [finding] if finding is not None else []
+            rows = _with_derived(rows, owner, derived)
+            taken[role] |= derived
+    return Trial(rows, findings, taken)
 
 
 def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> tuple[Any, Finding | None]:
@@ -335,23 +322,23 @@ def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> t
     vars(untouched).update({name: owner.own(name) for name in values})
     before = _post_init(owner, untouched)
     was_so = before is not None and str(before) == str(error)
-    reason = reason_of(error)
     severity = "warning" if was_so else "error"
     if owner.is_deferred and owner.role == "model":  # its layers and sizes may still change
         if before is not None:
             return twin, None
         severity = "warning"
-    elif owner.is_deferred and is_last and reason != NO_TRANSFORMER_ENGINE:  # `finalize` is what is called next
+    elif (
+        owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE
+    ):  # `finalize` is what is called next
         severity = "error"
-    finding = Finding(
-        path=owner.role,
-        rule=f"Megatron's own validation refuses it ({reason})",
-        value=type(owner.target).__name__,
-        where="as it was before the recipe, too" if was_so else "with the recipe's values",
-        remedy="Change the setting it names, or choose another recipe.",
-        severity=severity,
-    )
-    return twin, finding
+    where = "as it was before the recipe, too" if was_so else "with the recipe's values"
+    remedy = "Change the setting it names, or choose another recipe."
+    return twin, _refusal(owner.role, owner.target, error, remedy=remedy, where=where, severity=severity)
+
+
+def _refusal(role: str, target: Any, error: Exception, **parts: Any) -> Finding:
+    rule = f"Megatron's own validation refuses it ({reason_of(error)})"
+    return Finding(path=role, rule=rule, value=type(target).__name__, **parts)
 
 
 def reason_of(error: Exception) -> str:
@@ -363,31 +350,23 @@ def reason_of(error: Exception) -> str:
 
 
 def _post_init(owner: Owner, twin: Any) -> Exception | None:
-    """Run Megatron's validation on a copy; its warnings were given when the object was made."""
+    """Run Megatron's validation on a copy; its warnings were given when the object was made.
+
+    A switch of the process that it sets is as before.
+    """
+    torch: Any = sys.modules.get("torch")
+    matmul = torch.backends.cuda.matmul if torch is not None else None
+    before = matmul.allow_bf16_reduced_precision_reduction if matmul is not None else None
     try:
-        with warnings.catch_warnings(), _unchanged_process():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if owner.is_deferred:
-                owner.defining.__post_init__(twin)
-            else:
-                twin.__post_init__()
+            (owner.defining if owner.is_deferred else type(twin)).__post_init__(twin)
     except Exception as error:  # noqa: BLE001  whatever Megatron raises is its answer
         return error
-    return None
-
-
-@contextlib.contextmanager
-def _unchanged_process() -> Iterator[None]:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_bf16_reduced_precision_reduction
-    try:
-        yield
     finally:
-        matmul.allow_bf16_reduced_precision_reduction = before
+        if matmul is not None:
+            matmul.allow_bf16_reduced_precision_reduction = before
+    return None
 
 
 def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -395,14 +374,10 @@ def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, An
 
     Fields of an owner that waits for `finalize` are left to that: they depend on what may still be changed.
     """
-    return {
-        name: vars(twin)[name]
-        for name in DERIVED
-        if name in vars(twin)
-        and not (owner.is_deferred and name in class_defaults(owner.defining))
-        and not (name in wanted and same(wanted[name], vars(twin)[name]))
-        and not (name not in wanted and same(getattr(owner.target, name, None), vars(twin)[name]))
-    }
+    left = class_defaults(owner.defining) if owner.is_deferred else {}
+    found = {name: vars(twin)[name] for name in DERIVED if name in vars(twin) and name not in left}
+    planned = {name: wanted.get(name, getattr(owner.target, name, None)) for name in found}
+    return {name: value for name, value in found.items() if not same(planned[name], value)}
 
 
 def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) -> list[SyncRow]:
@@ -415,7 +390,7 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
         for row in rows
     ]
     changed.extend(
-        SyncRow.derived((owner.role, name), (owner.value(name), value), by="Megatron", why=why)
+        SyncRow(owner=owner.role, attribute=name, old=owner.value(name), new=value, by="Megatron", why=why)
         for name, value in derived.items()
         if name not in known
     )
@@ -468,9 +443,8 @@ def sync_findings(
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
     views = {role: View(of_role) for role, of_role in values.items()}
-    context = RuleContext(
-        config, views=views, given=frozenset(owners), rows=rows, scheme=scheme, target=_installed(), is_last=is_last
-    )
+    given, target = frozenset(owners), _installed()
+    context = RuleContext(config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last)
     context.read_owners()
     return ask(_RULES, context)
 
