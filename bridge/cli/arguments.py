@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
     from rich.console import RenderableType
 
     from bridge.front.loader import RunValues
@@ -36,38 +35,32 @@ def add_command(
 def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON") -> Any:
     """Add a command about a run, with the arguments that say which run is meant, and return its parser."""
     parser = add_command(commands, name, run, text, json=json)
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="OVERRIDE",
-        help="as for scripts/train.py, mixed_precision=NAME or model.num_layers=8 say; a bare NAME is the recipe",
-    )
+    text = "as for scripts/train.py, mixed_precision=NAME or model.num_layers=8 say; a bare NAME is the recipe"
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=text)
     parser.add_argument("--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)")
     parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
     parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
-    parser.add_argument(
-        "--config", metavar="FILE", help="a run's file or folder instead: ours, Megatron Bridge's or Megatron-LM's"
-    )
+    text = "a run's file or folder instead: ours, Megatron Bridge's or Megatron-LM's"
+    parser.add_argument("--config", metavar="FILE", help=text)
     parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
-    parser.add_argument(
-        "--target", metavar="TARGET", help="where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
-    )
+    text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
+    parser.add_argument("--target", metavar="TARGET", help=text)
     return parser
 
 
 def read_run(
-    chosen: argparse.Namespace,
-    *,
-    recipe: str | None = None,
-    file: str | None = None,
-    strict: bool = True,
+    chosen: argparse.Namespace, *, recipe: str | None = None, file: str | None = None, strict: bool = True
 ) -> RunValues:
-    """Return the run that the arguments describe."""
+    """Return the run that the arguments describe; a word without ``=`` or ``~`` that is no key is a recipe's name."""
     from bridge.front.loader import load_run
+    from bridge.front.problems import KEYS
 
     if file is not None:
         return load_run((), config_file=file, trust=chosen.trust)
-    words = as_overrides(chosen.overrides)
+    words = [
+        word if "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS else f"mixed_precision={word}"
+        for word in chosen.overrides
+    ]
     if recipe is not None:
         words = [word for word in words if not word.lstrip("+~").startswith("mixed_precision")]
         words.append(f"mixed_precision={recipe}")
@@ -82,16 +75,6 @@ def read_run(
         strict=strict,
         trust=chosen.trust,
     )
-
-
-def as_overrides(words: list[str]) -> list[str]:
-    """Return the words as overrides: a word without ``=`` or ``~`` that is no key is a recipe's name."""
-    from bridge.front.problems import KEYS
-
-    return [
-        word if "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS else f"mixed_precision={word}"
-        for word in words
-    ]
 
 
 def _quoted(word: str) -> str:
@@ -121,6 +104,18 @@ def decisive_findings(run: RunValues) -> list[RuleFinding]:
     from bridge.precision.fields import COMMAND_LINE
 
     return [one for one in run.report.findings if one.severity == "error" or one.where == COMMAND_LINE]
+
+
+def answer(chosen: argparse.Namespace, content: Any, table: RenderableType, run: RunValues | None = None) -> None:
+    """Print an answer as JSON or as a table; one that foresees a run, with what has to be said of that."""
+    if chosen.json and run is not None:
+        print_planned(run, content)
+    elif chosen.json:
+        print_json(content)
+    else:
+        show(table)
+        if run is not None:
+            show_planned(run)
 
 
 def print_answer(run: RunValues, content: Mapping[str, Any]) -> None:

@@ -19,22 +19,18 @@ def add_parsers(commands: Any) -> None:
 
 def _audit(chosen: argparse.Namespace) -> int:
     """Print; the exit code is 1 where the run is not as planned, or the two differ."""
-    record = _read(chosen.folder)
-    if chosen.other is None:
-        found = list(record.audit)
-    else:
-        found = [str(one) for one in differences(record, _read(chosen.other))]
+    records = [
+        Record.read(path / FILE if path.is_dir() else path)
+        for path in (chosen.folder, chosen.other)
+        if path is not None
+    ]
+    record = records[0]
+    found = list(map(str, differences(*records))) if chosen.other else list(record.audit)
     if chosen.json:
         print_json({"record": asdict(record), "findings": found})
         return bool(found)
     if chosen.other is None:
         print(f"Step {record.step}, {record.backend}, layers from 1: {format_gemms(record.gemms)}.")
-    for sentence in found:
+    for sentence in found or ["Plan = record." if chosen.other is None else "The records are equal."]:
         print(sentence)
-    if not found:
-        print("Plan = record." if chosen.other is None else "The records are equal.")
     return bool(found)
-
-
-def _read(path: Path) -> Record:
-    return Record.read(path / FILE if path.is_dir() else path)

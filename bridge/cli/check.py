@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import (
     add_command,
     add_run_command,
+    answer,
     print_answer,
-    print_json,
     read_run,
     show,
     show_reading,
@@ -26,9 +28,6 @@ from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
     from bridge.preflight.auto import Support
     from bridge.preflight.check import Report
     from bridge.report.findings import Line
@@ -58,10 +57,10 @@ def _check(chosen: argparse.Namespace) -> int:
     silenced = dict(_reason(word) for word in chosen.silence)
     values = read_run(chosen, strict=False)
     report = values.checked(values.prediction, silenced=silenced, backend=chosen.backend)
-    if chosen.sarif:
-        _write_sarif(report, chosen)
     from bridge.report.findings import findings_dict, findings_lines
 
+    if chosen.sarif:
+        _write_sarif(report, chosen)
     if chosen.json:
         print_answer(values, findings_dict(report, strict=chosen.strict))
     else:
@@ -116,14 +115,12 @@ def _support_matrix(chosen: argparse.Namespace) -> None:
         whole = matrix(REGISTRY.names())
         content = {name: {column: _plain(one) for column, one in row.items()} for name, row in whole.items()}
         rows = _cells(whole)
-    if chosen.json:
-        print_json(content)
-    elif chosen.markdown:
+    if chosen.markdown:
         print(_markdown(rows))
-    else:
-        from bridge.report.table import table  # rich is heavy
+        return
+    from bridge.report.table import table  # rich is heavy
 
-        show(table([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], wraps=("why",)))
+    answer(chosen, content, table([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], wraps=("why",)))
 
 
 def matrix_markdown() -> str:
@@ -148,11 +145,9 @@ def _markdown(rows: list[list[str]]) -> str:
 def _cell(found: Support) -> str:
     """Return what a cell says: yes, no, emulated, or the versions that it takes."""
     needs = " ".join(f"{TITLES[product]} {least}" for product, least in found.needs)
-    if found.verdict == "unknown":
-        return needs or WORDS["unknown"]
     if found.verdict == "emulated" and needs:
         return f"emulated, {needs}"
-    return WORDS[found.verdict]
+    return needs if found.verdict == "unknown" and needs else WORDS[found.verdict]
 
 
 def _plain(found: Support) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from bridge.checkpoint.contents import Contents, Difference, checkpoint_at
 from bridge.checkpoint.manifest import Manifest, digest
 from bridge.checkpoint.pickles import pickle_fault
-from bridge.cli.arguments import add_command, print_json, show
+from bridge.cli.arguments import add_command, answer, print_json
 
 DAMAGED = 1
 DIFFERENT = 1
@@ -40,25 +40,20 @@ def _add_path(parser: Any, name: str) -> None:
 
 
 def _inspect(chosen: argparse.Namespace) -> None:
-    contents = Contents.read(checkpoint_at(chosen.path))
-    if chosen.json:
-        print_json(contents.to_dict())
-        return
-    from bridge.report.checkpoint import contents_table
+    from bridge.report.checkpoint import contents_table  # rich is heavy
 
-    show(contents_table(contents))
+    contents = Contents.read(checkpoint_at(chosen.path))
+    answer(chosen, contents.to_dict(), contents_table(contents))
 
 
 def _diff(chosen: argparse.Namespace) -> int:
     """Print what differs; return 1 where something does."""
+    from bridge.report.checkpoint import difference_table
+
     one, two = (Contents.read(checkpoint_at(path)) for path in (chosen.a, chosen.b))
     difference = Difference.of(one, two)
-    if chosen.json:
-        print_json({"a": str(one.path), "b": str(two.path), **difference.to_dict()})
-    else:
-        from bridge.report.checkpoint import difference_table
-
-        show(difference_table(one, two, difference))
+    content = {"a": str(one.path), "b": str(two.path), **difference.to_dict()}
+    answer(chosen, content, difference_table(one, two, difference))
     return DIFFERENT if difference else 0
 
 
@@ -68,6 +63,7 @@ def _certify(chosen: argparse.Namespace) -> None:
 
     from bridge.checkpoint.weights import linear_weights, matrices, too_large
     from bridge.numerics.round_trip import round_trips
+    from bridge.report.checkpoint import round_trip_table
 
     left: list[str] = []
     if chosen.path is None:
@@ -82,12 +78,8 @@ def _certify(chosen: argparse.Namespace) -> None:
         source = f"{checkpoint}: {len(read)} tensors of linear layers, {masters} of them FP32"
         weights = matrices(checkpoint, read)
     found = round_trips(weights)
-    if chosen.json:
-        print_json({"source": source, "left_out": left, "round_trips": [asdict(one) for one in found]})
-        return
-    from bridge.report.checkpoint import round_trip_table
-
-    show(round_trip_table(source, found, left))
+    content = {"source": source, "left_out": left, "round_trips": [asdict(one) for one in found]}
+    answer(chosen, content, round_trip_table(source, found, left))
 
 
 def _verify(chosen: argparse.Namespace) -> int:

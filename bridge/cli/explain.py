@@ -51,11 +51,8 @@ def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "explain a field (its meaning, where Megatron keeps it, when it acts) or a rule (PB101)"
     parser = add_command(commands, "explain", _explain, text, epilog=by_subject())
-    parser.add_argument(
-        "field",
-        nargs="?",
-        help="field, by its own name or Megatron's, or a rule's id; without it, all fields are listed",
-    )
+    text = "field, by its own name or Megatron's, or a rule's id; without it, all fields are listed"
+    parser.add_argument("field", nargs="?", help=text)
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
     parser.add_argument("--config", metavar="FILE", help="a file that describes a run: what the field is in it")
@@ -96,15 +93,10 @@ def _explain(chosen: argparse.Namespace) -> None:
 def explanation(field: str, recipe: str | None = None, *, config_dir: str | None = None) -> dict[str, Any]:
     """Return everything known about a field, in a recipe too, as plain data; Megatron's names are taken too."""
     name = _field_name(field)
-    default = getattr(MixedPrecisionConfig, name)
-    found: dict[str, Any] = {
-        "field": name,
-        "type": field_docs(MixedPrecisionConfig)[name].annotation,
-        "default": default,
-        "meaning": field_docs(MixedPrecisionConfig)[name].text,
-        "homes": [_home(route, default) for route in routes_of(name)],
-        "read_by_schemes": sorted({*FIELDS[name].schemes}),
-    }
+    default, doc = getattr(MixedPrecisionConfig, name), field_docs(MixedPrecisionConfig)[name]
+    found: dict[str, Any] = {"field": name, "type": doc.annotation, "default": default, "meaning": doc.text}
+    found["homes"] = [_home(route, default) for route in routes_of(name)]
+    found["read_by_schemes"] = sorted({*FIELDS[name].schemes})
     if recipe is not None:
         named = NamedRecipe.of(recipe, config_dir)
         config = named.config
@@ -127,13 +119,12 @@ def in_run(word: str, folder: Path, recipe: str | None = None, *, config_dir: st
     run = RunFolder.of(folder)
     section, _, name = word.rpartition(".")
     is_precision = name in FIELD_DEFAULTS or any(name == route.attribute for route in ROUTES)
-    is_precision_alone = is_precision and section in {"", "mixed_precision"}
-    setting = None if is_precision_alone else Setting.of(run, word)
+    setting = None if is_precision and section in ("", "mixed_precision") else Setting.of(run, word)
+    stated = {} if setting is None else {"setting": asdict(setting)}
     if setting is not None and not is_precision:
-        return {"field": setting.key, "setting": asdict(setting), "in_run": _traces(run, setting.key)}
+        return {"field": setting.key, **stated, "in_run": _traces(run, setting.key)}
     found = explanation(word, recipe, config_dir=config_dir)
-    found["in_run"] = _traces(run, found["field"])
-    return found if setting is None else {**found, "setting": asdict(setting)}
+    return {**found, "in_run": _traces(run, found["field"]), **stated}
 
 
 def in_file(word: str, run: RunValues) -> dict[str, Any]:
@@ -149,15 +140,15 @@ def in_file(word: str, run: RunValues) -> dict[str, Any]:
         known = [field for fields in VALUES.values() for field in fields]
         matches = close_matches(name, known)
         raise UnknownFieldError(f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches)
-    prediction = run.prediction
-    rows = {(row.owner, row.attribute): row for row in prediction.rows}
+    rows = {(row.owner, row.attribute): row for row in run.prediction.rows}
     settings = []
     for role, field in homes:
-        row = rows.get((role, field))
-        by = row.by if row is not None else run.origin_of(f"{role}.{field}")
-        is_set = row is not None or run.section(role).get(field) is not None
-        value = prediction.values[role].get(field)
-        settings.append({"key": f"{role}.{field}", "value": value, "by": by if is_set else "default"})
+        row, by = rows.get((role, field)), "default"
+        if row is not None:
+            by = row.by
+        elif run.section(role).get(field) is not None:
+            by = run.origin_of(f"{role}.{field}")
+        settings.append({"key": f"{role}.{field}", "value": run.prediction.values[role].get(field), "by": by})
     return {"field": word, "config": run.name, "settings": settings, "reading": run.reading.to_dict()}
 
 
@@ -174,10 +165,8 @@ def _field_name(field: str) -> str:
     wanted = field.rpartition(".")[2]
     names = MixedPrecisionConfig.field_names()
     renamed = {route.attribute: route.field for route in ROUTES if route.attribute}
-    if wanted in names:
-        return wanted
-    if wanted in renamed:
-        return renamed[wanted]
+    if wanted in names or wanted in renamed:
+        return wanted if wanted in names else renamed[wanted]
     known = list(dict.fromkeys([*names, *renamed]))
     matches = close_matches(wanted, known) or [name for name in known if len(wanted) > 2 and wanted in name][:3]
     remedy = did_you_mean(matches) or "`precision-bridge explain` lists them."
@@ -230,10 +219,10 @@ def _field_text(found: dict[str, Any]) -> str:
 
 def _setting_lines(setting: dict[str, Any], run: str) -> list[str]:
     lines = [f"  {setting['key']} is {setting['value']!r} in the run {run}: {setting['by']}."]
-    before = ("the default", setting["default"])
+    before = f"the default was {setting['default']!r}"
     for origin, value in setting["set_by"].items():
-        lines.append(f"    Set by {origin}: {value!r}; {before[0]} was {before[1]!r}.")
-        before = (f"the value of {origin}", value)
+        lines.append(f"    Set by {origin}: {value!r}; {before}.")
+        before = f"the value of {origin} was {value!r}"
     return [*lines, *([f"    {setting['ran']}."] if setting["ran"] else [])]
 
 

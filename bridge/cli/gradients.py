@@ -1,16 +1,11 @@
 """`precision-bridge gradients A B`: do one batch's activations and gradients differ by roundings alone?"""
 
-from __future__ import annotations
-
 import argparse
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.cli.arguments import add_run_command, print_json, read_run, show
 from bridge.errors import RunConfigError
-
-if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
 
 EXIT_CODES = {"inside": 0, "outside": 1, "cannot tell": 3}
 
@@ -33,11 +28,13 @@ def _gradients(chosen: argparse.Namespace) -> int:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     recipes = [word for word in chosen.overrides if "=" not in word.partition(" ")[0]]
     if len(recipes) != 2:
-        raise RunConfigError.of(
-            "gradients", "compares two recipes", recipes, "Write precision-bridge gradients bf16_mixed fp8_current."
-        )
+        remedy = "Write precision-bridge gradients bf16_mixed fp8_current."
+        raise RunConfigError.of("gradients", "compares two recipes", recipes, remedy)
     others = [word for word in chosen.overrides if word not in recipes]
-    runs = [_run(chosen, recipe, others) for recipe in recipes]
+    runs = []
+    for name, *values in map(str.split, recipes):
+        words = [*others, f"mixed_precision={name}", *(f"mixed_precision.{value}" for value in values)]
+        runs.append(read_run(argparse.Namespace(**{**vars(chosen), "overrides": words})))
     labels = [run.precision.label if run.precision is not None else "no recipe" for run in runs]
     found = check_gradients(*map(container, runs))
     if chosen.json:
@@ -46,10 +43,3 @@ def _gradients(chosen: argparse.Namespace) -> int:
         show(band_table(found, title=f"{labels[1]} against {labels[0]}"))
         print(band_sentence(found))
     return EXIT_CODES[found.verdict]
-
-
-def _run(chosen: argparse.Namespace, recipe: str, others: list[str]) -> RunValues:
-    """Return the run in a recipe, "NAME FIELD=VALUE ..." in one word."""
-    name, *values = recipe.split()
-    words = [*others, f"mixed_precision={name}", *(f"mixed_precision.{value}" for value in values)]
-    return read_run(argparse.Namespace(**{**vars(chosen), "overrides": words}))

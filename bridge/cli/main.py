@@ -42,12 +42,11 @@ class _Parser(argparse.ArgumentParser):
     """Answers a misspelt command or option with the nearest, in one line."""
 
     def error(self, message: str) -> NoReturn:
-        words = message.split("'")
-        if "invalid choice" in message and self._commands():
-            hint = (
-                did_you_mean(close_matches(words[1], self._commands())) or f"Commands: {', '.join(self._commands())}."
-            )
-            message = f"no command {words[1]!r}. {hint}"
+        known = list(self._choices())
+        if "invalid choice" in message and known:
+            word = message.split("'")[1]
+            hint = did_you_mean(close_matches(word, known)) or f"Commands: {', '.join(known)}."
+            message = f"no command {word!r}. {hint}"
         self.exit(2, bounded(f"{self.prog}: {message}") + "\n")
 
     def refuse_unknown(self, command: str, unknown: list[str]) -> NoReturn:
@@ -60,9 +59,6 @@ class _Parser(argparse.ArgumentParser):
         """Return the options of this command."""
         return list(self._option_string_actions)
 
-    def _commands(self) -> list[str]:
-        return list(self._choices())
-
     def _choices(self) -> dict[str, "_Parser"]:
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return {name: parser for action in actions for name, parser in action.choices.items()}
@@ -72,8 +68,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(asked: str = "") -> _Parser:
     """Return the parser of one command, or of all where `asked` is the name of none."""
     parser = _Parser(
-        prog=PROGRAM,
-        description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
+        prog=PROGRAM, description="Named mixed-precision recipes for Megatron Core: what they are and what they do."
     )
     parser.add_argument("--version", action="version", version=f"precision-bridge {version('precision-bridge')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -123,13 +118,12 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except OSError as error:
-        if error.filename is not None:  # a path that the command was given: too long, or closed to this user
-            text = f"{error.filename}: cannot be used: {(error.strerror or 'an error').lower()}. Give another path."
-            print(bounded(text), file=sys.stderr)
-            return BridgeError.exit_code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print(f"standard output: cannot be written: {error.strerror}. Give it another place.", file=sys.stderr)
-        return 2
+        text = f"{error.filename}: cannot be used: {(error.strerror or 'an error').lower()}. Give another path."
+        if error.filename is None:  # else a path that the command was given: too long, or closed to this user
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            text = f"standard output: cannot be written: {error.strerror}. Give it another place."
+        print(bounded(text), file=sys.stderr)
+        return BridgeError.exit_code
     return code
 
 

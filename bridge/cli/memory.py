@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
     from bridge.front.loader import RunValues
     from bridge.plan.run import PlannedRun
     from bridge.sync.prediction import Prediction

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ from bridge.precision.modules import module_rows
 from bridge.rules.topics import modules as module_rules
 
 if TYPE_CHECKING:
-    import argparse
-
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
 
@@ -25,28 +24,20 @@ def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "show which modules each row of modules, or each matcher of Megatron's file, takes"
     parser = add_run_command(commands, "modules", _modules, text)
-    parser.add_argument(
-        "--file",
-        metavar="FILE",
-        help="a file for --te-precision-config-file, as it stands, in a run without rows of modules",
-    )
+    text = "a file for --te-precision-config-file, as it stands, in a run without rows of modules"
+    parser.add_argument("--file", metavar="FILE", help=text)
     parser.add_argument("--write", metavar="FILE", help="write that file for this run, one per stage where they differ")
 
 
-def _write(plan: PrecisionPlan, path: str) -> None:
+def _write(plan: PrecisionPlan, path: Path) -> None:
     """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
     from bridge.interop.contract import as_yaml
 
     files = [recipe.to_file() for recipe in plan.settings.recipes]
-    if len(files) == 1:
-        named = {path: files[0]}
-    else:
-        stages = stage_recipes(files, plan.parallel.pipeline)
-        place = Path(path)
-        named = {
-            str(place.with_stem(f"{place.stem}.stage{stage}")): _of_stage(file, stage)
-            for stage, file in enumerate(stages)
-        }
+    named = {str(path): files[0]}
+    if len(files) > 1:
+        stages = enumerate(stage_recipes(files, plan.parallel.pipeline))
+        named = {str(path.with_stem(f"{path.stem}.stage{stage}")): _of_stage(file, stage) for stage, file in stages}
     for name, file in named.items():
         write_file(name, as_yaml(file), "--write")
     print(f"wrote {', '.join(named)}")
@@ -70,18 +61,16 @@ def _modules(chosen: argparse.Namespace) -> int:
         _list(run, plan, as_json=chosen.json)
         return 0
     if chosen.write:
-        _write(plan, chosen.write)
+        _write(plan, Path(chosen.write))
         return 0
     findings = [finding for finding in run.report.findings if finding.id in IDS]
+    from bridge.report.module_table import module_table, selection_dict  # rich is heavy
+
+    layout, mode = _layout(plan), plan.settings.mode
     if chosen.json:
-        from bridge.report.module_table import selection_dict
-
-        print_planned(run, {"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
+        print_planned(run, {"precision": plan.label, "layout": layout, **selection_dict(found, findings)})
     else:
-        from bridge.report.module_table import module_table
-
-        scheme = plan.settings.scheme or plan.settings.mode
-        show(module_table(found, findings, layout=_layout(plan), run=scheme, mode=plan.settings.mode))
+        show(module_table(found, findings, layout=layout, run=plan.settings.scheme or mode, mode=mode))
         show_planned(run, shown=IDS)
     return 2 if any(finding.severity == "error" for finding in findings) else 0
 

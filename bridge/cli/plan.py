@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import (
     add_run_command,
+    answer,
     later_plans,
     plan_of,
-    print_json,
     print_planned,
     read_run,
     show,
@@ -21,8 +22,6 @@ from bridge.cli.arguments import (
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    import argparse
-
     from bridge.plan.precision_plan import PrecisionPlan
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -46,37 +45,28 @@ def _plan(chosen: argparse.Namespace) -> None:
     if chosen.picture:
         _draw(plan, Path(chosen.picture))
         return
-    if chosen.against:
-        is_file = chosen.against.endswith((".yaml", ".yml"))
-        other = read_run(chosen, file=chosen.against) if is_file else read_run(chosen, recipe=chosen.against)
-        _compare(plan, plan_of(other), as_json=chosen.json)
-        return
-    if chosen.json:
+    if chosen.json and not chosen.against:
         phases = [
             {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": other.to_dict()}
             for phase, other in later
         ]
         print_planned(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
         return
-    from bridge.report.plan_table import difference_table, plan_csv, plan_table
+    from bridge.report.plan_table import difference_table, plan_csv, plan_table  # rich is heavy
 
-    if chosen.csv:
+    if chosen.against:
+        place = "file" if chosen.against.endswith((".yaml", ".yml")) else "recipe"
+        other = plan_of(read_run(chosen, **{place: chosen.against}))
+        rows = plan.diff(other)
+        content = {"a": plan.label, "b": other.label, "differences": [asdict(row) for row in rows]}
+        answer(chosen, content, difference_table(plan.label, other.label, rows))
+    elif chosen.csv:
         print(plan_csv(plan), end="")
     else:
         show(plan_table(plan))
         for phase, planned in later:
             show(difference_table(plan.label, str(phase), plan.diff(planned)))
         show_planned(run)
-
-
-def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> None:
-    differences = plan.diff(other)
-    if as_json:
-        print_json({"a": plan.label, "b": other.label, "differences": [asdict(row) for row in differences]})
-        return
-    from bridge.report.plan_table import difference_table
-
-    show(difference_table(plan.label, other.label, differences))
 
 
 def _draw(plan: PrecisionPlan, path: Path) -> None:
@@ -94,14 +84,9 @@ def _draw(plan: PrecisionPlan, path: Path) -> None:
 def _align(chosen: argparse.Namespace) -> None:
     """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank."""
     from bridge.plan.alignment import align_report
+    from bridge.report.plan_table import align_table
 
     run = read_run(chosen)
     this = run.report.setup.planned
     report = align_report(this.plan, this.workload)
-    if chosen.json:
-        print_planned(run, report.to_dict())
-        return
-    from bridge.report.plan_table import align_table
-
-    show(align_table(report))
-    show_planned(run)
+    answer(chosen, report.to_dict(), align_table(report), run)

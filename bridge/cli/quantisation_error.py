@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import logging
 import sys
@@ -9,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.quantisation import FILE, finite, write_rows
-from bridge.cli.arguments import add_run_command, print_json, read_run, show, write_file
+from bridge.cli.arguments import add_run_command, answer, read_run, write_file
 from bridge.precision.config import FIELDS
 from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
-    import argparse
-
     from bridge.audit.quantisation import QuantisationRow
     from bridge.front.loader import RunValues
     from bridge.registry.config import MixedPrecisionConfig
@@ -31,17 +30,11 @@ def add_parsers(commands: Any) -> None:
     text = "measure what FP8 or FP4 does to a model's operands, per layer"
     parser = add_run_command(commands, "quantisation-error", _quantisation_error, text)
     parser.add_argument("--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        help=f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)",
-    )
+    text = f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)"
+    parser.add_argument("--steps", type=int, help=text)
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="write quantisation.csv and quantisation.png there")
-    parser.add_argument(
-        "--propose",
-        metavar="FILE",
-        help="write the recipe with a row of modules for each module whose operands lose more than a bit",
-    )
+    text = "write the recipe with a row of modules for each module whose operands lose more than a bit"
+    parser.add_argument("--propose", metavar="FILE", help=text)
 
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
@@ -54,20 +47,15 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
         chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
     run = read_run(chosen)
     title = run.precision.label if run.precision is not None else "no recipe"
-    steps = chosen.steps
-    if steps is None:
-        steps = STEPS if chosen.checkpoint is None else 0
     config = container(run)
     require_startable(config, run)
-    rows = measure_quantisation(config, steps=steps)
+    usual = STEPS if chosen.checkpoint is None else 0
+    rows = measure_quantisation(config, steps=usual if chosen.steps is None else chosen.steps)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         write_rows(chosen.out / FILE, rows)
         plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
-    if chosen.json:
-        print_json([finite(dataclasses.asdict(row)) for row in rows])
-    else:
-        show(quantisation_table(rows, title=title))
+    answer(chosen, [finite(dataclasses.asdict(row)) for row in rows], quantisation_table(rows, title=title))
     if chosen.out is not None and not chosen.json:
         print(f"Heat map and rows: {chosen.out}")
     if chosen.propose is not None and run.precision is not None:

@@ -53,7 +53,7 @@ def _recipes(chosen: argparse.Namespace) -> None:
     if chosen.tag is not None and chosen.tag not in tags:
         hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
         raise UnknownRecipeError(f"--tag: no recipe has the tag {chosen.tag!r}. {hint}")
-    listed = [recipe for recipe in found if chosen.tag is None or chosen.tag in recipe["tags"]]
+    listed = [recipe for recipe in found if chosen.tag in (None, *recipe["tags"])]
     if chosen.json:
         print_json(listed)
         return
@@ -69,16 +69,11 @@ def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
         return []
     if not Path(config_dir).is_dir():
         raise RunConfigError.of("--config-dir", "there is no such folder", config_dir, "Give an existing one.")
-    return [
-        {
-            "name": path.stem,
-            "summary": _comment(path).partition("\n")[0] or "No comment.",
-            "tags": (),
-            "aliases": (),
-            "place": str(path),
-        }
-        for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml"))
-    ]
+    rows = []
+    for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml")):
+        summary = _comment(path).partition("\n")[0] or "No comment."
+        rows.append({"name": path.stem, "summary": summary, "tags": (), "aliases": (), "place": str(path)})
+    return rows
 
 
 def _comment(path: Path) -> str:
@@ -110,14 +105,9 @@ class NamedRecipe:
             run = load_run([f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False)
             if run.precision is not None and path.is_file():
                 return cls(name=name, config=run.precision, place=str(path), description=_comment(path))
-        recipe = REGISTRY.recipe(name)
-        return cls(
-            name=recipe.name,
-            config=REGISTRY.get(name),
-            place=recipe.place,
-            description=inspect.getdoc(recipe.function) or "",
-            aliases=recipe.aliases,
-        )
+        recipe, config = REGISTRY.recipe(name), REGISTRY.get(name)
+        description = inspect.getdoc(recipe.function) or ""
+        return cls(name=recipe.name, config=config, place=recipe.place, description=description, aliases=recipe.aliases)
 
 
 def _show(chosen: argparse.Namespace) -> None:
@@ -125,17 +115,10 @@ def _show(chosen: argparse.Namespace) -> None:
     config = named.config
     faults = [str(fault) for fault in config.faults()]
     if chosen.json:
-        recipe = {
-            "name": named.name,
-            "place": named.place,
-            "aliases": named.aliases,
-            "mode": config.mode,
-            "scheme": config.scheme,
-            "fields": config.to_dict(full=not chosen.stated),
-            "stated": [name for name in config.field_names() if config.is_stated(name)],
-            "faults": faults,
-        }
-        print_json(recipe)
+        content = {name: getattr(named, name) for name in ("name", "place", "aliases")}
+        content |= {"mode": config.mode, "scheme": config.scheme, "fields": config.to_dict(full=not chosen.stated)}
+        stated = [name for name in config.field_names() if config.is_stated(name)]
+        print_json(content | {"stated": stated, "faults": faults})
         return
     print(f"{named.name}\n\n{named.description or 'No docstring.'}\n")
     docs = field_docs(MixedPrecisionConfig)
@@ -159,30 +142,22 @@ def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str
     inert = inert_fields(config)
     found = {}
     for name, value in values.items():
-        is_stated = config.is_stated(name)
-        follows = name not in MEGATRON_FIELDS and name not in inert and value not in (None, False)
-        if is_stated or chosen.all or (follows and not chosen.stated):
-            kind = "follows" if follows else "default"
-            if name in MEGATRON_FIELDS:
-                kind = "owner's"
-            found[name] = f"{text_of(value):<12} {'stated' if is_stated else kind:<7}"
+        kind = "default" if name in inert or value in (None, False) else "follows"
+        kind = "owner's" if name in MEGATRON_FIELDS else kind
+        kind = "stated" if config.is_stated(name) else kind
+        if kind == "stated" or chosen.all or (kind == "follows" and not chosen.stated):
+            found[name] = f"{text_of(value):<12} {kind:<7}"
     return found
 
 
 def field_differences(one: MixedPrecisionConfig, two: MixedPrecisionConfig) -> list[dict[str, Any]]:
     """Return a row per field that differs: its values, and whether each side states it."""
     first, second = one.to_dict(full=True), two.to_dict(full=True)
-    return [
-        {
-            "field": name,
-            "a": first[name],
-            "b": second[name],
-            "a_stated": one.is_stated(name),
-            "b_stated": two.is_stated(name),
-        }
-        for name in first
-        if first[name] != second[name] or one.is_stated(name) != two.is_stated(name)
-    ]
+    rows = []
+    for name in first:
+        stated = {"a_stated": one.is_stated(name), "b_stated": two.is_stated(name)}
+        rows.append({"field": name, "a": first[name], "b": second[name], **stated})
+    return [row for row in rows if row["a"] != row["b"] or row["a_stated"] != row["b_stated"]]
 
 
 def _diff(chosen: argparse.Namespace) -> None:

@@ -1,14 +1,10 @@
 """`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, through Megatron's real classes on this machine's CPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
 from bridge.cli.arguments import add_run_command, print_answer, read_run, show, show_reading
 from bridge.errors import RunConfigError
-
-if TYPE_CHECKING:
-    import argparse
 
 MOST_PROCESSES = 4
 
@@ -31,11 +27,10 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     if chosen.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
     from bridge.rehearse.rehearse import rehearse
+    from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
 
     run = read_run(chosen)
     rehearsal = rehearse(run, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)
-    from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
-
     if chosen.json:
         print_answer(run, rehearsal_dict(rehearsal, strict=chosen.strict))
     else:

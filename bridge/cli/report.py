@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,6 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
     from bridge.plan.run import PlannedRun
     from bridge.precision.config import PrecisionConfig
 
@@ -30,9 +29,8 @@ def add_parsers(commands: Any) -> None:
     text = "write a report of finished or unfinished runs: verdict, curves, plan and record, sync, findings, memory"
     parser = commands.add_parser("report", help=text)
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="file to write (default: report.FORMAT in the first run)"
-    )
+    text = "file to write (default: report.FORMAT in the first run)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     parser.add_argument("--format", choices=FORMATS, default="html", help="html needs no network; md is for a comment")
     parser.set_defaults(run=_report)
 
@@ -44,16 +42,12 @@ def _report(chosen: argparse.Namespace) -> None:
     compared = _compared(chosen.runs)
     runs: list[dict[str, Any]] = []
     for path in chosen.runs:
-        folder = RunFolder.of(path)
-        planned = _planned(path)
-        if planned is None:
-            runs.append(run_content(folder, compared=compared.get(path)))
-            continue
-        predicted = planned.memory.ranks[0].bytes_of
-        base = _base(planned.prediction.precision)
-        runs.append(
-            run_content(folder, plan=planned.plan, predicted_bytes=predicted, base=base, compared=compared.get(path))
-        )
+        folder, planned = RunFolder.of(path), _planned(path)
+        more: dict[str, Any] = {}
+        if planned is not None:
+            more = {"plan": planned.plan, "predicted_bytes": planned.memory.ranks[0].bytes_of}
+            more["base"] = _base(planned.prediction.precision)
+        runs.append(run_content(folder, compared=compared.get(path), **more))
     out = chosen.out or chosen.runs[0] / f"report.{chosen.format}"
     texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[chosen.format](runs)}
     if chosen.format == "html":
@@ -94,9 +88,6 @@ def _base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
     if not isinstance(precision, MixedPrecisionConfig):
         return None
     base = get_mixed_precision_config(BASES[precision.mode])
-    rows = [
-        {"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])}
-        for row in field_differences(base, precision)
-        if row["a"] != row["b"]
-    ]
-    return {"name": base.recipe, "fields": rows}
+    rows = [row for row in field_differences(base, precision) if row["a"] != row["b"]]
+    fields = [{"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])} for row in rows]
+    return {"name": base.recipe, "fields": fields}

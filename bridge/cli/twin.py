@@ -8,7 +8,10 @@ The file is read back and compared field by field before the command reports it.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +21,6 @@ from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import ROUTES
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
     from bridge.front.loader import RunValues
 
 SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
@@ -57,9 +57,8 @@ def _twin(chosen: argparse.Namespace) -> None:
     write_file(path, text, "--output")
     twin = read_run(chosen, file=str(path))
     differences = list(_difference(values, twin))
-    others = [row for row in differences if not row["precision"]]
-    if others:
-        names = ", ".join(str(row["field"]) for row in others)
+    names = ", ".join(str(row["field"]) for row in differences if not row["precision"])
+    if names:
         raise RunConfigError(f"{path}: the twin must differ in precision fields only, got {names}. Remove it.")
     if chosen.json:
         print_json({"twin": str(path), "differs_in": differences, **_plans(values, twin)})
@@ -69,11 +68,10 @@ def _twin(chosen: argparse.Namespace) -> None:
 
 def _difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
     before, after = _flat(values), _flat(twin)
-    for field in dict.fromkeys([*before, *after]):
-        one, two = before.get(field), after.get(field)
-        if one != two:
+    for field in before | after:
+        if before.get(field) != after.get(field):
             precision = field.startswith(f"{PRECISION}.") or field in ROUTED
-            yield {"field": field, "run": one, "twin": two, "precision": precision}
+            yield {"field": field, "run": before.get(field), "twin": after.get(field), "precision": precision}
 
 
 def _flat(values: RunValues) -> dict[str, Any]:
@@ -98,11 +96,8 @@ def _text(values: RunValues, recipe: str) -> str:
 
     whole: dict[str, Any] = {PRECISION: recipe}
     for name in SECTIONS:
-        section = {key: value for key, value in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
-        if section:
-            whole[name] = section
-    if values.target is not None:
-        whole["target"] = values.target
+        whole[name] = {key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
+    whole = {name: one for name, one in (whole | {"target": values.target}).items() if one}
     label = values.precision.label if values.precision is not None else "its own settings"
     return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
 
@@ -111,11 +106,9 @@ def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
     """Return how many linear layers compute in FP8 or FP4 in each of the two, None where the model has no plan."""
     counts: dict[str, str | None] = {}
     for name, each in (("run", values), ("twin", twin)):
-        try:
+        counts[f"{name}_low_precision_linears"] = None
+        with suppress(RunConfigError):
             low, linears = plan_of(each).linears()
-        except RunConfigError:
-            counts[f"{name}_low_precision_linears"] = None
-        else:
             counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
     return counts
 

@@ -19,12 +19,10 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, "watch", _watch, text, json="print the state once as JSON", epilog=epilog)
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--once", action="store_true", help="print the state and end")
-    parser.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="time between two looks (default 2)"
-    )
-    parser.add_argument(
-        "--silence", action="append", default=[], metavar="NAME", help="leave a warning out; repeatable"
-    )
+    text = "time between two looks (default 2)"
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help=text)
+    text = "leave a warning out; repeatable"
+    parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
 
 
 def _watch(chosen: argparse.Namespace) -> int | None:
