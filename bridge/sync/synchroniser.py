@@ -157,10 +157,8 @@ def last_sync(run: Any, precision: Any, known: Prediction | None = None) -> Sync
     if rows is not None:
         from bridge.sync.schedule import PrecisionSchedule  # few runs have one
 
-        owners = {role: given[role] for role in PRECISION_OWNERS}
-        schedule = PrecisionSchedule(
-            getattr(rows, "rows", rows), precision, train_iters=run.train.train_iters, **owners
-        )
+        owners, steps = {role: given[role] for role in PRECISION_OWNERS}, run.train.train_iters
+        schedule = PrecisionSchedule(getattr(rows, "rows", rows), precision, train_iters=steps, **owners)
     if precision is None:
         _require_agreement(given)
         _share_sharding(given)
@@ -178,10 +176,8 @@ def _require_agreement(given: Mapping[str, Any]) -> None:
     for name in ("fp16", "bf16"):
         ours, theirs = getattr(given["model"], name, None), getattr(given["optimizer"], name, None)
         if None not in (ours, theirs) and ours != theirs:
-            rule, remedy = (
-                f"must equal optimizer.{name}, which is {theirs!r}",
-                "Give both the same value, or choose a recipe.",
-            )
+            rule = f"must equal optimizer.{name}, which is {theirs!r}"
+            remedy = "Give both the same value, or choose a recipe."
             finding = Finding(path=f"model.{name}", rule=rule, value=ours, remedy=remedy)
             raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
