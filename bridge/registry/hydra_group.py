@@ -102,8 +102,8 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Config not found: {config_path}")
         node = DictConfig({}, flags={"struct": False})
         if name is not None:
-            recipe = self.made[name] = self.made.get(name) or REGISTRY.get(name)
-            node = DictConfig(recipe.to_dict(), flags={"struct": False, recipe_flag(name): True})
+            self.made[name] = self.made.get(name) or REGISTRY.get(name)
+            node = DictConfig(self.made[name].to_dict(), flags={"struct": False, recipe_flag(name): True})
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
