@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def _manifest(chosen: argparse.Namespace) -> int:
     if chosen.system is not None:
         _export(manifest, chosen)
     elif chosen.json:
-        print_json(manifest.to_dict())
+        print_json(asdict(manifest))
     else:
         from bridge.report.serving import manifest_table
 

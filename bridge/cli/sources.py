@@ -122,10 +122,9 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     ranked, winner = found.ranked, found.winner
     if not ranked:
         return ["None of them says what a whole run trains in."]
-    if found.agree and len(found.semantics) > 1:
-        kinds = ", ".join(
-            f"{kind} ({next(_place(one) for one in ranked if one.semantics == kind)})" for kind in found.semantics
-        )
+    meanings = _grouped(filter(lambda one: one.semantics, ranked), lambda one: str(one.semantics))
+    if found.agree and len(meanings) > 1:
+        kinds = ", ".join(f"{kind} ({_place(members[0])})" for kind, members in meanings.items())
         return [f"All agree on {ranked[0].precision}, under different semantics: {kinds}."]
     if found.agree:
         return [f"All agree: {ranked[0].precision}."]
@@ -133,7 +132,7 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     first = "Of those that one run uses, the one that stands first above wins"
     if files > MANY:
         return [f"They disagree. {first}; {files} files are more than one run uses, so give the folder of one."]
-    top = [source for source in ranked if source.kind == ranked[0].kind]
+    top = found.top
     if winner is None:
         values = " or ".join(dict.fromkeys(str(source.precision) for source in top))
         which = f"No single winner: those of the kind '{top[0].kind}' differ ({values}), and a run uses one of them."

@@ -143,12 +143,12 @@ def _after(words: Sequence[Word]) -> Iterator[tuple[Word, str]]:
 
 def _known(words: Sequence[Word]) -> tuple[Word, ...]:
     """Return the words that bear on precision and are known: such flags with their values."""
-    found = [(word, of) for word, of in _after(words) if not _may_hold(word, of)]
-    return tuple(word for word, of in found if OWN_FILE.search(word) or (bears(of) if of else _names_precision(word)))
-
-
-def _names_precision(word: str) -> bool:
-    return bears(word) and (word.startswith("-") or "/" not in word)
+    found = []
+    for word, of in _after(words):
+        is_option = bears(word) and (word.startswith("-") or "/" not in word)
+        if not _may_hold(word, of) and (OWN_FILE.search(word) or (bears(of) if of else is_option)):
+            found.append(word)
+    return tuple(found)
 
 
 def _may_hold(word: Word, of: str) -> bool:
@@ -159,26 +159,17 @@ def _may_hold(word: Word, of: str) -> bool:
 
 
 def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
-    """Return the launches that may train something, first those of which it is certain.
-
-    Where some have Megatron-LM's flags, those and launches that may set a precision are certain.
-
-    With `strict` all others are left out.
-    """
-    if not any(map(_has_flags, found)):
+    """Return launches; where some have Megatron-LM's flags, the certain ones first, and alone with `strict`."""
+    if not any((MEGATRON_ARGUMENTS | MODES) & launch.flags for launch in found):
         return tuple(found)
     return tuple(filter(_may_train, found) if strict else sorted(found, key=lambda launch: not _may_train(launch)))
-
-
-def _has_flags(launch: Launch) -> bool:
-    return bool((MEGATRON_ARGUMENTS | MODES) & launch.flags)
 
 
 def _may_train(launch: Launch) -> bool:
     """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
     late = [word for word, of in _after(launch.arguments) if _may_hold(word, of)]
-    is_stated = _has_flags(launch) or any(map(bears, (*launch.runner, *launch.arguments)))
-    return is_stated or not all(map(PATH.search, late))
+    known = (MEGATRON_ARGUMENTS | MODES) & launch.flags
+    return bool(known) or any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
 
 
 def found_launch(words: list[Word], line: int) -> Launch | None:

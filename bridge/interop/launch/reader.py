@@ -86,23 +86,22 @@ class Reader(Variables):
             if self.steps > MAX_STEPS:
                 self.notes[f"what follows after {MAX_STEPS} commands"] = None
             elif not self.has_ended:
-                self.one(node)
+                self._one(node)
 
-    def one(self, node: Node) -> None:
-        """Read one command."""
-        kind, test = node.type, self.test(node)
+    def _one(self, node: Node) -> None:
+        kind, test = node.type, self._test(node)
         if test is not None:
             self.has_failed = not test.holds
         elif kind in COMMANDS:
-            self.command(node)
+            self._command(node)
         elif kind == "redirected_statement":
-            self.one(node.named_children[0])
+            self._one(node.named_children[0])
         elif kind == "list":
-            self.pair(node)
+            self._pair(node)
         elif kind == "if_statement":
-            self.conditional(node)
+            self._conditional(node)
         elif kind == "case_statement":
-            self.case(node)
+            self._case(node)
         elif kind in LOOPS:
             for variable in map(text_of, node.children_by_field_name("variable")):
                 self.set(variable, [f"${variable}"])
@@ -116,39 +115,34 @@ class Reader(Variables):
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
-    def pair(self, node: Node) -> None:
-        """Read `left && right` or `left || right`."""
+    def _pair(self, node: Node) -> None:
         left, right, is_and = node.children[0], node.children[-1], node.children[1].type == "&&"
-        test = self.test(left)
+        test = self._test(left)
         if test is not None:
-            arm = self.arm(test, [left], node, "if", [right] if is_and else [])
-            self.has_failed = not self.branch([arm], [] if is_and else [right])
+            arm = self._arm(test, [left], node, "if", [right] if is_and else [])
+            self.has_failed = not self._branch([arm], [] if is_and else [right])
         else:
-            self.one(left)
+            self._one(left)
             if self.has_failed != is_and and not self.has_ended:
-                self.one(right)
+                self._one(right)
 
-    def conditional(self, node: Node) -> None:
-        """Read an `if`."""
+    def _conditional(self, node: Node) -> None:
         arms = list[Arm]()
         for clause in (node, *(child for child in node.children if child.type == "elif_clause")):
             then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
             condition = [child for child in clause.children[:then] if child.is_named and child.type != "comment"]
             body = [child for child in clause.children[then:] if child.is_named and child.type not in NO_BODY]
-            tests = [self.test(child) for child in condition]
-            self.run(child for child, test in zip(condition, tests, strict=True) if test is None)
-            test = tests[-1] or Test(holds=False) if tests else Test(holds=True, is_open=False)
-            arms.append(self.arm(test, condition, clause, "if" if clause is node else "elif", body))
-        self.branch(arms, [child for child in node.children if child.type == "else_clause"])
+            self.run(child for child in condition if self._test(child) is None)
+            test = (self._test(condition[-1]) if condition else None) or Test(holds=False)
+            arms.append(self._arm(test, condition, clause, "if" if clause is node else "elif", body))
+        self._branch(arms, [child for child in node.children if child.type == "else_clause"])
         self.has_failed = False
 
-    def arm(self, test: Test, condition: list[Node], at: Node, word: str, body: Sequence[Node]) -> Arm:
-        """Return a condition of an `if`."""
+    def _arm(self, test: Test, condition: list[Node], at: Node, word: str, body: Sequence[Node]) -> Arm:
         text, line = shown(condition), f"line {self.line or at.start_point.row + 1}"
         return Arm(test, text, (f"{line}, not {text}", f"{line}, {word} {text}"), body)
 
-    def case(self, node: Node) -> None:
-        """Read a `case`."""
+    def _case(self, node: Node) -> None:
         subject, arms = self.text(node.children_by_field_name("value")[0]), list[Arm]()
         name = f"${variable_of(subject)}" if variable_of(subject) else Word.of(subject)
         items = [(one, one.children_by_field_name("value")) for one in node.named_children if one.type == "case_item"]
@@ -159,40 +153,39 @@ class Reader(Variables):
             like = f"line {self.line or item.start_point.row + 1}, if case {name} in {head})"
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             arms.append(Arm(test, f"{name} in {head}", (label, like), item.named_children[len(patterns) :]))
-        self.branch(arms, [])
+        self._branch(arms, [])
         self.has_failed = False
 
-    def branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
-        """Read the commands of the first condition that holds; return whether there is one."""
-        arm = self.chosen(arms, otherwise)
-        if arms and not self.ends(otherwise):
-            taken = arms[0].labels[0] if arm is None else arm.labels[1]
-            for one in arms:
-                point = one.test.equal or (one.key, not one.test.holds)
-                if one.test.is_free and not self.ends(one.body):
-                    self.questions.setdefault(point, (one, taken))
-        self.run(otherwise if arm is None else arm.body)
-        return arm is not None
+    def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
+        """Read the commands of the first condition that holds; return whether there is one.
 
-    def chosen(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> Arm | None:
-        """Return the first condition that holds; a branch that only ends the script is not taken."""
+        A branch that only ends the script is not taken.
+        """
+        taken = None
         for arm in arms:
             test = arm.test
             holds = self.answers.get(arm.key, test.holds) if test.is_free else test.holds
             rest = otherwise if arm is arms[-1] else ()
-            if holds != (self.ends(arm.body if holds else rest) and (test.is_open or not self.launches)):
-                return arm
-        return None
+            if holds != (self._ends(arm.body if holds else rest) and (test.is_open or not self.launches)):
+                taken = arm
+                break
+        if arms and not self._ends(otherwise):
+            label = arms[0].labels[0] if taken is None else taken.labels[1]
+            for arm in arms:
+                if arm.test.is_free and not self._ends(arm.body):
+                    self.questions.setdefault(arm.test.equal or (arm.key, not arm.test.holds), (arm, label))
+        self.run(otherwise if taken is None else taken.body)
+        return taken is not None
 
-    def test(self, node: Node) -> Test | None:
+    def _test(self, node: Node) -> Test | None:
         """Return what a condition says, None for a command that is none."""
         kind, first = node.type, node.children[0].type if node.children else ""
         if kind == "negated_command":
-            inner = self.test(node.named_children[-1])
+            inner = self._test(node.named_children[-1])
             return None if inner is None else inner.negated
         if kind == "list":
-            right = self.test(node.children[-1])
-            left = None if right is None else self.test(node.children[0])
+            right = self._test(node.children[-1])
+            left = None if right is None else self._test(node.children[0])
             return left.joined(right, is_or=node.children[1].type == "||") if left and right else None
         if kind == "test_command" and first in ("[", "[["):
             words = [self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)]
@@ -203,17 +196,17 @@ class Reader(Variables):
             return Test(holds=ANSWERS[name_of(node)], is_open=False)
         return Test(holds=False) if kind == "test_command" or first == "((" else None
 
-    def ends(self, nodes: Iterable[Node], depth: int = 0) -> bool:
+    def _ends(self, nodes: Iterable[Node], depth: int = 0) -> bool:
         """Return whether commands end the script and start nothing."""
         for node in nodes:
             inner = node.named_children[0] if node.type == "redirected_statement" else node
-            if inner.type in CONTAINERS and self.ends(statements(inner), depth):
+            if inner.type in CONTAINERS and self._ends(statements(inner), depth):
                 return True
             if inner.type != "command":
                 continue
             first = name_of(inner)
             body = self.functions.get(first)
-            if first in ("exit", "return") or (body and depth < MAX_DEPTH and self.ends([body], depth + 1)):
+            if first in ("exit", "return") or (body and depth < MAX_DEPTH and self._ends([body], depth + 1)):
                 return True
             if starts.COMMAND_WORDS.search(text_of(inner)) and first not in starts.QUIET:
                 return False
@@ -221,11 +214,10 @@ class Reader(Variables):
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def command(self, node: Node) -> None:
-        """Read a simple command, a declaration or assignments."""
+    def _command(self, node: Node) -> None:
         self.executed.add(node.id)
-        words, before = self.expanded(node), self.values.copy()
-        names = self.assigned(node)
+        words, before = self._expanded(node), self.values.copy()
+        names = self._assigned(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
             for name, sign, value in (word.partition("=") for word in words[1:]):
@@ -234,13 +226,13 @@ class Reader(Variables):
                     self.set(name, [value])
             self.exported |= names if words[0] == "export" else {}
         elif words:
-            self.simple(node, words, names)
+            self._simple(node, words, names)
             for name in names:  # `NAME=value command` sets it for the command only
                 self.values.pop(name)
                 if name in before:
                     self.values[name] = before[name]
 
-    def expanded(self, node: Node) -> list[str]:
+    def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command, those behind a redirection too."""
         words: list[str] = []
         for child in () if node.type == "variable_assignment" else node.children:
@@ -250,7 +242,7 @@ class Reader(Variables):
                 words.append(text_of(child))
         return words + self.words(one for redirect in redirects(node) for one in targets(redirect)[1:])
 
-    def assigned(self, node: Node) -> dict[str, None]:
+    def _assigned(self, node: Node) -> dict[str, None]:
         """Set the variables of a command, and return their names."""
         names = dict[str, None]()
         for one in [node] if node.type == "variable_assignment" else node.children:
@@ -268,8 +260,7 @@ class Reader(Variables):
             names[name] = None
         return names
 
-    def simple(self, node: Node, words: list[str], prefix: Iterable[str]) -> None:
-        """Read one command by its words."""
+    def _simple(self, node: Node, words: list[str], prefix: Iterable[str]) -> None:
         first, line = Word.of(words[0]), node.start_point.row + 1
         if first in ("exit", "return"):
             self.has_ended = True
@@ -279,17 +270,17 @@ class Reader(Variables):
                 self.notes[f"line {line}, whose options belong to no command"] = None
         elif first in ("source", "."):
             name = Word.of("".join(words[1:2]))
-            self.read(neighbour(self.path, name), line, f"source {name}")
+            self._read(neighbour(self.path, name), line, f"source {name}")
         elif first == "eval":
-            self.string(" ".join(words[1:]), line)
+            self._string(" ".join(words[1:]), line)
         elif first in self.functions:
             before, self.arguments = self.arguments, words[1:]
-            self.within([self.functions[first]], self.line)
+            self._within([self.functions[first]], self.line)
             self.arguments = before
         else:
-            self.start(node, words, prefix)
+            self._start(node, words, prefix)
 
-    def within(self, nodes: Iterable[Node], line: int) -> None:
+    def _within(self, nodes: Iterable[Node], line: int) -> None:
         """Read commands of a function, a string or another file."""
         if self.depth >= MAX_DEPTH:
             return
@@ -299,16 +290,16 @@ class Reader(Variables):
         self.depth -= 1
         self.line, self.has_ended = before, False
 
-    def string(self, text: str, line: int) -> None:
+    def _string(self, text: str, line: int) -> None:
         """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
         if not starts.COMMAND_WORDS.search(text):
             return
         names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
         hidden = {name: self.values.pop(name) for name in names & self.values.keys() - self.exported.keys()}
-        self.read(NEXT_TO_TEXT.sub(r"${\1\2}", text), line, f"the string on line {line}")
+        self._read(NEXT_TO_TEXT.sub(r"${\1\2}", text), line, f"the string on line {line}")
         self.values = hidden | self.values
 
-    def read(self, text: str | None, line: int, name: str) -> None:
+    def _read(self, text: str | None, line: int, name: str) -> None:
         """Read a text that is a script; note one that is not there, or is none."""
         try:
             root = None if text is None else parse(text, self.path)
@@ -318,16 +309,16 @@ class Reader(Variables):
             self.notes[name] = None
             return
         self.scripts.append(root)
-        self.within(statements(root), self.line or line)
+        self._within(statements(root), self.line or line)
 
-    def start(self, node: Node, words: list[str], prefix: Iterable[str]) -> None:
+    def _start(self, node: Node, words: list[str], prefix: Iterable[str]) -> None:
         """Note what a command starts, or the file that it writes."""
-        line, name, text = node.start_point.row + 1, PurePosixPath(words[0]).name, self.input_of(node)
+        line, name, text = node.start_point.row + 1, PurePosixPath(words[0]).name, self._input_of(node)
         is_fed = text is not None and name in READ_A_SCRIPT
         inner = text if is_fed else starts.nested_script(words)
         if inner is not None:
             count = len(self.launches)
-            self.string(inner, line)
+            self._string(inner, line)
             if is_fed or len(self.launches) > count:
                 return
         started = starts.found_launch([Word.of(word) for word in words], self.line or line)
@@ -336,7 +327,7 @@ class Reader(Variables):
             environment = self.environment(prefix)
             self.launches.append(replace(started, environment=environment, files=self.files.copy(), place=place))
         for redirect in redirects(node):
-            self.write(redirect, line, text if words == ["cat"] else None)
+            self._write(redirect, line, text if words == ["cat"] else None)
         changed = self.files.keys() & {*words} if name in EDITORS else ()
         self.files |= {file: starts.WrittenFile(line=line) for file in changed}
 
@@ -344,18 +335,16 @@ class Reader(Variables):
         """Return the variables that programs are given."""
         return {name: Word.of(" ".join(self.values[name])) for name in (*self.exported, *prefix) if name in self.values}
 
-    def input_of(self, node: Node) -> str | None:
-        """Return the text that a command reads: its here-document, or its here-string."""
+    def _input_of(self, node: Node) -> str | None:
+        """Return the here-document that a command reads."""
         for redirect in redirects(node):
-            if redirect.type == "herestring_redirect":
-                return "".join(map(self.text, targets(redirect)[:1]))
             parts = {child.type: child for child in redirect.named_children}
             if "heredoc_body" in parts:
-                body, mark = parts["heredoc_body"], text_of(parts["heredoc_start"])
-                return text_of(body) if mark[:1] in ("'", '"', "\\") else self.text(body)
+                body, is_quoted = parts["heredoc_body"], text_of(parts["heredoc_start"]).startswith(("'", '"', "\\"))
+                return text_of(body) if is_quoted else self.text(body)
         return None
 
-    def write(self, redirect: Node, line: int, text: str | None) -> None:
+    def _write(self, redirect: Node, line: int, text: str | None) -> None:
         """Note the file that a redirection writes, without a text one that it changes."""
         signs = {child.type for child in redirect.children}
         for path in map(self.text, targets(redirect)[:1] if signs & WRITING else ()):

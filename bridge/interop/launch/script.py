@@ -93,7 +93,7 @@ def name_of(command: Node) -> str:
 
 def redirects(node: Node) -> list[Node]:
     """Return the redirections behind a command or behind the list that it ends."""
-    found = [child for child in node.named_children if child.type == "herestring_redirect"]
+    found: list[Node] = []
     parent = node.parent
     while parent is not None and parent.type in NESTING:
         if parent.type == "redirected_statement":

@@ -6,9 +6,8 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from bridge.interop.contract import Unmapped
@@ -26,13 +25,14 @@ BATCH = "per_device_train_batch_size"
 OWNERS = ("model", "optimizer", "ddp")
 SCHEME = ("bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
+OF_ACCELERATE = ("mixed_precision", "dynamo_backend", "downcast_bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """What one launch says in the words of the system that reads it."""
 
-    system: str
+    system: str = ""
     evidence: str
     """Why it is taken for that system's, as a clause."""
     payload: object = None
@@ -62,7 +62,7 @@ class Line:
         `read` are the program's options and overrides that were read (None: all); `files` are options that name
         a file which was not.
         """
-        own, found = self.words, list[Unmapped]()
+        own, launch, found = self.words, self.launch, list[Unmapped]()
         for name, value in {**own.options, **own.overrides}.items() if read is not None else ():
             if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
                 found.append(lost("command_lines.option", own.written.get(name, name), value))
@@ -73,7 +73,6 @@ class Line:
                 if bears_on_precision(name) or name in (*FILES, *words.overrides):
                     found.append(lost("megatron_lm.only-the-run-decides", words.written.get(name, name), late))
             found += [lost("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)]
-        launch = self.launch
         found += [lost("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions]
         found += [lost("command_lines.file", note, None) for note in launch.notes]
         for name, value in launch.defaulted.items():
@@ -92,17 +91,16 @@ def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
 
 def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
     """Return what a launch says to the system `chosen`, or to the first that knows it; None for Megatron-LM's."""
-    line = Line(launch, context)
-    if chosen is not None:
-        return READERS[chosen](line, True) if chosen in READERS else None
-    if MEGATRON_ARGUMENTS & launch.flags:
+    line, is_forced = Line(launch, context), chosen is not None
+    if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
         return None
-    if FAIRSEQ.search(launch.program):
+    if FAIRSEQ.search(launch.program) and not is_forced:
         return CommandLine(system="pytorch", evidence="starts fairseq", elsewhere="options of fairseq")
-    found = None
-    for reader in READERS.values():
-        found = found or reader(line, False)
-    return found or _deepspeed_file(line)
+    for name, reader in READERS.items():
+        found = reader(line, is_forced) if chosen in (None, name) else None
+        if found is not None:
+            return replace(found, system=name)
+    return None if is_forced else _deepspeed_file(line)
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
@@ -134,8 +132,8 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     if named and not own:
         evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
         if not forced and recipe not in REGISTRY:
-            return CommandLine(system="megatron-bridge", evidence=evidence, elsewhere=f"the recipe {recipe}")
-    read = (*own, "mixed_precision", "compute_dtype", *others)
+            return CommandLine(evidence=evidence, elsewhere=f"the recipe {recipe}")
+    unread = line.unread(read=(*own, "mixed_precision", "compute_dtype", *others))
     name = own.pop("mixed_precision", recipe if named and recipe in REGISTRY else None)
     fields = nested(own).get("mixed_precision", {})
     context: dict[str, Any] = {}
@@ -148,8 +146,7 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
         scheme = REGISTRY.get(compute).to_dict() if compute in REGISTRY else {}
         fields = {key: value for key, value in scheme.items() if key in SCHEME} | fields
     payload = ({"mixed_precision": fields or name} if fields or name else {}) | nested(others)
-    unread = line.unread(read=read)
-    return CommandLine(system="megatron-bridge", evidence=evidence, payload=payload, context=context, unread=unread)
+    return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
 
 
 def _nemo1(line: Line, forced: bool) -> CommandLine | None:
@@ -157,16 +154,14 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     own = [key for key in overrides if NEMO.match(key)]
     if not own and not forced:
         return None
-    evidence = _evidence(own, "an override of NeMo's")
-    file = line.words.options.get("config_name")
+    evidence, file = _evidence(own, "an override of NeMo's"), line.words.options.get("config_name")
     shown = f"{re.sub(r'[.]ya?ml$', '', file)}.yaml" if isinstance(file, str) else None
     where = shown or "the configuration file of the program"
     if not any(key.endswith("precision") for key in overrides) and "nemo_version" not in line.context:
-        return CommandLine(system="nemo1", evidence=evidence, elsewhere=where)
+        return CommandLine(evidence=evidence, elsewhere=where)
     under = lost("command_lines.under-the-overrides", "--config-name" if shown else where, shown)
     unread = (under, *line.unread(read=overrides))
-    payload, context = nested(overrides), {"base": where}
-    return CommandLine(system="nemo1", evidence=evidence, payload=payload, context=context, unread=unread)
+    return CommandLine(evidence=evidence, payload=nested(overrides), context={"base": where}, unread=unread)
 
 
 def _lightning(line: Line, forced: bool) -> CommandLine | None:
@@ -177,7 +172,7 @@ def _lightning(line: Line, forced: bool) -> CommandLine | None:
     if not (forced or late or "precision" in said or "plugins" in said):
         return None
     evidence = _evidence([key for key in own if "precision" in key] or own or late, "an argument of Lightning's")
-    return CommandLine(system="lightning", evidence=evidence, payload=nested(said), unread=line.unread(read=own))
+    return CommandLine(evidence=evidence, payload=nested(said), unread=line.unread(read=own))
 
 
 def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
@@ -187,18 +182,18 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
         return None
     if not own:
         file = str(options.get("job.config_file", "its configuration"))
-        return CommandLine(system="torchtitan", evidence="starts torchtitan", elsewhere=file)
+        return CommandLine(evidence="starts torchtitan", elsewhere=file)
     said = nested(own)
     converters = said.get("model", {}).get("converters")
     if isinstance(converters, str):
         said["model"]["converters"] = [name for name in re.split(r"[,\s]+", converters) if name]
     evidence = _evidence(list(own), "an option of torchtitan's")
-    return CommandLine(system="torchtitan", evidence=evidence, payload=said, unread=line.unread(read=own))
+    return CommandLine(evidence=evidence, payload=said, unread=line.unread(read=own))
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
-    words, launcher = line.words, line.launcher
-    if not (forced or _is_trainers(words, is_launched=line.is_accelerated)):
+    words, launcher = line.words, line.launcher.options
+    if not (forced or _is_trainers(line)):
         return None
     payload = arguments_of(words)
     chosen = _swift_switch(line, payload)
@@ -206,35 +201,36 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
         payload[chosen] = True
     if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
-    found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
-    evidence = _evidence([words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
-    said = launcher.options.get("mixed_precision")
+    said = launcher.get("mixed_precision")
     environment = said.lower() if isinstance(said, str) else None
-    file = launcher.options.get("config_file") if environment is None else None
-    if not switched and (environment == "fp8" or isinstance(file, str)):
+    has_file = environment is None and isinstance(launcher.get("config_file"), str)
+    if not switched and (environment == "fp8" or has_file):
         return None  # Accelerate decides
+    launched = {name: True for name in ("use_fsdp", "use_deepspeed") if launcher.get(name) is True}
+    payload |= {"accelerate_launch_args": launched} if launched else {}
+    found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
     program = ROWS["trainers"].get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
-    context = {"program": program if line.launch.line else None, "accelerate_mixed_precision": environment}
-    launched = {name: True for name in ("use_fsdp", "use_deepspeed") if launcher.options.get(name) is True}
-    if launched:
-        payload["accelerate_launch_args"] = launched
     unread = line.unread(files=("deepspeed_config", "config_file"))
     if chosen is not None:
         unread = (lost("command_lines.swift-switch", "--torch_dtype", payload["torch_dtype"], switch=chosen), *unread)
-    said_by = "flags" if switched or environment is None else "launcher"
     return CommandLine(
-        system="huggingface", evidence=evidence, payload=payload, context=context, unread=unread, said_by=said_by
+        evidence=_evidence([words.written.get(name, name) for name in found], "an argument of transformers' Trainer"),
+        payload=payload,
+        context={"program": program if line.launch.line else None, "accelerate_mixed_precision": environment},
+        unread=unread,
+        said_by="flags" if switched or environment is None else "launcher",
     )
 
 
-def _is_trainers(words: CommandWords, *, is_launched: bool) -> bool:
-    """Return whether options are those of transformers' Trainer; `is_launched`: `accelerate launch` starts it."""
-    given = words.options.keys() | words.undecided.keys()
+def _is_trainers(line: Line) -> bool:
+    """Return whether options are those of transformers' Trainer."""
+    options = line.words.options.keys()
+    given = options | line.words.undecided.keys()
     if BATCH in given or (len(TRAINER & given) > 1 and TRAINING & given):
         return True
     names = ({"bf16", "fp16"}, {"output_dir", "model_name_or_path"})
-    return is_launched and all(some & words.options.keys() for some in names)
+    return line.is_accelerated and all(some & options for some in names)
 
 
 def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
@@ -254,13 +250,10 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
         options["mixed_precision"] = own
         evidence, said_by = f"has `--mixed_precision {own}`, which the Accelerator takes", "flags"
     if "mixed_precision" not in options and "mixed_precision" not in line.launcher.undecided:
-        if not (line.is_accelerated or forced):
-            return None
         file = options.get("config_file")
         where = file if isinstance(file, str) else "the file that `accelerate config` wrote"
-        return CommandLine(system="accelerate", evidence=evidence, elsewhere=where)
-    own_names = ("mixed_precision", "dynamo_backend", "downcast_bf16")
-    payload: dict[str, Any] = {name: options[name] for name in own_names if name in options}
+        return CommandLine(evidence=evidence, elsewhere=where) if line.is_accelerated or forced else None
+    payload: dict[str, Any] = {name: options[name] for name in OF_ACCELERATE if name in options}
     block = nested({key.removeprefix("fp8_"): value for key, value in options.items() if key.startswith("fp8_")})
     if block:
         payload["fp8_config"] = {("fp8_format" if key == "format" else key): value for key, value in block.items()}
@@ -270,29 +263,28 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
     if options.get("use_deepspeed") and "deepspeed_config_file" in options:
         payload["deepspeed_config"] = {"deepspeed_config_file": options["deepspeed_config_file"]}
     unread = line.unread(read=("mixed_precision",))
-    return CommandLine(system="accelerate", evidence=evidence, payload=payload, unread=unread, said_by=said_by)
+    return CommandLine(evidence=evidence, payload=payload, unread=unread, said_by=said_by)
 
 
 def _deepspeed_file(line: Line) -> CommandLine | None:
-    option = next((name for name in FILES[1::-1] if isinstance(line.words.options.get(name), str)), None)
-    if option is None:
-        return None
-    evidence = f"has `{line.words.written[option]}`, an option of DeepSpeed's"
-    return CommandLine(system="deepspeed", evidence=evidence, elsewhere=str(line.words.options[option]))
+    options = line.words.options
+    for name in ("deepspeed_config", "deepspeed"):
+        if isinstance(options.get(name), str):
+            evidence = f"has `{line.words.written[name]}`, an option of DeepSpeed's"
+            return CommandLine(system="deepspeed", evidence=evidence, elsewhere=str(options[name]))
+    return None
 
 
 def _evidence(names: list[str], what: str) -> str:
     return f"has `{names[0]}`, {what}" if names else f"was named with --from as {what.partition(' of ')[2]}"
 
 
-READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = MappingProxyType(
-    {
-        "megatron-bridge": _megatron_bridge,
-        "nemo1": _nemo1,
-        "huggingface": _huggingface,
-        "accelerate": _accelerate,
-        "torchtitan": _torchtitan,
-        "lightning": _lightning,
-    }
-)
+READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {
+    "megatron-bridge": _megatron_bridge,
+    "nemo1": _nemo1,
+    "huggingface": _huggingface,
+    "accelerate": _accelerate,
+    "torchtitan": _torchtitan,
+    "lightning": _lightning,
+}
 """System -> what reads its command lines, in the order they are asked."""

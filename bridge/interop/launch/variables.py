@@ -79,7 +79,6 @@ class Variables:
         return self._stretch(node, node.start_byte, node.end_byte, is_split=is_split, is_quoted=is_quoted)
 
     def _stretch(self, node: Node, start: int, end: int, *, is_split: bool, is_quoted: bool) -> Pieces:
-        """Return a stretch of a node: its expansions and strings, and what stands between them as text."""
         source, base, found = node.text or b"", node.start_byte, Pieces()
         for child in node.children:
             if child.type in WORDS and child.type not in PLAIN and start <= child.start_byte and child.end_byte <= end:

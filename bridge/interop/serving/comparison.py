@@ -16,7 +16,7 @@ CACHE = "key-value cache"
 """Role of the keys and values that serving stores, which training has in high precision."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ServedRow:
     """Modules of one kind with one scheme in training and one in serving."""
 
@@ -65,12 +65,7 @@ class ServingComparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
         rows = [{**asdict(row), "differs": row.differs} for row in self.rows]
-        return {
-            "same": not self.differences,
-            "rows": rows,
-            "unmatched": list(self.unmatched),
-            "refused": list(self.refused),
-        }
+        return {"same": not self.differences, "rows": rows, "unmatched": self.unmatched, "refused": self.refused}
 
 
 def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
@@ -89,15 +84,13 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
             serving = None if row.role in manifest.plain else config.scheme_of(name, each)
             found.setdefault((row.role, row.scheme, serving), []).append((name, row.layer, each))
     rows = []
-    for (role, training, serving), places in found.items():
+    for kind, places in found.items():
         names, layers, by = (tuple(dict.fromkeys(column)) for column in zip(*places, strict=True))
         by = () if len(by) == len(readers) and reader is None else by
-        rows.append(
-            ServedRow(role=role, training=training, serving=serving, modules=len(names), layers=layers, readers=by)
-        )
+        rows.append(ServedRow(*kind, modules=len(names), layers=layers, readers=by))
     if config.kv_cache is not None:
         layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
-        rows.append(ServedRow(role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers))
+        rows.append(ServedRow(CACHE, None, config.kv_cache, modules=len(layers), layers=layers))
     every = [name for row in manifest.rows for name in row.each()]
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
     return ServingComparison(

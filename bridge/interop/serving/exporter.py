@@ -41,9 +41,10 @@ def export(manifest: Manifest, system: str) -> ExportReport:
         schemes = {name: written.get(row) for row in manifest.rows for name in row.each()}
         remedy = "Give them one precision in training."
         unmapped += [Unmapped("module", "fused", "unsupported", one.rstrip("."), remedy) for one in split(schemes)]
-    for note in manifest.notes:
-        entry = Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
-        unmapped.append(entry)
+    unmapped += [
+        Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
+        for note in manifest.notes
+    ]
     payload: dict[str, Any] = {}
     if chosen[1:] or (chosen and chosen[0] not in target.get("fp8", ())):
         payload = _compressed({name: [row for row in written if row.scheme == name] for name in chosen}, kept)
@@ -75,15 +76,11 @@ def _differences(
 
 def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
     """Return a config of compressed-tensors, a group for each scheme."""
-    groups = {
-        f"group_{number}": {
-            "targets": ["Linear"] if len(written) == 1 else _patterns(rows),
-            "weights": dict(SERVED[scheme]["weights"]),
-            "input_activations": dict(SERVED[scheme]["inputs"]),
-            "format": SERVED[scheme]["format"],
-        }
-        for number, (scheme, rows) in enumerate(written.items())
-    }
+    groups: dict[str, Any] = {}
+    for scheme, rows in written.items():
+        form = SERVED[scheme]
+        inner = {"weights": dict(form["weights"]), "input_activations": dict(form["inputs"]), "format": form["format"]}
+        groups[f"group_{len(groups)}"] = {"targets": ["Linear"] if len(written) == 1 else _patterns(rows), **inner}
     return {
         "quant_method": COMPRESSED,
         "format": groups["group_0"]["format"] if len(written) == 1 else "mixed-precision",

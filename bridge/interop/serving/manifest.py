@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Return the manifest of a file that `to_dict` was written to."""
+        """Return the manifest of a file with one as plain data."""
         try:
             found = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
             rows = tuple(ManifestRow(**{**row, "served": tuple(row["served"])}) for row in found.pop("rows"))
@@ -129,10 +129,6 @@ class Manifest:
         """The scaling schemes of the rows, the most frequent first."""
         found = [row.scheme for row in self.rows if row.scheme is not None]
         return tuple(sorted(dict.fromkeys(found), key=lambda name: -found.count(name)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the manifest as plain data."""
-        return asdict(self)
 
 
 def _planned(plan: PrecisionPlan, family: Family | None, layer: PlanLayer, module: PlanModule) -> ManifestRow:

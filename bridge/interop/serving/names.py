@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from bridge.errors import RunConfigError, close_matches
 from bridge.interop.serving.formats import ROWS
@@ -19,7 +18,6 @@ from bridge.rules.shape.model import ModelShape
 
 HEAD = "lm_head"
 ABSENT = "no such module"
-EH_PROJ = "eh_proj"
 _PLACE = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transformer_layer\.)?(.+)")
 _ONE_EXPERT = re.compile(r"\blocal_experts\.\d+\.")
 
@@ -37,24 +35,11 @@ def place_of(path: str) -> tuple[str, int, str]:
 class Family:
     """Models whose checkpoints name their modules alike, a row of `rows/serving.yaml`."""
 
-    model_types: tuple[str, ...]
-    """Values of `model_type` in a Hugging Face config.json; the first names the family."""
+    name: str
     names: Mapping[str, tuple[str, ...]]
     """Megatron's name within a layer -> the names there."""
     plain: tuple[str, ...] = ()
     """Megatron's names of modules that the code of the serving systems never quantises, whatever a config says."""
-
-    @property
-    def name(self) -> str:
-        """The family's name."""
-        return self.model_types[0]
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> "Family":
-        """Return the family of a row, whose names go over those of Llama."""
-        known = {**LLAMA, **(DEEPSEEK if row.get("latent") else {}), **row.get("names", {})}
-        names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
-        return cls(model_types=tuple(row["model_types"]), names=names, plain=tuple(row.get("plain", ())))
 
     def served(self, path: str, num_layers: int) -> tuple[str, ...]:
         """Return the names of a module by its name in the whole model, each expert written ``*``; empty: none is known.
@@ -64,13 +49,22 @@ class Family:
         block, number, inner = place_of(path)
         if not block:
             return (HEAD,) if inner == "output_layer" else ()
-        if block == "mtp" and EH_PROJ not in self.names:
+        if block == "mtp" and "eh_proj" not in self.names:
             return ()
         layer = number + num_layers if block == "mtp" else number
         return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(inner, ()))
 
 
-BY_TYPE = {name: family for family in map(Family.of, ROWS["families"]) for name in family.model_types}
+def _families() -> Iterator[tuple[str, Family]]:
+    for row in ROWS["families"]:
+        known = {**LLAMA, **(DEEPSEEK if row.get("latent") else {}), **row.get("names", {})}
+        names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
+        family = Family(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
+        yield from ((name, family) for name in row["model_types"])
+
+
+BY_TYPE = dict(_families())
+"""Value of `model_type` in a Hugging Face config.json -> family."""
 FUSED: list[list[str]] = ROWS["fused"]
 """Names in one parent module that vLLM loads as one; a group counts where the checkpoint has all of them."""
 _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")

@@ -12,21 +12,14 @@ quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py; c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
-from bridge.interop.serving.formats import (
-    COMPRESSED,
-    ROWS,
-    scheme_of_algorithm,
-    scheme_of_fp8,
-    scheme_of_group,
-    words_of,
-)
+from bridge.interop.serving.formats import COMPRESSED, ROWS, compared, scheme_where, words_of
 from bridge.interop.serving.manifest import LARGEST
 from bridge.interop.serving.names import HEAD
 from bridge.precision import strict_yaml
@@ -112,7 +105,7 @@ class ServingConfig:
             method=method,
             model_type=model_type,
             kept=kept,
-            targets=_targets(block, method, path),
+            targets=tuple(_targets(block, method, path)),
             kv_cache=words_of(cache) if cache else str(block.get("kv_cache_quant_algo") or "") or None,
         )
         for entry in config.entries:
@@ -155,28 +148,47 @@ class ServingConfig:
         return [*self.kept, *(target for target, _ in self.targets if target != LINEAR)]
 
     def unmatched(self, names: list[str]) -> list[str]:
-        """Return the entries of a list of compressed-tensors that take none of the names; names of norms count not."""
+        """Return the entries of compressed-tensors' lists that take none of the names; those of norms do not count."""
         entries = self.entries if self.method == COMPRESSED else []
         return [entry for entry in entries if "norm" not in entry and not any(_named(entry, name) for name in names)]
 
 
-def _targets(block: Mapping[str, Any], method: str, path: str) -> tuple[tuple[str, str | None], ...]:
-    """Return the targets of a config, each with its scheme; PayloadError for groups that are none."""
+def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the targets of a config, each with its scheme; PayloadError for groups that are none."""
     if method == MODELOPT:
         layers = block.get("quantized_layers")
-        found = layers if isinstance(layers, Mapping) else {LINEAR: block}
-        algorithms = {name: str(_mapping(row).get("quant_algo", "")) for name, row in found.items()}
-        return tuple((name, scheme_of_algorithm(algorithm)) for name, algorithm in algorithms.items())
-    if method != COMPRESSED:
-        return ((LINEAR, scheme_of_fp8(block)),)
-    groups = block.get("config_groups")
-    if not isinstance(groups, Mapping):
+        for name, row in (layers if isinstance(layers, Mapping) else {LINEAR: block}).items():
+            yield name, _of_algorithm(str(_mapping(row).get("quant_algo", "")))
+    elif method != COMPRESSED:
+        yield LINEAR, _of_fp8(block)
+    elif not isinstance(block.get("config_groups"), Mapping):
         raise PayloadError(f"{path}: config_groups: must be a mapping of groups. Give a config with its groups.")
-    targets: list[tuple[str, str | None]] = []
-    for row in map(_mapping, groups.values()):
-        scheme = scheme_of_group(_mapping(row.get("weights")), _mapping(row.get("input_activations")))
-        targets += [(target, scheme) for target in _texts(row.get("targets"))]
-    return tuple(targets)
+    else:
+        for group in map(_mapping, block["config_groups"].values()):
+            scheme = _of_group(_mapping(group.get("weights")), _mapping(group.get("input_activations")))
+            yield from ((target, scheme) for target in _texts(group.get("targets")))
+
+
+def _of_algorithm(name: str) -> str | None:
+    known = scheme_where(lambda row: name.upper() in row.get("algorithms", ()), f"ModelOpt's {name}")
+    return known if name else None
+
+
+def _of_fp8(block: Mapping[str, Any]) -> str:
+    method, inputs = str(block["quant_method"]), str(block.get("activation_scheme", "dynamic"))
+    sizes = [1, 32] if method == "mxfp8" else block.get("weight_block_size")  # SGLang and MXFP8 allow no other
+    stated: dict[str, Any] = {"quant_method": method, "activation_scheme": inputs}
+    stated |= {} if sizes is None else {"weight_block_size": sizes}
+    blocks = f" in blocks of {sizes}" if sizes else ""
+    return scheme_where(lambda row: row.get("fp8") == stated, f"{method} weights{blocks}, {inputs} inputs")
+
+
+def _of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
+    if not weights:
+        return None
+    found = compared(weights), compared(inputs)
+    words = f"{words_of(weights)} weights, {words_of(inputs) if inputs else 'unquantised'} inputs"
+    return scheme_where(lambda row: found == (compared(row["weights"]), compared(row["inputs"])), words)
 
 
 def _texts(value: object) -> tuple[str, ...]:

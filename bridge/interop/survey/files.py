@@ -19,16 +19,14 @@ COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 def files_in(root: Path, skipped: list[str], limits: list[str]) -> Iterator[tuple[Path, str]]:
     """Yield each file with its name below the root, in the order of the names, files before folders.
 
-    `skipped` are names of folders that are passed over, in addition to hidden ones. `limits` takes a clause for each
-    part of the folder that was left out; it is complete at the end of the walk.
+    Folders named in `skipped`, and hidden ones, are passed over. `limits` takes a clause for each part left out.
     """
 
     def refuse(error: OSError) -> None:
         name = _printable(Path(error.filename).relative_to(root))
         limits.append(f"{name} cannot be opened: {error.strerror or type(error).__name__}")
 
-    left_out: Counter[str] = Counter()
-    taken = 0
+    left_out, taken = Counter[str](), 0
     for path, folders, names in os.walk(root, onerror=refuse):
         here = Path(path)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)

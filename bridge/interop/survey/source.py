@@ -27,11 +27,11 @@ MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
 RECIPE = re.compile(r"(?:bf16|fp16)_\w*mixed")
 STATING = {
-    "get_mixed_precision_config": ("name",),
+    "get_mixed_precision_config": ("0", "name"),
     "ConfigContainer": ("mixed_precision",),
     "MixedPrecisionConfig": ("bf16", "fp16", "fp32", "fp8", "fp4"),
 }
-"""Callee of Megatron Bridge -> its arguments that state a precision."""
+"""Callee of Megatron Bridge -> its arguments that state a precision, the first positional one as "0"."""
 WORDS = re.compile("|".join((*STATING, RECIPE.pattern, nemo2.PLUGIN, *nemo2.RECIPES)))
 LOOKS = re.compile(r"mixed_precision|ConfigContainer|MixedPrecisionConfig|(?:import|from) nemo|" + nemo2.PLUGIN)
 """Text of which some stands in every file with such a call: others need no parsing."""
@@ -66,20 +66,18 @@ class Source:
         decider = ROWS["open"].get(run.system.name) if is_fp32 else None
         if not imported.mode_is_stated:
             decider = f"{imported.decided_by} decides"
-        source = cls(
+        stated = precision(config) if decider is None else None
+        return cls(
             path=name,
             system=run.system.name,
             kind=kind,
-            says=": ".join(filter(None, (says, decider))),
+            says=": ".join(filter(None, (says, decider))) or str(stated),
+            precision=stated,
             run=run.source["run"],
+            semantics=imported.semantics if stated else None,
+            recipe=imported.recipe if stated else None,
             evidence=run.evidence,
             unmapped=len(imported.unmapped),
-        )
-        if decider is not None:
-            return source
-        found = precision(config)
-        return replace(
-            source, says=says or found, precision=found, semantics=imported.semantics, recipe=imported.recipe
         )
 
 
@@ -112,20 +110,13 @@ def of_matchers(document: Document, name: str) -> Source:
     recipe = Matchers.of(document.mapping)
     matchers = recipe.matchers if recipe is not None else ()
     rows = [f"{one.select} -> {'high precision' if one.precision == HIGH else one.precision}" for one in matchers]
-    return Source(
-        path=name,
-        system="te-precision-file",
-        kind="per module",
-        says="; ".join(rows) or "no matcher is enabled",
-        evidence="has `configs` and `matchers`, as files for --te-precision-config-file do",
-    )
+    says = "; ".join(rows) or "no matcher is enabled"
+    evidence = "has `configs` and `matchers`, as files for --te-precision-config-file do"
+    return Source(path=name, system="te-precision-file", kind="per module", says=says, evidence=evidence)
 
 
 def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterator[Source]:
-    """Yield the sources in a program, one for each precision that it states.
-
-    `unread` takes file and line of calls whose arguments their system refuses, with the reason.
-    """
+    """Yield a source for each precision that a program states; `unread` takes the calls that their system refuses."""
     if LOOKS.search(document.text) is None:
         return
     program = program_of(document.text, document.path, WORDS.fullmatch)
@@ -151,22 +142,16 @@ def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterato
 
 
 def _stated_by(call: Call) -> tuple[str, Any]:
-    """Return what a call of Megatron Bridge states, as written, and the payload of its import.
-
-    Nothing is written where it states no precision, and there is no payload where only a run knows its arguments.
-    """
+    """Return what a call of Megatron Bridge states, as written or empty, and its import's payload or None."""
     keys = [key for key in STATING.get(call.name, ()) if key in call.written]
-    written = ", ".join(f"{key}={call.written[key]}" for key in keys)
-    payload: Any = None
-    if RECIPE.fullmatch(call.name):
-        payload = call.name
-    elif keys and call.name == "MixedPrecisionConfig":
+    is_recipe = RECIPE.fullmatch(call.name) is not None
+    if not (keys or is_recipe):
+        return "", None
+    payload: Any = call.name if is_recipe else None
+    if keys and call.name == "MixedPrecisionConfig":
         payload = None if call.undecided else {"_target_": call.name, **call.arguments}
     elif keys:
-        payload = call.arguments.get(keys[0])
-    elif call.name == "get_mixed_precision_config" and call.positional:
-        written, payload = call.written["0"], call.positional[0]
-    else:
-        return "", None
+        payload = call.positional[0] if keys[0] == "0" else call.arguments.get(keys[0])
+    written = ", ".join(call.written[key] if key == "0" else f"{key}={call.written[key]}" for key in keys)
     says = f"{call.written['']}({written})"
     return (f"{says}, decided at run time" if payload is None else says), payload

@@ -58,16 +58,15 @@ class Survey:
         return len({source.precision for source in self.ranked}) <= 1
 
     @property
-    def semantics(self) -> tuple[str, ...]:
-        """The semantics of the sources that state the precision of a run, each once."""
-        return tuple(dict.fromkeys(source.semantics for source in self.ranked if source.semantics is not None))
+    def top(self) -> list[Source]:
+        """The sources of the kind that wins."""
+        ranked = self.ranked
+        return [source for source in ranked if source.kind == ranked[0].kind]
 
     @property
     def winner(self) -> Source | None:
         """The source that wins, None where nothing was found or the first place is shared by two that differ."""
-        ranked = self.ranked
-        top = [source for source in ranked if source.kind == ranked[0].kind]
-        return top[0] if len({source.precision for source in top}) == 1 else None
+        return self.top[0] if len({source.precision for source in self.top}) == 1 else None
 
 
 def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> Survey:
@@ -96,13 +95,11 @@ class _Reader:
     """Reads file after file."""
 
     def __init__(self) -> None:
-        self.found: list[Source] = []
-        self.unread: dict[str, str] = {}
+        self.found, self.unread = list[Source](), dict[str, str]()
         self.named: set[str] = set()
         """File names of the programs that scripts start, and of the JSON that other files name."""
 
     def read(self, document: Document, name: str) -> None:
-        """Read one file; raises BridgeError where it is broken."""
         if document.kind != "json":
             self.named.update(JSON_NAME.findall(COMMENTS.sub("", document.text)))
         if document.kind == "env":
@@ -135,10 +132,8 @@ class _Reader:
 
 def _of_configuration(document: Document, name: str) -> list[Source]:
     """Return the sources in a configuration of a system that is certain enough: a project is full of other YAML."""
-    looks = candidates(document)
     if is_per_module(document.mapping):
         return [of_matchers(document, name)]
-    if not looks or looks[0][1].certainty < CERTAIN:
-        return []
-    kind = ROWS["configurations"].get(looks[0][0].name, "training file")
-    return [Source.of(run, name, kind) for run in runs_of(document)]
+    likely = [system for system, found in candidates(document)[:1] if found.certainty >= CERTAIN]
+    kinds = [ROWS["configurations"].get(system.name, "training file") for system in likely]
+    return [Source.of(run, name, kind) for kind in kinds for run in runs_of(document)]

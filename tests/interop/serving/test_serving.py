@@ -1,6 +1,7 @@
 """Hand-over to serving systems: names and configs against the real libraries, and configs that were published."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_modules_that_vllm_fuses_need_one_scheme(tmp_path: Path) -> None:
     assert not [entry for entry in export(mixed, "sglang").unmapped if latent in str(entry)]
     assert compare(mixed, served(mixed, "vllm"), "vllm").differences == ()
     stored, config_file = tmp_path / "manifest.json", tmp_path / "config.json"
-    stored.write_text(json.dumps(mixed.to_dict()))
+    stored.write_text(json.dumps(asdict(mixed)))
     config_file.write_text(json.dumps(export(mixed, "vllm").payload))
     assert main(["manifest", "--run", str(stored), "--against", str(config_file)]) == 1
 
@@ -249,7 +250,7 @@ def test_modules_without_a_name_are_reported_and_not_guessed(capsys: pytest.Capt
 def test_a_manifest_is_read_again_and_a_record_overrules_the_plan(tmp_path: Path) -> None:
     trained = manifest("qwen3_moe")
     file = tmp_path / "manifest.json"
-    file.write_text(json.dumps(trained.to_dict()))
+    file.write_text(json.dumps(asdict(trained)))
     assert Manifest.read(file) == trained
     plan = planned("qwen3_moe", SCHEMES["blockwise"])
     rows = [("2", "linear_qkv", "bf16", "none"), ("3", "experts.linear_fc2", "e4m3", "blockwise")]
