@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from bridge.interop.survey.survey import Source, Survey
+    from bridge.interop.survey.source import Source
+    from bridge.interop.survey.survey import Survey
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def _sources(chosen: argparse.Namespace) -> None:
 
 
 def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
-    from bridge.interop.survey.survey import ORDER
+    from bridge.interop.survey.source import ORDER
 
     if not found.sources:
         yield "No source of precision was found."

@@ -47,18 +47,17 @@ class Test(NamedTuple):
         return Test(holds, (self.is_open or other.is_open) and not is_decided, self.defaults + other.defaults)
 
 
-def answer(words: Sequence[str], *, is_double: bool) -> Test:
-    """Return what the words inside `[ ... ]` or, where `is_double`, `[[ ... ]]` say."""
+def answer(words: Sequence[str]) -> Test:
+    """Return what the words inside `[ ... ]` or `[[ ... ]]` say; a text is a pattern in both."""
     for signs, is_or in JOINTS:
         for place in range(1, len(words) - 1):
             if words[place] in signs:
-                left, right = (answer(side, is_double=is_double) for side in (words[:place], words[place + 1 :]))
-                return left.joined(right, is_or=is_or)
+                return answer(words[:place]).joined(answer(words[place + 1 :]), is_or=is_or)
     words = [word for word in words if word not in ("(", ")")]
     if words[:1] == ["!"]:
-        return answer(words[1:], is_double=is_double).negated
+        return answer(words[1:]).negated
     equal = _equality(words[0], [words[2]]) if len(words) == 3 and words[1] in EQUALITY else None
-    return _test(words, _compared([Word.of(word).with_nothing_set for word in words], is_double), equal)
+    return _test(words, _compared([Word.of(word).with_nothing_set for word in words]), equal)
 
 
 def matched(subject: str, patterns: Sequence[str]) -> Test:
@@ -75,7 +74,7 @@ def _test(words: Sequence[str], holds: bool | None, equal: tuple[str, str] | Non
     return Test(bool(holds), holds is None or any(word.is_unknown for word in known), defaults, equal)
 
 
-def _compared(words: list[str], is_double: bool) -> bool | None:
+def _compared(words: list[str]) -> bool | None:
     """Return the answer of a comparison, None for one that is not known here."""
     if len(words) == 1:
         return bool(words[0])
@@ -85,7 +84,7 @@ def _compared(words: list[str], is_double: bool) -> bool | None:
         return None
     left, sign, right = words
     if sign in EQUALITY:
-        return (fnmatchcase(left, right) if is_double else left == right) == (sign != "!=")
+        return fnmatchcase(left, right) == (sign != "!=")
     if sign in NUMERIC and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
         return bool(NUMERIC[sign](int(left), int(right)))
     return None

@@ -189,9 +189,9 @@ class Reader(Variables):
             return left.joined(right, is_or=node.children[1].type == "||") if left and right else None
         if kind == "test_command" and first in ("[", "[["):
             words = [self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)]
-            return answer(words, is_double=first == "[[")
+            return answer(words)
         if kind == "command" and name_of(node) == "test":
-            return answer([self.text(one) for one in node.children[1:] if one.type in WORDS], is_double=False)
+            return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
             return Test(holds=ANSWERS[name_of(node)], is_open=False)
         return Test(holds=False) if kind == "test_command" or first == "((" else None

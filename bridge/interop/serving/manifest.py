@@ -97,8 +97,8 @@ class Manifest:
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,
-            family=family.name if family is not None else None,
-            plain=family.plain if family is not None else (),
+            family=family.name,
+            plain=family.plain,
             rows=tuple(rows),
             notes=tuple(notes),
         )
@@ -131,7 +131,7 @@ class Manifest:
         return tuple(sorted(dict.fromkeys(found), key=lambda name: -found.count(name)))
 
 
-def _planned(plan: PrecisionPlan, family: Family | None, layer: PlanLayer, module: PlanModule) -> ManifestRow:
+def _planned(plan: PrecisionPlan, family: Family, layer: PlanLayer, module: PlanModule) -> ManifestRow:
     path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
     forward = module.row("fprop") or module.row("forward")
     multiplied = forward.format if forward is not None else plan.settings.mode
@@ -143,5 +143,5 @@ def _planned(plan: PrecisionPlan, family: Family | None, layer: PlanLayer, modul
         scheme=module.scheme if multiplied in LOW else None,
         format=multiplied,
         copies=plan.shape.experts.num_experts if is_expert and plan.shape.experts is not None else 1,
-        served=family.served(path, plan.shape.num_layers) if family is not None else (),
+        served=family.served(path, plan.shape.num_layers),
     )

@@ -35,7 +35,7 @@ def place_of(path: str) -> tuple[str, int, str]:
 class Family:
     """Models whose checkpoints name their modules alike, a row of `rows/serving.yaml`."""
 
-    name: str
+    name: str | None
     names: Mapping[str, tuple[str, ...]]
     """Megatron's name within a layer -> the names there."""
     plain: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Family:
         """
         block, number, inner = place_of(path)
         if not block:
-            return (HEAD,) if inner == "output_layer" else ()
+            return (HEAD,) if self.names and inner == "output_layer" else ()
         if block == "mtp" and "eh_proj" not in self.names:
             return ()
         layer = number + num_layers if block == "mtp" else number
@@ -65,14 +65,16 @@ def _families() -> Iterator[tuple[str, Family]]:
 
 BY_TYPE = dict(_families())
 """Value of `model_type` in a Hugging Face config.json -> family."""
+NONE = Family(name=None, names={})
+"""The family of a model whose names are not known."""
 FUSED: list[list[str]] = ROWS["fused"]
 """Names in one parent module that vLLM loads as one; a group counts where the checkpoint has all of them."""
 _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
 """Layer and parent module; all experts of a layer are one module."""
 
 
-def family_of(shape: ModelShape, model_type: str | None = None) -> Family | None:
-    """Return the family that `model_type` of the Hugging Face config decides; None where a shape fits several or none.
+def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
+    """Return the family of a `model_type` of the Hugging Face config, else the only one that fits the shape, or `NONE`.
 
     RunConfigError where no family has this model type.
     """
@@ -82,12 +84,12 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family | None
     if model_type is not None:
         return BY_TYPE[model_type]
     if shape.is_hybrid or not shape.gated_linear_unit or shape.attention_output_gate:
-        return None
+        return NONE
     if shape.latent is not None:
         return BY_TYPE["deepseek_v3"]
     if shape.experts is None:
         return BY_TYPE["llama"]
-    return BY_TYPE["qwen2_moe"] if shape.experts.shared_gate else None
+    return BY_TYPE["qwen2_moe"] if shape.experts.shared_gate else NONE
 
 
 def split(schemes: Mapping[str, str | None]) -> Iterator[str]:

@@ -19,8 +19,6 @@ from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
 from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_matchers, of_program, of_variables
 from bridge.interop.systems import candidates
 
-__all__ = ["ORDER", "Source", "Survey", "survey"]
-
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
 """Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")

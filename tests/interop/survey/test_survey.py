@@ -12,7 +12,8 @@ from bridge.errors import PayloadError
 from bridge.interop.reading.document import Document
 from bridge.interop.survey import files as project_files
 from bridge.interop.survey import survey as project_module
-from bridge.interop.survey.survey import ORDER, Survey, survey
+from bridge.interop.survey.source import ORDER
+from bridge.interop.survey.survey import Survey, survey
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 ACCELERATE = (
