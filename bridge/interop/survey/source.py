@@ -89,9 +89,8 @@ def precision(config: MixedPrecisionConfig) -> str:
     return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype
 
 
-def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> list[Source]:
-    """Return a source for each variable that bears on precision; one that is set to several values is several."""
-    found = []
+def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> Iterator[Source]:
+    """Yield a source for each variable that bears on precision; one that is set to several values is several."""
     known = sorted({(name, value) for name, value in pairs if VARIABLES.fullmatch(name)})
     of_accelerate = {name: value for name, value in known if name.startswith("ACCELERATE_")}
     for name, value in known:
@@ -101,8 +100,7 @@ def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> list
             with suppress(BridgeError):
                 stated = precision(accelerate.import_({**of_accelerate, name: value}).config)
         system, says = str(reader and reader.lastgroup), f"{name}={value}"
-        found.append(Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}"))
-    return found
+        yield Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}")
 
 
 def of_matchers(document: Document, name: str) -> Source:
