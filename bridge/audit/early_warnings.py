@@ -188,20 +188,6 @@ WARNINGS = {
 """All early warnings by name."""
 
 
-class Standing:
-    """The warnings that stand in a run at the last look."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-
-    def begun(self, signs: Signs) -> list[str]:
-        """Return the sentences of the warnings that did not stand at the look before."""
-        found = early_warnings(signs)
-        new = [f"Early warning {name}: {sentence}" for name, sentence in found if name not in self._names]
-        self._names = {name for name, _ in found}
-        return new
-
-
 def early_warnings(signs: Signs) -> list[tuple[str, str]]:
     """Return (name, sentence) of each warning that stands."""
     found = ((name, row.look(signs)) for name, row in WARNINGS.items() if name not in signs.silenced)

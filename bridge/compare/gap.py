@@ -230,13 +230,12 @@ def _weighted(rows: Losses, weights: Losses) -> Losses:
 
 def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
     weights = np.diff(steps, prepend=0).astype(np.float64)
-    means, lows, highs, ends = [], [], [], []
+    points = []
     for block in np.array_split(np.arange(len(steps)), min(POINTS, len(steps))):
         level = np.average(base[:, block], axis=1, weights=weights[block]).mean()
         per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
         low, high = interval_of(per_seed)
-        means.append(float(per_seed.mean()))
-        lows.append(means[-1] if low is None else low)
-        highs.append(means[-1] if high is None else high)
-        ends.append(int(steps[block[-1]]))
-    return GapCurve(steps=tuple(ends), mean=tuple(means), low=tuple(lows), high=tuple(highs))
+        mean = float(per_seed.mean())
+        points.append((int(steps[block[-1]]), mean, mean if low is None else low, mean if high is None else high))
+    ends, means, lows, highs = zip(*points, strict=True)
+    return GapCurve(steps=ends, mean=means, low=lows, high=highs)

@@ -30,9 +30,12 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
             ("loss scale", f"{last['loss_scale']:g}"),
             ("gradient norm", cell(last["grad_norm"])),
             ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
-            *_step_time(run, last),
-            ("skipped steps", str(last["skipped_steps"])),
         ]
+        batch, speed = run.config.get("train", {}).get("global_batch_size"), last["tokens_per_second"]
+        length = run.config.get("model", {}).get("seq_length")
+        if batch and length and speed:
+            rows.append(("seconds per step", f"{batch * length / speed:.3g}"))
+        rows.append(("skipped steps", str(last["skipped_steps"])))
     if validation:
         rows.append(("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}"))
     record = run.record
@@ -49,13 +52,6 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
     ]
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
     return Group(facts(rows, title=title), *warnings)
-
-
-def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:
-    batch, length = run.config.get("train", {}).get("global_batch_size"), run.config.get("model", {}).get("seq_length")
-    if not (batch and length and last["tokens_per_second"]):
-        return []
-    return [("seconds per step", f"{batch * length / last['tokens_per_second']:.3g}")]
 
 
 def _quantisation(run: RunFolder) -> list[tuple[str, str]]:

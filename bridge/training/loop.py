@@ -9,13 +9,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
-from bridge.audit.early_warnings import Signs, Standing
+from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.checkpoint.lock import folder_lock
 from bridge.checkpoint.manifest import digest
 from bridge.errors import TrainingError
@@ -137,23 +137,27 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
         plot_quantisation(run_dir / "quantisation.png", metrics.quantisation, title=precision_label(run.config))
 
 
-def _signs(run: Run, audit: Audit, metrics: Metrics) -> Signs:
-    """Return the values of the run so far that early warnings look at."""
+def _warn(run: Run, audit: Audit, metrics: Metrics, screen: Display, standing: Collection[str]) -> Collection[str]:
+    """Show the early warnings that did not stand at the look before, and return the names of those that stand."""
     optimizer = run.config.optimizer
     is_dynamic = getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None
-    return Signs(
+    signs = Signs(
         train=metrics.train,
         quantisation=metrics.quantisation,
         health=audit.record.health,
         smallest_scale=getattr(optimizer, "min_loss_scale", None) if is_dynamic else None,
         silenced=run.config.silence,
     )
+    found = dict(early_warnings(signs))
+    for name in (one for one in found if one not in standing):
+        screen.note(f"Early warning {name}: {found[name]}")
+    return found
 
 
 def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
-    standing = Standing()
+    standing: Collection[str] = ()
     while not run.is_over:
         result = _timed_step(run, audit, source)
         is_measured = run.telemetry.step == run.iteration
@@ -171,8 +175,7 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
             metrics.add(record)
             screen.logged(record)
         if is_logged or is_measured:
-            for sentence in standing.begun(_signs(run, audit, metrics)):
-                screen.note(sentence)
+            standing = _warn(run, audit, metrics, screen, standing)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
             _validate(run, metrics, screen)
         is_last = ends and (run.config.checkpoint.save_last or not run.is_done)
