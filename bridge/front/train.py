@@ -29,7 +29,7 @@ from bridge.preflight.check import Report, check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
-from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE
+from bridge.rules.own_run.refusals import RULES
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import last_sync
 from bridge.training.config import ConfigContainer
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bridge.compare.comparison import Comparison
 
 FINDINGS = "findings.json"
-OF_THE_BUILD = frozenset({NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE})
+OF_THE_BUILD = frozenset(rule.id for rule in RULES)
 """Rules that `require_startable` asks next, and that no silence lets pass."""
 
 log = logging.getLogger("train")

@@ -23,12 +23,13 @@ from bridge.front.decode import container
 from bridge.front.loader import run_of
 from bridge.front.problems import GivenRun
 from bridge.plan.fit import SIZES
+from bridge.precision.fields import default_of
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.own_run.refusals import class_defaults, unhonoured
+from bridge.rules.own_run.refusals import unhonoured
 
 ANOTHER_MODEL = frozenset(
     f"model.{name}"
@@ -113,15 +114,14 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         held = sections[name]
         sizes = {key: value for one in rounds for key, value in one.fields().items() if value not in (1, None, False)}
         values = {**held, **(sizes if name == "model" else {})}
-        known = {field.name for field in dataclasses.fields(owner)}
+        defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
         backend = sections["precision_backend"]
-        defaults = class_defaults(owner)
         for key in [key for key in held if held[key] is None and defaults.get(key) is not None]:
             del held[key]  # a file of a later release has null where this class takes none
-        faults = unhonoured(name, values, defaults, backend=backend)
-        refused = {fault.path: fault.rule for fault in faults}
+        faults = [fault for _, fault in unhonoured(name, values, backend=backend)]
+        refused = {str(fault.path): fault.words["clause"] for fault in faults}
         absent = "the configs of this Megatron Core have no such field"
-        refused |= {f"{name}.{key}": absent for key in held if key not in known}
+        refused |= {f"{name}.{key}": absent for key in held if key not in defaults}
         for path, reason in refused.items():
             key = path.partition(".")[2]
             held.pop(key, None)

@@ -27,12 +27,11 @@ from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.step import StepResult, Trainer
 from bridge.precision.subjects import ASKED, IMPOSSIBLE
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.own_run.refusals import require_honoured
 from bridge.sync.schedule import Phase, PrecisionSchedule
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.values import batch_fault
+from bridge.training.values import batch_fault, require_honoured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,7 +209,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     schedule = config.precision_schedule if isinstance(config.precision_schedule, PrecisionSchedule) else None
     phases = models_of(config)
     backend = choose_backend_of_phases(config.precision_backend, phases) if backend is None else backend
-    require_honoured(config.model, config.optimizer, config.ddp, backend=backend.name)
+    require_honoured(config, backend=backend.name)
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
     splits = _splits(config, corpus)
     adapted, notes = run_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)

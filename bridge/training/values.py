@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -15,8 +15,12 @@ from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.backend import BACKENDS
 from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
+from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.own_run.refusals import run_faults
+from bridge.rules.rule import ask
+from bridge.rules.rulebook import BY_ID
+from bridge.rules.shape.parallel import Parallel
+from bridge.rules.target import target_of
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.metrics import PACKAGES
 
@@ -56,6 +60,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """Key of a run -> the only values that it can have; of the schedule they are Megatron's."""
 
 
+OF_CONFIGS = ("PB407", "PB701", "PB702", "PB703")
+"""Rules of a run that its configs show before the precision is written into them."""
+
+
 def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
     """Return everything that shows before data and model are built; `origin_of` says who set a dotted key."""
     faults = value_faults(config, origin_of)
@@ -79,7 +87,22 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
     backend = config.precision_backend
     if backend == "auto":
         backend = "emulated" if missing_for_te(scheme) else "te"
-    return run_faults(config.model, config.optimizer, config.ddp, backend=backend)
+    return refusals(config, backend=backend, rules=OF_CONFIGS)
+
+
+def refusals(config: ConfigContainer, *, backend: str, rules: Iterable[str]) -> list[Finding]:
+    """Return the faults that some rules find in model, optimizer and DDP config as they are."""
+    sections = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
+    run = Setup(**sections, target=target_of(None), backend=backend, is_own=True)
+    return [found for found in ask([BY_ID[name] for name in rules], run) if found.severity == "error"]
+
+
+def require_honoured(config: ConfigContainer, *, backend: str) -> None:
+    """Refuse a run whose configs ask for something that would silently be left out, or whose layers do not divide."""
+    faults = refusals(config, backend=backend, rules=("PB109", *OF_CONFIGS))
+    if faults:
+        raise RunConfigError("\n".join(f"{fault.id} {fault}" for fault in faults))
+    Parallel.of(config.model).places(config.model.num_layers)
 
 
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:

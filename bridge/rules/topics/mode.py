@@ -41,7 +41,9 @@ def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
 def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
     if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
         return []  # Megatron's __post_init__ makes it FP32
-    is_local = run.model.transformer_impl == "local" or (run.is_own and run.backend != "te_cpu" and not run.has_gpu)
+    is_local = run.model.transformer_impl == "local" or (
+        run.is_own and run.backend not in ("te", "te_cpu") and not run.has_gpu
+    )
     sent = sent_between_stages(vars(run.model), run.mcore, is_local=is_local)
     return [Violation(sent=sent)] if sent not in (run.model.pipeline_dtype, None) else []
 
