@@ -158,7 +158,7 @@ def _require_strict(run: RunValues) -> None:
     sections = {key: read_section(key, run.section(key)) for key in ROLES}
     for section in sections.values():
         for wrong in section.malformed:
-            run.problems.add(wrong.path, wrong.why, wrong.value, "Correct it")
+            run.problems.add(wrong.path, wrong.rule, wrong.value, "Correct it")
     for key in NAMES:
         for name, value in sections[key].unknown.items():
             near = nearest_fields(key, name)

@@ -11,13 +11,14 @@ the run will find.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, View, reading_of
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
@@ -255,7 +256,7 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
 
 
 def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
-    views = {role: View({**DEFAULTS[role], **reading_of(config)}) for role in PRECISION_OWNERS}
+    views = {role: SimpleNamespace(**{**DEFAULTS[role], **reading_of(config)}) for role in PRECISION_OWNERS}
     run = RuleContext(config, views=views, target=target)
     run.read_owners()
     run.read_target(backend=None, environment=None)

@@ -15,17 +15,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
+from bridge.errors import BridgeError, Finding, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, View
+from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.fields import gradient_dtypes
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
-from bridge.rules.section import ROLES, Malformed
+from bridge.rules.section import ROLES
 from bridge.rules.target import Target, target_of
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Origins, Prediction, predict
@@ -82,7 +83,7 @@ class Setup(RuleContext):
         super().__init__(
             run.precision,
             rows=run.rows,
-            views={role: View(values) for role, values in run.values.items()},
+            views={role: SimpleNamespace(**values) for role, values in run.values.items()},
             given=frozenset(role for role, section in run.sections.items() if section.is_given),
             target=run.target,
             origins=origins,
@@ -104,7 +105,7 @@ class Setup(RuleContext):
             try:
                 stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
             except PrecisionTypeError as error:
-                self.malformed.append(Malformed(path=error.path, value=value, why=error.rule))
+                self.malformed.append(Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value))
         return MixedPrecisionConfig.from_dict(stated)
 
     def _read_kind(self) -> None:

@@ -8,6 +8,7 @@ Megatron has none (`seq_length`, `target.te`), None stands for "not known", and 
 from __future__ import annotations
 
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
@@ -22,28 +23,10 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel
-    from bridge.rules.violation import Violation
     from bridge.sync.report import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
 FAMILIES = ("fp8", "fp4")
-NAMES_OF = {
-    f"{family}_{name}": (f"{family}_param_gather", f"{family}_param")
-    for family in FAMILIES
-    for name in ("param", "param_gather")
-}
-"""Field with two names -> both, the one that is read where they differ first."""
-
-
-class View:
-    """The values of one config as attributes, dtypes as tokens; the dictionary is shared, not copied."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.__dict__ = values
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
 
 class OffSwitch(NamedTuple):
@@ -68,8 +51,7 @@ def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
 
 
 def _owner_of(field: str) -> str | None:
-    roles = [role for role in PRECISION_OWNERS if field in DEFAULTS[role]]
-    return roles[0] if roles else None
+    return next((role for role in PRECISION_OWNERS if field in DEFAULTS[role]), None)
 
 
 def reading_of(config: PrecisionConfig) -> dict[str, Any]:
@@ -83,11 +65,11 @@ def reading_of(config: PrecisionConfig) -> dict[str, Any]:
 class RuleContext:
     """The facts that a rule is asked about. Read-only by intent; made again each time.
 
-    A context has the attributes of what it knows and no others: a row that reads more than its `needs` fails at once.
+    A context has the attributes of what it knows and no others: a row that reads more than that fails at once.
 
     Args:
         precision: The config; None: the owners keep their own settings.
-        views: Role -> values of that config after the plan.
+        views: Role -> values of that config after the plan, as attributes, dtypes as tokens.
         given: Roles of the configs that are there.
         rows: The plan that made the values.
         scheme: The scaling scheme of the run where it is known already.
@@ -116,6 +98,8 @@ class RuleContext:
     """The run is one of scripts/train.py."""
     is_bridge: bool
     """Megatron Bridge wrote the run's file."""
+    overflow: Any
+    """The violation of the fullest rank, where it needs more memory than its GPU has; None elsewhere."""
 
     def __init__(
         self,
@@ -145,7 +129,7 @@ class RuleContext:
     @classmethod
     def of_precision(cls, config: PrecisionConfig) -> RuleContext:
         """Return the context of a config alone: every owner holds what the config reads as."""
-        return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
+        return cls(config, views=dict.fromkeys(PRECISION_OWNERS, SimpleNamespace(**reading_of(config))))
 
     def _read_precision(self, scheme: str | None) -> None:
         model, ddp = self.model, self.ddp
@@ -196,11 +180,6 @@ class RuleContext:
         """The layout; what cannot be read of it is left out."""
         layout: Parallel = self.prediction.layout_and_faults[0]
         return layout
-
-    @cached_property
-    def overflow(self) -> Violation | None:
-        """The fullest rank, where it needs more memory than its GPU has."""
-        raise NotImplementedError
 
     def read_target(self, backend: str | None, environment: Mapping[str, str] | None) -> None:
         """Set what is known of the GPUs of the run, their libraries and its variables.
@@ -274,8 +253,6 @@ class RuleContext:
         """Return the source that set a path, or None where that is not known."""
         section, _, name = path.partition(".")
         if section == "mixed_precision" and self.precision is not None:
-            for known in NAMES_OF.get(name, (name,)):
-                if known in self.stated:
-                    return self.precision.sources.get(known) or "stated"
-            return None
+            is_stated = name in self.precision.field_names() and self.precision.is_stated(name)
+            return self.precision.source_of(name) if is_stated else None
         return self._origins(path) if self._origins is not None and section in self.views else None

@@ -47,7 +47,6 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "position_embedding_type": ("any", None),
         "fp16_lm_cross_entropy": ("bool", False),
         "share_embeddings_and_output_weights": ("bool", False),
-        "torch_compile": ("bool", False),
         "hybrid_override_pattern": ("any", None),
         "hybrid_layer_pattern": ("any", None),
         "hybrid_attention_ratio": ("float", None),
@@ -60,14 +59,10 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "global_batch_size": ("int", None),
         "train_iters": ("int", None),
         "check_for_nan_in_loss": ("bool", True),
-        "torch_compile": ("bool", False),
-        "stream_ckpt_dequant": ("bool", False),
     },
     "data": {
         "seq_length": ("int", None),
         "vocab_size": ("int", None),
-        "pad_multiple": ("int", None),
-        "packing": ("bool", False),
     },
     "peft": {
         "type": ("any", None),
@@ -94,12 +89,6 @@ def _versions(releases: list[str], known: list[str]) -> VersionRange:
     limits = [f">={numbers[first]}"] if first else []
     limits += [f"<{numbers[last + 1]}"] if last + 1 < len(known) else []
     return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
-
-
-def releases() -> tuple[Version, Version]:
-    """Return the first and the last release of Megatron Core that the fields, and the tests, are of."""
-    known = known_releases()
-    return known[0], known[-1]
 
 
 def known_releases() -> tuple[Version, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.errors import WrongValueError
+from bridge.errors import Finding, WrongValueError
 from bridge.precision.fields import default_of
 from bridge.precision.values import coerce, dtype_token
 from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
@@ -31,24 +31,14 @@ _ROWS = {role: {name: (_PLAIN.get(row.kind, ()), row) for name, row in rows.item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Malformed:
-    """A value that is not of its field's type."""
-
-    path: str
-    """section.field."""
-    value: Any
-    why: str
-    """The type it must have, as a clause."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
     """The values of a section."""
 
     values: Mapping[str, Any]
     """Field -> value in one form; the class default where none is given."""
     is_given: bool = True
-    malformed: tuple[Malformed, ...] = ()
+    malformed: tuple[Finding, ...] = ()
+    """Values that are not of their field's type."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a mapping that no version of Megatron has -> their values."""
     newer: Mapping[str, Any] = field(default_factory=dict)
@@ -105,7 +95,7 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
         return Section(values=values, is_given=False)
     rows = _ROWS[role]
     unknown: dict[str, Any] = {}
-    malformed: list[Malformed] = []
+    malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
     given: Mapping[str, Any] = owner if is_mapping else attributes or attributes_of(role, owner)  # type: ignore[assignment]
     for name, value in given.items():
@@ -147,7 +137,7 @@ def _newer(role: str, owner: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != default_of(fields[name])}
 
 
-def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Malformed]) -> None:
+def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Finding]) -> None:
     """Store a value in its one form, or note that it has none."""
     if value is None:
         if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE:
@@ -159,7 +149,7 @@ def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malform
     try:
         values[row.name] = _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, switch=True)
     except WrongValueError as error:
-        malformed.append(Malformed(path=f"{role}.{row.name}", value=value, why=error.rule))
+        malformed.append(Finding(path=f"{role}.{row.name}", rule=error.rule, remedy="Correct it.", value=value))
 
 
 def _dtype(value: Any) -> str | None:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding, SyncCheckError, SyncConflictError, UnknownPolicyError, close_matches, did_you_mean
@@ -19,7 +20,7 @@ from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, View, reading_of
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.inert import BUFFER
 from bridge.rules.rule import RuleFinding, ask
@@ -438,7 +439,7 @@ def sync_findings(
     for row in rows:
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
-    views = {role: View(of_role) for role, of_role in values.items()}
+    views = {role: SimpleNamespace(**of_role) for role, of_role in values.items()}
     given, target = frozenset(owners), _installed()
     context = RuleContext(config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last)
     context.read_owners()

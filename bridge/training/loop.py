@@ -27,7 +27,7 @@ from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.step import StepResult
 from bridge.report.curves import plot_loss, points
 from bridge.report.quantisation import plot_quantisation
-from bridge.rules.fields import releases
+from bridge.rules.fields import known_releases
 from bridge.rules.versions import Version, installed
 from bridge.training.audit import Audit
 from bridge.training.config import ConfigContainer
@@ -117,7 +117,7 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
 
 def warn_of_untested(version: Version | None) -> None:
     """Log a warning for a megatron-core that is older or newer than the releases of the tests."""
-    first, last = releases()
+    first, *_, last = known_releases()
     if version is not None and not first <= version <= last:
         log.warning(
             "megatron-core: the tested releases are %s to %s, got %s. Compare a short run.", first, last, version

@@ -92,7 +92,7 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
 
 def refusals(config: ConfigContainer, *, backend: str, rules: Iterable[str]) -> list[Finding]:
     """Return the faults that some rules find in model, optimizer and DDP config as they are."""
-    sections = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
+    sections: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
     run = Setup(**sections, target=target_of(None), backend=backend, is_own=True)
     return [found for found in ask([BY_ID[name] for name in rules], run) if found.severity == "error"]
 
@@ -102,7 +102,8 @@ def require_honoured(config: ConfigContainer, *, backend: str) -> None:
     faults = refusals(config, backend=backend, rules=("PB109", *OF_CONFIGS))
     if faults:
         raise RunConfigError("\n".join(f"{fault.id} {fault}" for fault in faults))
-    Parallel.of(config.model).places(config.model.num_layers)
+    model: Any = config.model
+    Parallel.of(model).places(model.num_layers)
 
 
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:

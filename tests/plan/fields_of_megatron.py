@@ -65,7 +65,7 @@ WITHOUT_MODULES = {
         moe_shared_expert_glu_interleave_size moe_shared_expert_overlap moe_single_grouped_bias
         moe_single_grouped_weight moe_use_grouped_tensor
         use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert use_mamba_mem_eff_path
-        use_te_activation_func mlp_chunks_for_training transformer_impl torch_compile
+        use_te_activation_func mlp_chunks_for_training transformer_impl
         batch_invariant_backend batch_invariant_mode delay_wgrad_compute defer_embedding_wgrad_compute
         wgrad_deferral_limit overlap_dispatch_backward_with_experts_wgrad
         """,

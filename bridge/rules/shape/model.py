@@ -281,7 +281,7 @@ class _Reader:
         number = derived if held is None else held
         wrong = self._malformed.get(name)
         if wrong is not None:
-            self._refuse(name, wrong.why, wrong.value, "Correct it")
+            self._refuse(name, wrong.rule, wrong.value, "Correct it")
             return max(number, least)
         if number < least:
             self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")

@@ -168,11 +168,7 @@ def read_parallel(model: Any) -> tuple[Parallel, tuple[Finding, ...]]:
     `model` is its section, or a mapping or object that is read as one. What cannot be read is left out of the layout.
     """
     section = read_section("model", model)
-    faults = [
-        model_fault(name, one.why, one.value)
-        for one in section.malformed
-        if (name := one.path.removeprefix("model.")) in SIZES
-    ]
+    faults = [one for one in section.malformed if one.path.removeprefix("model.") in SIZES]
     numbers: dict[str, int | None] = {name: section.given(name) for name in SIZES}
     for name, number in numbers.items():
         if number is not None and number < 0:

@@ -1,6 +1,5 @@
 """Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ def tokens(run: RuleContext) -> int | None:
     """
     seq = run.model.seq_length or run.data.seq_length
     batch = run.train.micro_batch_size
-    if not seq or not batch or run.data.packing or run.is_emulated:
+    if not seq or not batch or run.is_emulated:
         return None
     ranks = run.parallel.of_tokens
     return int(seq * batch // ranks) if not seq % ranks else None
@@ -84,17 +83,6 @@ def _odd_blocks(run: RuleContext) -> list[Violation]:
     return found
 
 
-def _packing(run: RuleContext) -> list[Violation]:
-    pad, alignment = run.data.pad_multiple, _alignment(run)
-    if not run.data.packing or not pad or not alignment or run.is_emulated:
-        return []
-    ranks = run.parallel
-    sequence = 2 * ranks.tensor * ranks.context if ranks.context > 1 else ranks.tensor
-    slab = alignment[0] * ranks.of_tokens
-    needed = math.lcm(sequence, slab)
-    return [Violation(needed=needed, sequence=sequence, slab=slab)] if pad % needed else []
-
-
 def _projection_width(run: RuleContext) -> list[Violation]:
     """Return the width of a mixer's input projection: Megatron asserts the whole, Transformer Engine a rank's part."""
     mixer = run.shape.state_space or run.shape.delta_net
@@ -151,17 +139,6 @@ RULES = (
         "gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
-        evidence="reported",
-    ),
-    warning(
-        id="PB504",
-        title="padding of packed sequences",
-        setting="data.pad_multiple",
-        when=_packing,
-        message="must be a multiple of {needed}: {sequence} per sequence for its context and tensor parallel parts, "
-        "{slab} per packed slab for {run.scheme}",
-        remedies=("pad to {needed}",),
-        source="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
         evidence="reported",
     ),
     error(

@@ -1,7 +1,7 @@
 """What is read of a checkpoint, and adapters on low-precision weights."""
 
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.rule import PARSER, mcore, te, warning
+from bridge.rules.rule import te, warning
 from bridge.rules.violation import Violation, all_of, violations
 
 
@@ -24,16 +24,6 @@ RULES = (
         message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
         remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
         source="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
-    ),
-    warning(
-        id="PB543",
-        title="checkpoint dequantised slice by slice",
-        setting="train.stream_ckpt_dequant",
-        versions=(mcore(since="0.19", until="0.20"),),
-        when=all_of("is_tensorwise", "train.stream_ckpt_dequant"),
-        message="weights under current scaling are scaled again per slice, which corrupts what is loaded",
-        remedies=("set it to False, as Megatron-LM's argument parser does",),
-        source=PARSER,
     ),
     warning(
         id="PB544",

@@ -156,7 +156,7 @@ RULES = (
         id="PB121",
         title="value of a wrong type",
         setting="model",
-        when=lambda run: [Violation(one.path, value=one.value, why=one.why) for one in run.malformed],
+        when=lambda run: [Violation(one.path, value=one.value, why=one.rule) for one in run.malformed],
         message="{why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
         source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",

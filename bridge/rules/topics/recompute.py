@@ -2,11 +2,7 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
-from bridge.rules.violation import all_of, violations
-
-
-def _discards_outputs(run: RuleContext) -> bool:
-    return "moe_act" in run.recomputed or "layernorm" in run.recomputed
+from bridge.rules.violation import all_of
 
 
 def _checks_for_nan(run: RuleContext) -> object:
@@ -18,22 +14,10 @@ RULES = (
         id="PB461",
         title="recomputed norm or activation under delayed scaling",
         setting="model.recompute_modules",
-        when=all_of("is_delayed", _discards_outputs),
+        when=all_of("is_delayed", lambda run: {"moe_act", "layernorm"} & {*run.recomputed}),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
         source=MODEL_CHECK,
-    ),
-    error(
-        id="PB463",
-        title="delayed scaling under torch.compile",
-        setting="train.torch_compile",
-        when=lambda run: violations(
-            {f"{one}.torch_compile": run.is_delayed and run.views[one].torch_compile for one in ("train", "model")}
-        ),
-        message="Transformer Engine refuses delayed scaling inside a compiled graph",
-        remedies=("use fp8_recipe='tensorwise'", "do not compile"),
-        source="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
-        "2759",
     ),
     warning(
         id="PB464",

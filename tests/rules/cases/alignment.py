@@ -34,10 +34,6 @@ CASES = {
             ),
         ),
     ),
-    "PB504": (
-        full(CURRENT, H100, data={"packing": True, "pad_multiple": 8}),
-        full(CURRENT, H100, data={"packing": True, "pad_multiple": 16}),
-    ),
     "PB505": (
         full(CURRENT_ALL, H100, dict(MAMBA, mamba_num_heads=130)),
         full(CURRENT_ALL, H100, dict(MAMBA, mamba_num_heads=128)),

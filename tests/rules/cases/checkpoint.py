@@ -1,6 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.checkpoint`."""
 
-from tests.rules.cases.runs import B200, BF16, CURRENT, DELAYED, H100, MXFP8, full
+from tests.rules.cases.runs import BF16, CURRENT, DELAYED, H100, full
 
 CASES = {
     "PB542": (
@@ -11,10 +11,6 @@ CASES = {
             is_resumed=True,
             environment={"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"},
         ),
-    ),
-    "PB543": (
-        full(CURRENT, H100, train={"stream_ckpt_dequant": True}),
-        full(MXFP8, B200, train={"stream_ckpt_dequant": True}),
     ),
     "PB544": (
         full(CURRENT | {"fp8_param_gather": False}, H100, peft={"dim": 8}),

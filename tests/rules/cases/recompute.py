@@ -6,7 +6,6 @@ RECOMPUTED = dict(PADDED_MOE, recompute_granularity="selective", recompute_modul
 
 CASES = {
     "PB461": (full(DELAYED, H100, RECOMPUTED), full(DELAYED, H100, dict(RECOMPUTED, recompute_modules=["core_attn"]))),
-    "PB463": (full(DELAYED, H100, train={"torch_compile": True}), full(DELAYED, H100, train={"torch_compile": False})),
     "PB464": (
         full(CURRENT, "h100x8,te2.7,cuda12.9,mcore0.19.2", dict(DENSE, cuda_graph_impl="local")),
         full(CURRENT, H100, dict(DENSE, cuda_graph_impl="local")),
