@@ -60,11 +60,8 @@ RULES = (
         title="softmax dtype of Transformer Engine's attention",
         setting="attention_softmax_in_fp32",
         when=all_of(
-            *(
-                "model.transformer_impl is transformer_engine",
-                "not is_emulated",
-                stands_out("attention_softmax_in_fp32"),
-            ),
+            *("model.transformer_impl is transformer_engine", "not is_emulated"),
+            stands_out("attention_softmax_in_fp32"),
             # A framework's model class can have another default than Megatron's, which nobody stated.
             find=lambda run: [Violation(severity=None if "attention_softmax_in_fp32" in run.stated else "info")],
         ),

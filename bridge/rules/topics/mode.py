@@ -53,24 +53,6 @@ def _weights_are_not_cast(run: RuleContext) -> bool:
     return run.precision is None and run.is_fp32 and run.model.params_dtype in ("fp16", "bf16")
 
 
-RECEIVED = error(
-    id="PB109",
-    title="stage that receives another dtype than was sent",
-    setting="pipeline_dtype",
-    when=all_of(
-        *("has_model", "model.pipeline_dtype is not None", lambda run: run.parallel.pipeline > 1),
-        find=_received_in_another_dtype,
-    ),
-    message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
-    remedies=("state pipeline_dtype='{sent}'",),
-    source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
-    "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
-    explanation="No message says its dtype: over gloo the run goes on with other numbers, over NCCL it can hang. With "
-    "FP32 weights under autocast a stage sends autocast's dtype before megatron-core 0.17 (FP32 where a local layer "
-    "adds a bias), and FP32 since. fp32_residual_connection reaches the next stage since 0.17, where Megatron corrects "
-    "the dtype itself.",
-)
-
 RULES = (
     contradiction(
         id="PB101",
@@ -160,7 +142,23 @@ RULES = (
         remedies=("set it to the dtype of the activations ({run.mode})", "choose a recipe, which does"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
     ),
-    RECEIVED,
+    error(
+        id="PB109",
+        title="stage that receives another dtype than was sent",
+        setting="pipeline_dtype",
+        when=all_of(
+            *("has_model", "model.pipeline_dtype is not None", lambda run: run.parallel.pipeline > 1),
+            find=_received_in_another_dtype,
+        ),
+        message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
+        remedies=("state pipeline_dtype='{sent}'",),
+        source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
+        "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
+        explanation="No message says its dtype: over gloo the run goes on with other numbers, over NCCL it can hang. "
+        "With FP32 weights under autocast a stage sends autocast's dtype before megatron-core 0.17 (FP32 where a local "
+        "layer adds a bias), and FP32 since. fp32_residual_connection reaches the next stage since 0.17, where "
+        "Megatron corrects the dtype itself.",
+    ),
     warning(
         id="PB110",
         title="autocast under expert-parallel overlap",

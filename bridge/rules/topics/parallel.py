@@ -87,20 +87,6 @@ def _unsplittable(run: RuleContext) -> list[Violation]:
     return []
 
 
-TWO_STAGES = error(
-    id="PB407",
-    title="two interleaved stages without overlapped messages",
-    setting="model.overlap_p2p_comm",
-    when=all_of(
-        *("has_model", "not model.overlap_p2p_comm"),
-        lambda run: run.parallel.virtual > 1 and run.parallel.pipeline == 2,
-    ),
-    message="two interleaved pipeline stages send activations and gradients between the same two ranks "
-    "in one batch, where they are taken for each other: the run goes on, and does not learn",
-    remedies=("set overlap_p2p_comm=True and batch_p2p_comm=False", "use more than two stages", "do not interleave"),
-    source=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
-)
-
 RULES = (
     warning(
         id="PB401",
@@ -168,7 +154,23 @@ RULES = (
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
     ),
-    TWO_STAGES,
+    error(
+        id="PB407",
+        title="two interleaved stages without overlapped messages",
+        setting="model.overlap_p2p_comm",
+        when=all_of(
+            *("has_model", "not model.overlap_p2p_comm"),
+            lambda run: run.parallel.virtual > 1 and run.parallel.pipeline == 2,
+        ),
+        message="two interleaved pipeline stages send activations and gradients between the same two ranks "
+        "in one batch, where they are taken for each other: the run goes on, and does not learn",
+        remedies=(
+            "set overlap_p2p_comm=True and batch_p2p_comm=False",
+            "use more than two stages",
+            "do not interleave",
+        ),
+        source=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
+    ),
     error(
         id="PB408",
         title="size that does not divide by its ranks",
