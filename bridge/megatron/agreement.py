@@ -78,7 +78,6 @@ def _outcome(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _results(outcomes: Sequence[Any]) -> list[Any]:
-    """Return the results of ranks, or raise the first error of one."""
     for _, error in outcomes:
         if error is not None:
             raise error

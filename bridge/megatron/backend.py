@@ -91,7 +91,6 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
 
 
 def _emulated(config: Any, why: str, environ: Mapping[str, str]) -> Backend:
-    """Return the emulation, or refuse a config that it cannot run."""
     require_emulable(config)
     precision = gemm_precision(config)
     kind = "chosen per module"

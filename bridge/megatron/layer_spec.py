@@ -147,7 +147,6 @@ def _with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with
 
 
 def _changed(layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool) -> ModuleSpec:
-    """Return a layer with another attention."""
     parts: dict[str, Any] = {"self_attention": attention}
     if is_delta and with_te:
         parts["input_layernorm"] = IdentityOp  # it is inside of the input projection

@@ -147,7 +147,6 @@ def training_process(
 def _placed(
     launch: _Launch, where: torch.device, notes: Sequence[str], peers: Peers | None, request: StopRequest
 ) -> Process:
-    """Return the place of this process in Megatron's groups."""
     return Process(
         rank=launch.rank,
         world_size=launch.world_size,

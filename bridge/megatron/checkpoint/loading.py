@@ -178,7 +178,6 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
 
 
 def _common_state(source: Path) -> dict[str, Any]:
-    """Return the part of a checkpoint that all ranks share."""
     try:
         common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
@@ -279,7 +278,6 @@ def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> No
 
 
 def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:
-    """Refuse a checkpoint of another model, naming every difference."""
     differences = [
         f"{name} is {present[name]!r} here and {stored[name]!r} there"
         for name in present

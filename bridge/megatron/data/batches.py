@@ -154,7 +154,6 @@ def unigram_entropy(splits: Splits, vocab_size: int) -> float:
 
 
 def _counts(dataset: Any, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return how often each id occurs in the documents of a split."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     tokens = 0
     for document in dataset.indices:

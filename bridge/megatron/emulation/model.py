@@ -16,7 +16,6 @@ from bridge.megatron.emulation.delayed import DelayedUpdates
 from bridge.megatron.emulation.linear import EMULATED, emulated_linears, gemm_precision, is_low_layer
 from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
-from bridge.numerics import QuantSpec
 from bridge.precision.matchers import quant_recipes
 
 LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
@@ -36,9 +35,9 @@ def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> 
         if not isinstance(layer, LAYERS):
             continue
         is_low = any(is_low_layer(phase, global_layer_number(layer) - 1) for phase in phases or (config,))
+        if not (is_low or is_per_module):
+            continue
         for linear in [linear for linear in layer.modules() if type(linear) in EMULATED]:
-            if not (is_low or is_per_module):
-                continue
             chosen = get_quant_config_or_none(names[linear], recipe)
             linear.__class__ = EMULATED[type(linear)]
             linear.prepare(None if chosen is None else chosen.config, is_low=is_low)
@@ -48,22 +47,18 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     """Store the weights of a model's emulated layers where `fp8_param` or `fp4_param` asks, attach delayed updates.
 
     Before the model is wrapped for data parallelism, whose buffers take the codes in; in the dtype of its training.
+    Stored are the weights of the layers that Megatron builds in its FP8 or FP4 context.
     """
     run = gemm_precision(config)
     stores = (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param)
     if run is not None and stores:
-        _store_weights(model, run.spec("weight"), ddp)
+        reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
+        as_is = reuses and run.scheme == "mxfp8"
+        gathered = torch.bfloat16 if as_is and ddp.grad_reduce_in_fp32 else None
+        for layer in emulated_linears([model]):
+            if layer.is_low:
+                store_weight(layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
     _attach_updates(model, config)
-
-
-def _store_weights(model: torch.nn.Module, spec: QuantSpec, ddp: Any) -> None:
-    """Store the weights of the layers that Megatron builds in its FP8 or FP4 context."""
-    reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
-    as_is = reuses and spec.scheme == "mxfp8"
-    gathered = torch.bfloat16 if as_is and ddp.grad_reduce_in_fp32 else None
-    for layer in emulated_linears([model]):
-        if layer.is_low:
-            store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:

@@ -78,7 +78,6 @@ def take_census(model: list[Any], optimizer: Any, activations: Activations) -> t
 
 
 def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
-    """Return a row per dtype."""
     return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: N803  (shape suffixes are capitals)
 """Fused attention of the extension as torch's `scaled_dot_product_attention`, in BF16, FP16 or FP32.
 
 It takes causal attention and attention without a mask; everything else goes to Transformer Engine's unfused attention,
@@ -38,23 +37,18 @@ def get_fused_attn_backend(*arguments: Any) -> Any:
 
 
 def _fused_backend(params: Any) -> tuple[Any, str]:
-    reasons = [
-        reason
-        for reason, applies in (
-            ("mask", params.attn_mask_type.name not in _MASKS),
-            (
-                "lengths",
-                params.attn_mask_type.name == "NVTE_CAUSAL_MASK" and params.max_seqlen_q != params.max_seqlen_kv,
-            ),
-            ("bias", params.bias_type.name != "NVTE_NO_BIAS"),
-            ("softmax", params.softmax_type.name != "NVTE_VANILLA_SOFTMAX"),
-            ("window", params.window_size_left != -1),
-            ("dropout", params.dropout != 0.0),
-            ("layout", params.qkv_layout.name not in _LAYOUTS),
-            ("dtype", torch.uint8 in (params.qkv_dtype, params.o_dtype) or int(params.qkv_dtype) >= 7),
-        )
-        if applies
-    ]
+    mask = params.attn_mask_type.name
+    differs = {
+        "mask": mask not in _MASKS,
+        "lengths": mask == "NVTE_CAUSAL_MASK" and params.max_seqlen_q != params.max_seqlen_kv,
+        "bias": params.bias_type.name != "NVTE_NO_BIAS",
+        "softmax": params.softmax_type.name != "NVTE_VANILLA_SOFTMAX",
+        "window": params.window_size_left != -1,
+        "dropout": params.dropout != 0.0,
+        "layout": params.qkv_layout.name not in _LAYOUTS,
+        "dtype": torch.uint8 in (params.qkv_dtype, params.o_dtype) or int(params.qkv_dtype) >= 7,
+    }
+    reasons = [name for name, is_so in differs.items() if is_so]
     if reasons:
         return _BACKENDS.NVTE_No_Backend, f"the CPU version has no such {', '.join(reasons)}"
     return _BACKENDS.NVTE_F16_arbitrary_seqlen, ""
@@ -68,12 +62,6 @@ _BACK = {"SBHD": (2, 0, 1, 3), "BSHD": (0, 2, 1, 3)}
 def _format(name: str) -> str:
     """Return SBHD or BSHD of the name of a format or of a layout."""
     return name.removeprefix("NVTE_").split("_")[0]
-
-
-def _attended(
-    q_BNSD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSD: torch.Tensor, scale: float, mask: Any
-) -> torch.Tensor:
-    return attended(q_BNSD, k_BGSD, v_BGSD, scale=scale, is_causal=mask.name != "NVTE_NO_MASK")
 
 
 def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
@@ -100,7 +88,8 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     out_format = next(iter(_given(arguments, "NVTE_QKV_Format")), layout)  # before 2.15 it is the layout's
     given = _tensors(arguments)
     q, k, v = (_inside(tensor, _format(layout.name)) for tensor in given[:3])
-    out = _attended(q, k, v, arguments[3], mask).permute(_BACK[_format(out_format.name)]).contiguous()
+    out = attended(q, k, v, scale=arguments[3], is_causal=mask.name != "NVTE_NO_MASK")
+    out = out.permute(_BACK[_format(out_format.name)]).contiguous()
     return [out.to(given[0].dtype), torch.empty(0), torch.zeros(2, dtype=torch.int64)]
 
 
@@ -114,7 +103,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     given = _tensors(arguments)
     with torch.enable_grad():
         inputs = [_inside(tensor, _format(layouts[0].name)).requires_grad_() for tensor in given[:3]]
-        out = _attended(inputs[0], inputs[1], inputs[2], arguments[2], mask)
+        out = attended(*inputs, scale=arguments[2], is_causal=mask.name != "NVTE_NO_MASK")
         found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
     back = _BACK[_format(layouts[-1].name)]
     return [*(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found), None, None]

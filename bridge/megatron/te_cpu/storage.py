@@ -133,7 +133,6 @@ def _made_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> A
 
 
 def _whole_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return an empty tensor with one scale."""
     tensors = importlib.import_module("transformer_engine.pytorch.tensor.float8_tensor")
     buffers = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
     inner = {

@@ -105,7 +105,6 @@ def _joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
 
 
 def _split(weight: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
-    """Write an FP32 weight as its BF16 parameter and the low 16 bits."""
     bits = weight.view(torch.int32)
     remainder.copy_(bits.to(torch.int16))
     parameter.detach().view(torch.int16).copy_((bits >> 16) + (remainder < 0).int())
