@@ -22,7 +22,7 @@ Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
@@ -34,7 +34,8 @@ from megatron.core import parallel_state, tensor_parallel
 from bridge.numerics import DelayedScaling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from bridge.megatron.emulation.linear import EmulatedLinear
 
@@ -92,20 +93,16 @@ _REGION: ContextVar[tuple[deque[torch.Tensor], bool] | None] = ContextVar("recom
 """The scales that the first pass of a region went in with, and whether it is recomputed now."""
 
 
-@contextmanager
-def scales_of_this_pass(state: DelayedScaling) -> Iterator[None]:
+def scales_of_this_pass(state: DelayedScaling | None) -> AbstractContextManager[None]:
     """Quantise with the scales that belong to this pass, which are the current ones outside a recomputation."""
     running = _REGION.get()
-    if running is None:
-        yield
-        return
+    if running is None or state is None:
+        return nullcontext()
     scales, recomputes = running
-    if not recomputes:
-        scales.append(state.stash())
-        yield
-        return
-    with state.using(scales.popleft()):
-        yield
+    if recomputes:
+        return state.using(scales.popleft())
+    scales.append(state.stash())
+    return nullcontext()
 
 
 def checkpoint(

@@ -17,7 +17,6 @@ Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 t
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -197,15 +196,14 @@ class EmulatedLinear:
         is_told = scheme_of(self.config) is not None  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
         first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
         self.is_first_microbatch = False
-        state = self.fp8_state
         finished = None if self.updates is None else self.updates.after_backward_of(self)
-        with nullcontext() if state is None else scales_of_this_pass(state):
+        with scales_of_this_pass(self.fp8_state):
             return scaled_linear(
                 x,
                 weight,
                 bias,
                 precision=precision,
-                state=state,
+                state=self.fp8_state,
                 cache=self.weight_cache,
                 first_microbatch=first,
                 stored_weight=stored,

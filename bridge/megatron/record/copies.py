@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 
 from bridge.audit.compare import Mismatch, folded
 from bridge.audit.record import layer_order
+from bridge.megatron.agreement import from_all_ranks
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import parts
@@ -49,11 +50,8 @@ class Copies:
 
     def mismatches(self) -> tuple[Mismatch, ...]:
         """Return the weights that ranks have other copies of than their masters say; a collective call."""
-        ranks: list[Any] = [self.rows] * torch.distributed.get_world_size()
-        if len(ranks) > 1:
-            torch.distributed.all_gather_object(ranks, self.rows)
         copies: defaultdict[tuple[str, str, tuple[str, int, int]], list[Copy]] = defaultdict(list)
-        for row in (row for rows in ranks for row in rows):
+        for row in (row for rows in from_all_ranks(lambda: self.rows) for row in rows):
             copies[row.layer, row.module, row.part].append(row)
         wrong = {
             (layer, module): None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bridge.megatron.agreement import from_all_ranks
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.record.telemetry import global_layer_names
 
@@ -46,8 +47,7 @@ def first_not_finite(model: list[Any]) -> str | None:
     The other results of a layer's backward pass are not kept. Where the gradients further back are not finite either,
     the fault came through the dgrad of the layer in front; a single one is a fault of its own GEMM.
     """
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, list(_gradients(model)))
+    parts = from_all_ranks(lambda: list(_gradients(model)))
     everywhere = sorted((one for part in parts for one in part), reverse=True)
     wrong = [index for index, one in enumerate(everywhere) if not one.is_finite]
     if not wrong:
