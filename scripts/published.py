@@ -87,7 +87,7 @@ def fit_of(run: PlannedRun) -> str:
         return "not known"
     if run.overflow is None:
         return "fits"
-    return "may fit" if run.overflow.may_fit else "does not fit"
+    return "may fit" if run.overflow.severity == "warning" else "does not fit"
 
 
 def tables(found: Sequence[Answer]) -> str:

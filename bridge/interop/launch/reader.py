@@ -92,6 +92,8 @@ class Reader(Variables):
         kind, test = node.type, self._test(node)
         if test is not None:
             self.has_failed = not test.holds
+            if kind == "command":
+                self._expanded(node)  # `: ${NAME:=value}` sets a variable
         elif kind in COMMANDS:
             self._command(node)
         elif kind == "redirected_statement":

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from bridge.interop.launch.script import LATE, WORDS, text_of
-from bridge.interop.launch.word import DEFAULT, FIELD, UNKNOWN, Word, glued, variable_of
+from bridge.interop.launch.word import DEFAULT, FIELD, UNKNOWN, Word, glued, is_plain, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -142,6 +142,8 @@ class Variables:
 
 def split(text: str) -> list[str]:
     """Return the words of a text that bash splits at blanks, each of a default with its variable."""
+    if is_plain(text):
+        return text.split()
 
     def spread(found: re.Match[str]) -> str:
         return " ".join(f"${{{found[1]}:-{field}}}" for field in split(found[2])) if " " in found[2] else found[0]

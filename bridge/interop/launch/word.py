@@ -21,8 +21,8 @@ DEFAULT = re.compile(rf"\$(?={_BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{_BRACES})
 _LATE = rf"(?:\$(?:{_BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
 UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{_LATE}")
 """A piece that only the run decides, with its variable where it is no more than that."""
-MARK = re.compile(r"[$`<>]")
-"""A character with which each such piece begins."""
+MARKS = "$`<>"
+"""Characters with which such pieces begin."""
 FIELD = re.compile(rf"(?:{_LATE}|\S)+")
 """A text between blanks."""
 NAME = re.compile(r"\w+")
@@ -61,7 +61,7 @@ class Word(str):
     @property
     def with_nothing_set(self) -> str:
         """The text as bash has it with nothing set; the output of a command becomes a question mark."""
-        if MARK.search(self) is None:
+        if is_plain(self):
             return self
         unset = {"": "?", "#": "0"}
         return UNKNOWN.sub(lambda found: unset.get(found[1] or found[2] or "", ""), self)
@@ -70,6 +70,11 @@ class Word(str):
         """Return name and value of `name=value`; None for the value where there is no sign."""
         name, sign, value = self.partition("=")
         return Word(name), Word(value) if sign else None
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text can hold no piece that only the run decides."""
+    return not any(mark in text for mark in MARKS)
 
 
 def variable_of(text: str) -> str:

@@ -8,6 +8,8 @@ from bridge.rules.violation import Violation, all_of, violations
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
+SUPPORTED = "2.7"
+"""The oldest Transformer Engine that the rules know."""
 
 
 def is_blockwise_on_blackwell(run: RuleContext) -> bool:
@@ -32,6 +34,10 @@ def _nvfp4_on_rtx(run: RuleContext) -> bool:
 def _below(run: RuleContext, version: Version | None, floor: str | None) -> list[Violation]:
     is_below = floor is not None and version is not None and at_least(version, floor) is False
     return [Violation(floor=floor)] if run.needs_gpu_formats and is_below else []
+
+
+def _lacks_the_scheme(run: RuleContext) -> list[Violation]:
+    return _below(run, run.te, getattr(run.row, "min_transformer_engine", None))
 
 
 def _unknown_versions(run: RuleContext) -> list[Violation]:
@@ -121,7 +127,7 @@ RULES = (
         id="PB606",
         title="Transformer Engine too old for the scheme",
         setting="target.te",
-        when=lambda run: _below(run, run.te, getattr(run.row, "min_transformer_engine", None)),
+        when=_lacks_the_scheme,
         message="{run.scheme} needs Transformer Engine {floor}",
         remedies=("use Transformer Engine {floor}", "choose another scheme"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; Transformer Engine release "
@@ -256,5 +262,17 @@ RULES = (
         message="{why}; its memory and its rows of modules are not judged",
         remedies=("{remedy}",),
         source="this project: bridge.rules.shape",
+    ),
+    warning(
+        id="PB620",
+        title="Transformer Engine before 2.7",
+        setting="target.te",
+        when=all_of(
+            *("is_low", "not is_emulated"),
+            lambda run: at_least(run.te, SUPPORTED) is False and not _lacks_the_scheme(run),
+        ),
+        message="the rules know Transformer Engine from 2.7 on; what this release refuses or ignores is not found",
+        remedies=("use Transformer Engine 2.7",),
+        source="this project: the releases that it supports",
     ),
 )

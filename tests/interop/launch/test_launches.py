@@ -36,6 +36,7 @@ SCRIPTS = [
     'ARGS=(\n --bf16 # not "this\n --x "a b"\n\n --y z\n)\nARGS+=(--last)\ntorchrun t.py "${ARGS[@]}" ${ARGS[@]}',
     'O=" --bf16 \\\n   --lr 1 "\nO+="--more"\ntorchrun t.py $O',
     "torchrun t.py ${X:-d} ${X:=e} $X ${X:+f}",
+    ': ${X:=--bf16}\n: "${Y=2}"\ntorchrun t.py $X $Y',
     "if [ 1 = 2 ]; then D=--fp16; elif [[ abc == a* ]]; then D=--bf16; else D=; fi\ntorchrun t.py $D",
     "N=4\n[ $N -gt 2 ] && E=--big || E=--small\ntorchrun t.py $E",
     "case bf16 in fp*) A=1 ;; bf*|x) A=2 ;; *) A=3 ;; esac\ntorchrun t.py $A",

@@ -34,4 +34,5 @@ CASES = {
         full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="dsv4_hybrid")),
         full("bf16_mixed", H100, DENSE),
     ),
+    "PB620": (full(CURRENT, "h100x8,te2.6,cuda12.9,mcore0.19.2"), full(CURRENT, H100)),
 }
