@@ -260,7 +260,7 @@ def given(value: Any) -> Any:
     return getattr(torch, value[6:]) if str(value).startswith("torch.") else value
 
 
-@pytest.mark.parametrize(("fields", "sentences"), wrong_values())
+@pytest.mark.parametrize(("fields", "sentences"), [*wrong_values()])
 def test_wrong_values_are_one_sentence_each(fields, sentences):
     model = made("model")
     for name, value in fields.items():
