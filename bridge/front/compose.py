@@ -89,7 +89,8 @@ def own_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
+        for key in os.environ.keys() - before.keys():  # not `clear`: the compiler of the kernel runs in a thread
+            del os.environ[key]
         os.environ.update(before)
 
 

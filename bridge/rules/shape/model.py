@@ -182,6 +182,10 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
+OF_HEADS = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+"""Sizes that attention's heads are made of."""
+
+
 class _Reader:
     """Reads one model and collects the reasons why it is impossible."""
 
@@ -254,8 +258,8 @@ class _Reader:
 
     def _check_heads(self, sizes: Mapping[str, int]) -> None:
         """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
-        hidden, heads, groups, channels = [*sizes.values()][:4]
-        if not heads or {f"model.{name}" for name in [*sizes][:4]} & {fault.path for fault in self.faults}:
+        hidden, heads, groups, channels = (sizes[name] for name in OF_HEADS)
+        if not heads or {f"model.{name}" for name in OF_HEADS} & {fault.path for fault in self.faults}:
             return  # a size that is impossible by itself was replaced
         is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
