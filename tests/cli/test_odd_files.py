@@ -59,7 +59,6 @@ def test_a_file_that_is_no_configuration_is_one_sentence(words: tuple[str, ...],
     assert done.returncode == 2
     assert (OF_A_TREE.get(name, RULES[name]) if is_tree else RULES[name]) in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.cpu_seconds < 10
 
 
 def test_a_folder_with_a_path_too_long_is_one_sentence(tmp_path: Path) -> None:
@@ -84,7 +83,6 @@ def test_references_of_a_tree_that_multiply_are_refused(tmp_path: Path) -> None:
         assert done.returncode == 2, done.stdout
         assert done.stderr.startswith(key), done.stderr
         assert "references that multiply are refused" in done.stderr
-        assert done.cpu_seconds < 10
 
 
 def test_recipes_from_of_a_checked_config_is_listed_and_run_with_trust_alone(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ def comparison(warm_run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (cwd / "stdout").write_text(done.stdout)
     again = warm_run(*words, cwd=cwd, script=COMPARE)
     assert again.returncode == 1
-    assert again.cpu_seconds < done.cpu_seconds
     assert "step " not in again.stdout.partition("Compared with")[0]
     assert done.stdout.partition("Compared with")[2] == again.stdout.partition("Compared with")[2]
     return cwd

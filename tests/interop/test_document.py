@@ -1,6 +1,5 @@
 import contextlib
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from bridge.errors import PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import MAX_BYTES, Document
-from tests.contention import allowed
+from tests.work import calls
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 8)}]" for level in range(1, 12)
@@ -207,14 +206,12 @@ def test_a_toml_that_no_system_reads_is_no_shell_script() -> None:
     ],
     ids=["long", "bomb", "dashes", "braces", "quotes"],
 )
-def test_a_large_file_is_done_in_less_than_two_seconds(text: str) -> None:
-    seconds = []
-    for _ in range(2):  # the better one: a neighbour may have had the core's other half
-        begun = time.process_time()
+def test_a_large_file_is_read_or_refused_with_work_in_proportion_to_its_length(text: str) -> None:
+    def read() -> None:
         with contextlib.suppress(PayloadError):
             _ = Document.of_text(text, "x.yaml").content
-        seconds.append(time.process_time() - begun)
-    assert min(seconds) < allowed(2)
+
+    assert calls(read) < 10_000 + 12 * len(text)
 
 
 def test_a_named_pipe_is_refused_and_a_process_substitution_is_read(tmp_path: Path) -> None:
@@ -230,18 +227,20 @@ def test_a_named_pipe_is_refused_and_a_process_substitution_is_read(tmp_path: Pa
 
 @pytest.mark.parametrize("key", ["a." * 20_000 + "a", "[" + '"x=". ' * 20_000 + "x]", "x = {" + "a . 'b'." * 100 + "a"])
 def test_a_key_of_toml_with_more_parts_than_anybody_writes_is_refused_at_once(key: str) -> None:
-    begun = time.process_time()
-    with pytest.raises(PayloadError, match=r"x\.toml, line 2: a key must not have more than 64 parts, got more\. "):
-        runs_of(Document.of_text(f"[job]\n{key} = 1\n", "x.toml"))
-    assert time.process_time() - begun < allowed(2)
+    def read() -> None:
+        with pytest.raises(PayloadError, match=r"x\.toml, line 2: a key must not have more than 64 parts, got more\. "):
+            runs_of(Document.of_text(f"[job]\n{key} = 1\n", "x.toml"))
+
+    assert calls(read) < 10_000
     assert Document.of_text(f"# {'.' * 200}\na = '{'.' * 200}'\n" + "a.b.c = 1\n" * 100, "x.toml").kind == "toml"
 
 
 @pytest.mark.parametrize(
     "text", ["." * 400_000, "a." * 60 + "a" * 400_000, ('."' + "a" * 50) * 8_000, "'.' " * 100_000]
 )
-def test_looking_for_such_a_key_takes_no_time(text: str) -> None:
-    begun = time.process_time()
-    with contextlib.suppress(PayloadError):
-        Document.of_text(text, "x.toml")
-    assert time.process_time() - begun < allowed(2)
+def test_looking_for_such_a_key_takes_no_work(text: str) -> None:
+    def read() -> None:
+        with contextlib.suppress(PayloadError):
+            Document.of_text(text, "x.toml")
+
+    assert calls(read) < 10_000

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import time
 
 import pytest
 import torch
@@ -29,9 +28,9 @@ from bridge.rules.target import Target
 from bridge.rules.versions import Version
 from bridge.sync.prediction import predict
 from bridge.sync.synchroniser import synchronize
-from tests.contention import allowed
 from tests.plan.fields_of_megatron import READ
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
+from tests.work import calls
 
 SIX = {**DENSE, "num_layers": 6}
 CURRENT = "bf16_with_fp8_current_scaling_mixed"
@@ -331,11 +330,10 @@ def test_an_unknown_row_is_answered_with_what_there_is(arguments, message):
     assert str(raised.value).startswith(message)
 
 
-def test_the_plan_of_a_large_model_is_quick():
-    begun = time.process_time()
-    found = plan(REGISTRY.get("bf16_with_fp8_subchannel_scaling_mixed"), DEEPSEEK_V3)
-    assert sum(1 for _ in found.rows()) > 4000
-    assert time.process_time() - begun < allowed(1)
+def test_the_plan_of_a_large_model_is_little_work():
+    recipe, rows = REGISTRY.get("bf16_with_fp8_subchannel_scaling_mixed"), []
+    assert calls(lambda: rows.extend(plan(recipe, DEEPSEEK_V3).rows())) < 3_000_000
+    assert len(rows) > 4000
 
 
 def answered(model):

@@ -1,6 +1,5 @@
 """A whole run checked at once: our container, a saved run, Megatron Bridge's YAML, the showcase."""
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check_run
 from bridge.training.config import ConfigContainer
-from tests.contention import allowed
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, OVERLAP
 
 SHOWCASE = sorted((Path(__file__).parents[2] / "docs" / "showcase").glob("*.yaml"))
@@ -45,11 +43,9 @@ def test_a_container_against_this_machine_knows_the_environment(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("path", SHOWCASE, ids=lambda path: path.stem)
-def test_a_showcase_run_has_no_error_and_no_warning_and_takes_milliseconds(path: Path) -> None:
+def test_a_showcase_run_has_no_error_and_no_warning(path: Path) -> None:
     run = yaml.safe_load(path.read_text(encoding="utf-8"))
-    begun = time.process_time()
     report = check_run(run, target=None)
-    assert time.process_time() - begun < allowed(0.5)
     assert [str(one) for one in report.findings if one.severity != "info"] == []
     assert report.setup.target.count in (64, 512, 2048)
 

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,12 @@ from bridge.errors import PayloadError
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.reading.document import Document
-from tests.contention import allowed
 from tests.interop.properties import reasons
+from tests.work import calls
 
 BASH = shutil.which("bash")
+LIMIT = 5_000_000
+"""Calls of the reading of one script; the dearest here takes 2.4 million, and one without an end has no number."""
 SPY = 'torchrun() { printf "%s\\0" "$@"; printf "\\n"; }\n'
 
 
@@ -161,9 +162,8 @@ def test_branches_do_not_multiply_without_end() -> None:
     script = (
         "\n".join(f'if [ -f {n} ]; then A="$A --loss-scale {n}"; fi' for n in range(40)) + "\ntorchrun t.py $A --bf16"
     )
-    begun = time.process_time()
+    assert calls(lambda: launches(script)) < LIMIT
     found = launches(script)
-    assert time.process_time() - begun < allowed(2)
     assert len(found) <= 49
     assert found[0].arguments[-1] == "--bf16"
 
@@ -198,13 +198,14 @@ def test_branches_do_not_multiply_without_end() -> None:
     ],
     ids=range(24),
 )
-def test_a_hostile_script_is_done_in_less_than_two_seconds(script: str) -> None:
-    begun = time.process_time()
-    try:
-        launches(script)
-    except PayloadError as error:
-        assert str(error).count("\n") == 0
-    assert time.process_time() - begun < allowed(2)
+def test_a_hostile_script_is_soon_done(script: str) -> None:
+    def read() -> None:
+        try:
+            launches(script)
+        except PayloadError as error:
+            assert str(error).count("\n") == 0
+
+    assert calls(read) < LIMIT
 
 
 @pytest.mark.parametrize(
