@@ -288,7 +288,10 @@ class _Counting:
             yield "base", out * (self.element + 4 + projected)  # both factors, and their product
         else:
             yield "base", out * projected
-            yield "core_attn", out * (self.element if projected != self.element else 0)
+            is_own = (
+                projected != self.element and shape.indexer is None
+            )  # chosen keys give their result in the latent width
+            yield "core_attn", out * (self.element if is_own else 0)
 
     def _grouped(self, saved: Mapping[str, float], heads: float, kept: float) -> Rows:
         shape, query = self.shape, heads * self.shape.kv_channels
@@ -320,8 +323,8 @@ class _Counting:
         if self.shape.indexer is None:
             yield "up_proj", self.tokens * heads * (2 * wide + latent.v_head_dim) * kept
             return
-        # Sparse attention in its absorbed form: queries and one key of the latent width, and the chosen keys. Estimated
-        # from the operators that Megatron calls, not measured.
+        # Sparse attention in its absorbed form: queries and one key of the latent width, and the chosen keys. Read in
+        # the operators that Megatron calls; the linear layers around them were measured.
         absorbed = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
         yield "up_proj", self.tokens * (heads * (wide + absorbed) + absorbed) * self.element
         chosen = min(self.shape.indexer.topk, self.workload.seq_length) * 4
@@ -330,6 +333,10 @@ class _Counting:
             indexer = self.shape.indexer
             chosen_by = indexer.num_heads * (indexer.head_dim + 1) + indexer.head_dim
             yield "core_attn", self.tokens * chosen_by * self.element
+            hidden, query = self.shape.hidden_size, latent.q_lora_rank or self.shape.hidden_size
+            for name, width in (("linear_wq_b", query), ("linear_wk", hidden), ("linear_weights_proj", hidden)):
+                kept_as = saved[f"indexer.{name}"]
+                yield "core_attn", self.tokens * width * (kept_as if kept_as != self.element else 0)
 
     def _mlp(self, saved: Mapping[str, float]) -> Rows:
         ffn = self.shape.ffn_hidden_size / self.tensor
@@ -367,7 +374,7 @@ class _Counting:
 
         mamba_ssm keeps what is scanned and the result before it is gated, and its norm the input and statistics. Gated
         delta net keeps queries and keys of every value head, values, a chunk's triangle per token and head, and the
-        decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Estimated, not measured.
+        decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Read there; what is around was measured.
         """
         if isinstance(mixer, StateSpace):
             width, scanned, statistics = mixer.inner, mixer.projected + 2 * mixer.inner, 4 * mixer.num_groups

@@ -22,12 +22,27 @@ FUSED = ("bias_activation_fusion", "bias_dropout_fusion")
 
 
 def is_of_a_stand_in(module: str, tensor: Any) -> bool:
-    """Return whether the fused kernel of a GPU keeps no such tensor: rotary angles, random states, Mamba's scan."""
+    """Return whether the fused kernel of a GPU keeps no such tensor: rotary angles, and random states."""
     import torch
 
     is_angle = tensor.dim() == 4 and tensor.shape[1:3] == (1, 1)
-    is_scan = module.endswith((".mixer", ".mixer.norm"))
-    return is_angle or is_scan or (module == "context" and tensor.dtype == torch.uint8)
+    return is_angle or (module == "context" and tensor.dtype == torch.uint8)
+
+
+STAND_INS = {"MambaMixer": ("norm",), "GatedDeltaNet": ("out_norm", "conv1d", "act_fn"), "DSAttention": ("indexer",)}
+"""Class -> the parts whose operators stand, as its own do, for a kernel that a CPU does not run."""
+
+
+def stand_ins(chunks: list[Any]) -> set[str]:
+    """Return the modules whose own operators stand for a kernel."""
+    named = [found for chunk in chunks for found in chunk.named_modules()]
+    wholes = {name: STAND_INS[type(module).__name__] for name, module in named if type(module).__name__ in STAND_INS}
+    return set(wholes) | {
+        name
+        for name, _ in named
+        for whole, parts in wholes.items()
+        if name.startswith(tuple(f"{whole}.{part}" for part in parts)) and ".linear_" not in name
+    }
 
 
 class Saved:
@@ -41,7 +56,7 @@ class Kept:
     """The storages that forward passes leave to their backward passes."""
 
     def __init__(self, chunks: list[Any]) -> None:
-        self.chunks, self.modules = chunks, ["model"]
+        self.chunks, self.modules, self.stand_ins = chunks, ["model"], stand_ins(chunks)
         self.saved: list[weakref.ref[Saved]] = []
         self.nodes: list[weakref.ref[Any]] = []
         buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
@@ -71,7 +86,7 @@ class Kept:
             storage._cdata: storage.nbytes()
             for one in (*alive(self.saved), *self.contexts())
             for tensor, storage in _storages(one.held)
-            if not is_of_a_stand_in(one.module, tensor)
+            if one.module not in self.stand_ins and not is_of_a_stand_in(one.module, tensor)
         }
         return sum(size for key, size in found.items() if key not in weights)
 

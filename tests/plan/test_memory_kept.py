@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.plan.memory_activations import Workload, segments
+from bridge.plan.memory_activations import DELTA_CHUNK, Workload, segments
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.shape.model import ModelShape
@@ -63,6 +63,22 @@ HYBRID = {
     **EXPERTS,
     **SQUARED,
 }
+DELTA_NET = {
+    "experimental_attention_variant": "gated_delta_net",
+    "linear_attention_freq": [1],
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 36,
+    "linear_num_value_heads": 16,
+    "linear_value_head_dim": 16,
+}
+SPARSE = {
+    **LATENT,
+    "experimental_attention_variant": "dsa",
+    "dsa_indexer_n_heads": 32,
+    "dsa_indexer_head_dim": 64,
+    "dsa_indexer_topk": 16,
+    "dsa_indexer_loss_coeff": 0.01,
+}
 KINDS = {
     "dense, grouped-query attention": {},
     "dense, as many keys as queries": {"num_query_groups": 8},
@@ -73,6 +89,8 @@ KINDS = {
     "experts": EXPERTS,
     "shared experts": {**EXPERTS, "moe_shared_expert_intermediate_size": 256},
     "multi-token prediction": {"mtp_num_layers": 1},
+    "gated delta net": DELTA_NET,
+    "sparse attention": SPARSE,
     "hybrid: M*-E": HYBRID,
 }
 SHARED = "shared experts"
@@ -91,6 +109,7 @@ LAYOUTS = {
         "TP 2 + SP x EP 2": {**TP, **EP},
         "TP 2 + SP x ETP 2": {**TP, "expert_tensor_parallel_size": 2},
     },
+    "gated delta net": {"TP 2 + SP": TP},
     "hybrid: M*-E": {"TP 2 + SP": TP},
 }
 PRECISIONS = {
@@ -147,12 +166,24 @@ def counted(given: dict, ranks: int) -> float:
 
 
 def read_in_sources(shape: ModelShape, model: dict) -> float:
-    """Return the bytes per token that the kernels of a GPU keep: sums of the softmax, and what Mamba scans."""
+    """Return the bytes per token of kernels: the softmax's sums, a scan, the delta rule, attention to chosen keys."""
+    delta, space, indexer, latent = shape.delta_net, shape.state_space, shape.indexer, shape.latent
+    if delta is not None:  # each layer of the row
+        heads = delta.num_value_heads
+        inside = delta.projected + delta.convolved + heads * (2 * delta.key_head_dim + DELTA_CHUNK) + 2 * delta.value
+        return inside * 2 + heads * (4 + 4)
     if model.get("recompute_granularity") and model.get("recompute_modules") in (None, ["core_attn"]):
         return 0.0
     attentions = shape.kinds.count("attention") if shape.is_hybrid else shape.num_layers + shape.mtp_num_layers
     sums = attentions * shape.num_attention_heads * 4
-    space = shape.state_space
+    if indexer is not None and latent is not None:
+        wide, absorbed = (
+            latent.qk_head_dim + latent.qk_pos_emb_head_dim,
+            latent.kv_lora_rank + latent.qk_pos_emb_head_dim,
+        )
+        heads, chosen_by = shape.num_attention_heads, indexer.num_heads * (indexer.head_dim + 1) + indexer.head_dim
+        core = heads * (wide + absorbed + latent.kv_lora_rank) + absorbed
+        return sums + (core + chosen_by) * 2 + indexer.topk * 4
     if space is None or not shape.is_hybrid:
         return sums
     return sums + (space.projected + 2 * space.inner) * 2 + 4 * space.num_groups
