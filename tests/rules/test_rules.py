@@ -179,3 +179,12 @@ def test_a_field_that_looks_like_a_stated_one_is_a_providers_own() -> None:
 def test_an_empty_tuple_is_the_default_that_the_table_has_as_a_list() -> None:
     case = {"precision": "bf16_mixed", "model": DENSE, "ddp": {"param_name_patterns_for_fp32_local_accumulation": ()}}
     assert severities({**case, "target": H100}, "PB365", "PB366") == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"), [(2, []), (6, ["does not divide by EP 6: each rank has to get the same part"])]
+)
+def test_experts_that_do_not_divide_over_their_ranks_are_an_error(ranks: int, found: list[str]) -> None:
+    experts = {"num_moe_experts": 8, "moe_ffn_hidden_size": 1024, "expert_model_parallel_size": ranks}
+    said = check(setup_of(CASES["PB408"][0] | {"model": {**DENSE, **experts}}))
+    assert [one.rule for one in said.findings if (one.id, one.path) == ("PB408", "model.num_moe_experts")] == found

@@ -114,15 +114,11 @@ def _values(run: RuleContext, backend: str | None) -> Found:
         if value is not None and not least <= value <= most:
             limits = f"must be at least {least}" if most == math.inf else f"must be from {least} to {most}"
             yield wrong(name, limits, "Correct it.")
-    experts, ranks = model.num_moe_experts, model.expert_model_parallel_size
+    experts = model.num_moe_experts
     if not experts:
         return
     if not 1 <= model.moe_router_topk <= experts:
         yield wrong("moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it.")
-    if experts % ranks:
-        yield wrong(
-            "num_moe_experts", f"must be a multiple of expert_model_parallel_size {ranks}", "Change one of them."
-        )
     if model.add_bias_linear and model.moe_shared_expert_intermediate_size:
         yield wrong("add_bias_linear", "shared experts have no biases", "Set model.add_bias_linear=false.")
     elif model.add_bias_linear and backend not in (*WITH_TE, None):  # local experts add them in place: no autograd

@@ -73,6 +73,7 @@ def _indivisible(run: RuleContext) -> list[Violation]:
         ("model.num_query_groups", shared, tensor, ranks.tensor),
         ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor),
         ("model.moe_ffn_hidden_size", widest, experts, ranks.expert_tensor),
+        ("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert),
         (sequence, model.seq_length or run.data.seq_length, context, ranks.of_tokens),
     )
     cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
@@ -178,7 +179,8 @@ RULES = (
         when=_indivisible,
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
-        source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
+        source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; transformer/moe/moe_layer.py; "
+        "pipeline_parallel/schedules.py",
     ),
     error(
         id="PB409",
