@@ -288,10 +288,9 @@ class _Counting:
             yield "base", out * (self.element + 4 + projected)  # both factors, and their product
         else:
             yield "base", out * projected
-            is_own = (
-                projected != self.element and shape.indexer is None
-            )  # chosen keys give their result in the latent width
-            yield "core_attn", out * (self.element if is_own else 0)
+            # Attention to chosen keys gives its result in the latent width, which `_latent` counts.
+            is_kept_by_core = projected != self.element and shape.indexer is None
+            yield "core_attn", out * (self.element if is_kept_by_core else 0)
 
     def _grouped(self, saved: Mapping[str, float], heads: float, kept: float) -> Rows:
         shape, query = self.shape, heads * self.shape.kv_channels
