@@ -181,10 +181,30 @@ def test_an_empty_tuple_is_the_default_that_the_table_has_as_a_list() -> None:
     assert severities({**case, "target": H100}, "PB365", "PB366") == []
 
 
+HYBRID = {
+    **DENSE,
+    "hybrid_layer_pattern": "M*" * 16,
+    "num_layers": 32,
+    "mamba_num_groups": 6,
+    "tensor_model_parallel_size": 4,
+}
+SEQUENCE = {**DENSE, "seq_length": 4100, "context_parallel_size": 4}
+EXPERTS = {**DENSE, "num_moe_experts": 8, "moe_ffn_hidden_size": 1024}
+
+
 @pytest.mark.parametrize(
-    ("ranks", "found"), [(2, []), (6, ["does not divide by EP 6: each rank has to get the same part"])]
+    ("model", "field", "by"),
+    [
+        ({**EXPERTS, "expert_model_parallel_size": 2}, "num_moe_experts", None),
+        ({**EXPERTS, "expert_model_parallel_size": 6}, "num_moe_experts", "EP 6"),
+        (HYBRID, "mamba_num_groups", "TP 4"),
+        ({**HYBRID, "mamba_num_groups": 8}, "mamba_num_groups", None),
+        (SEQUENCE, "seq_length", "two chunks on each of CP 4"),
+        ({**SEQUENCE, "seq_length": 4104}, "seq_length", None),
+        ({**SEQUENCE, "context_parallel_size": 1}, "seq_length", None),
+    ],
 )
-def test_experts_that_do_not_divide_over_their_ranks_are_an_error(ranks: int, found: list[str]) -> None:
-    experts = {"num_moe_experts": 8, "moe_ffn_hidden_size": 1024, "expert_model_parallel_size": ranks}
-    said = check(setup_of(CASES["PB408"][0] | {"model": {**DENSE, **experts}}))
-    assert [one.rule for one in said.findings if (one.id, one.path) == ("PB408", "model.num_moe_experts")] == found
+def test_a_size_that_does_not_divide_over_its_ranks_is_an_error(model: dict, field: str, by: str | None) -> None:
+    said = check(setup_of(CASES["PB408"][0] | {"model": model}))
+    found = [one.rule for one in said.findings if (one.id, one.path) == ("PB408", f"model.{field}")]
+    assert found == ([] if by is None else [f"does not divide by {by}: each rank has to get the same part"])

@@ -63,10 +63,13 @@ def _indivisible(run: RuleContext) -> list[Violation]:
     """Return sizes that are cut over ranks and do not divide by their number."""
     model, ranks = run.model, run.parallel
     tensor, experts = f"TP {ranks.tensor}", f"expert TP {ranks.expert_tensor}"
-    context = f"CP {ranks.context} x {tensor}" if ranks.sequence_parallel else f"CP {ranks.context}"
+    chunks = 2 if ranks.context > 1 else 1  # a context-parallel rank has one of each half of a sequence
+    context = f"CP {ranks.context}" if chunks == 1 else f"two chunks on each of CP {ranks.context}"
+    context += f" x {tensor}" if ranks.sequence_parallel else ""
     groups = model.num_query_groups or 0
     shared = 0 if groups and not ranks.tensor % groups else groups
     widest = model.moe_ffn_hidden_size if run.shape.is_moe else None
+    space = run.shape.state_space if run.shape.is_hybrid else None
     sequence = "model.seq_length" if model.seq_length else "data.seq_length"
     sizes = (
         ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),
@@ -74,7 +77,9 @@ def _indivisible(run: RuleContext) -> list[Violation]:
         ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor),
         ("model.moe_ffn_hidden_size", widest, experts, ranks.expert_tensor),
         ("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert),
-        (sequence, model.seq_length or run.data.seq_length, context, ranks.of_tokens),
+        ("model.mamba_num_heads", space and space.num_heads, tensor, ranks.tensor),
+        ("model.mamba_num_groups", space and space.num_groups, tensor, ranks.tensor),
+        (sequence, model.seq_length or run.data.seq_length, context, chunks * ranks.of_tokens),
     )
     cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
     return [Violation(path, value=size, by=by) for path, size, by, _ in cut]
@@ -180,7 +185,7 @@ RULES = (
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
         source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; transformer/moe/moe_layer.py; "
-        "pipeline_parallel/schedules.py",
+        "ssm/mamba_mixer.py; pipeline_parallel/schedules.py; utils.py get_batch_on_this_cp_rank",
     ),
     error(
         id="PB409",
