@@ -9,18 +9,18 @@ from types import MappingProxyType
 from typing import Any
 
 from megatron.core import fp4_utils
-from megatron.core.fp8_utils import get_fp8_recipe, is_first_last_bf16_layer
+from megatron.core.fp8_utils import get_fp8_recipe
 
-from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError
+from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.megatron.device import cpu_as_cuda
 from bridge.megatron.emulation.delayed import checkpoint
-from bridge.megatron.emulation.linear import gemm_precision, module_effects, require_emulable, scheme_of
+from bridge.megatron.emulation.linear import gemm_precision, scheme_of
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.optimizer import separate_gathers
 from bridge.megatron.replacement import replaced
 from bridge.megatron.te.machine import missing_for_te
 from bridge.megatron.te_cpu.install import installed_te
-from bridge.precision.matchers import quant_recipes
+from bridge.precision.matchers import matchers_in, quant_recipes
 from bridge.rules.target import Target, gpu_of_capability
 from bridge.rules.variables import environment_findings, set_lines, variables_in
 from bridge.rules.versions import dotted, parse_version
@@ -53,25 +53,17 @@ def choose_backend_of_phases(
 
 
 def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})) -> Backend:
-    """Return the backend for a model on this machine.
+    """Return the backend for a `TransformerConfig` on this machine.
 
-    Args:
-        requested: One of `BACKENDS`; auto is Transformer Engine where it works, else the emulation; te_cpu needs a
-            process that was declared for it (`bridge.preflight.te_cpu`), and such a process runs nothing else.
-        config: A `TransformerConfig`.
-        environ: `os.environ`, read for the variables that change Transformer Engine's arithmetic.
+    Of `BACKENDS`, auto is Transformer Engine where it works, else the emulation; te_cpu needs a process that was
+    declared for it (`bridge.preflight.te_cpu`) and runs nothing else. `environ` has Transformer Engine's variables.
 
     Raises:
-        RunConfigError: Every layer is to stay in BF16.
-        BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing, or the emulation cannot do
-            what the config asks for.
-        PrecisionConfigError: A scaling scheme or format that does not exist, or a variable of the environment that
-            contradicts the config.
+        BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing.
+        PrecisionConfigError: No such scheme or format, or a variable of the environment contradicts the config.
     """
     scheme = scheme_of(config)
-    if scheme is not None and not quant_recipes(getattr(config, "quant_recipe", None)):
-        _require_some_layer(config)
-    effects = [effect for _, effect in module_effects(config)]
+    effects = [effect for one in matchers_in(getattr(config, "quant_recipe", None)) for effect in one.effects]
     schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
     if requested == "te_cpu" or installed_te() is not None:
         return _te_on_cpu(requested, config, schemes, environ)
@@ -91,7 +83,6 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
 
 
 def _emulated(config: Any, why: str, environ: Mapping[str, str]) -> Backend:
-    require_emulable(config)
     precision = gemm_precision(config)
     kind = "chosen per module"
     if precision is not None:
@@ -154,17 +145,6 @@ def te_recipe(config: Any) -> Any:
         with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
             return get_fp8_recipe(config)
     return fp4_utils.get_fp4_recipe(config) if getattr(config, "fp4", None) else None
-
-
-def _require_some_layer(config: Any) -> None:
-    """Refuse a run that asks for low precision and keeps every layer out of it."""
-    if all(is_first_last_bf16_layer(config, number) for number in range(config.num_layers)):
-        start, end = config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16
-        raise RunConfigError(
-            f"model.first_last_layers_bf16: the first {start} and last {end} of {config.num_layers} layers stay in "
-            "BF16, so no matmul of this run would be in low precision, got True. Train more layers, keep fewer in "
-            "BF16, or choose a recipe without FP8 and FP4."
-        )
 
 
 _TE_CHECKPOINTS = (

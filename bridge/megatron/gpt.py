@@ -28,13 +28,7 @@ from bridge.megatron.process import release_at_end
 from bridge.megatron.replacement import replaced
 from bridge.megatron.without_te import OF_CONFIGS
 
-ACTIVATIONS = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "squared_relu": squared_relu,
-    "quick_gelu": quick_gelu,
-}
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "squared_relu": squared_relu, "quick_gelu": quick_gelu}
 """Names that `activation_func` accepts as well as a function."""
 
 

@@ -95,13 +95,7 @@ class Rehearsal:
         return 1 if strict and (self.left_out or self.findings) else 0
 
 
-def rehearse(
-    run: RunValues,
-    *,
-    backend: str = te_cpu.BACKEND,
-    processes: int = 4,
-    max_layers: int = 8,
-) -> Rehearsal:
+def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
     `processes` is the most of one launch, `max_layers` as for `shrink`.

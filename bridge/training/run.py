@@ -209,7 +209,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     schedule = config.precision_schedule if isinstance(config.precision_schedule, PrecisionSchedule) else None
     phases = models_of(config)
     backend = choose_backend_of_phases(config.precision_backend, phases) if backend is None else backend
-    require_honoured(config, backend=backend.name)
+    require_honoured(config, phases, backend=backend.name)
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
     splits = _splits(config, corpus)
     adapted, notes = run_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)

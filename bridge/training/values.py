@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +17,7 @@ from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
 from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.rule import ask
+from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import target_of
@@ -62,6 +62,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 
 OF_CONFIGS = ("PB407", "PB701", "PB702", "PB703")
 """Rules of a run that its configs show before the precision is written into them."""
+OF_PHASES = ("PB109", "PB213", "PB266", "PB296", *OF_CONFIGS)
+"""Those that its configs show in the precision of a phase."""
+OF_EMULATION = ("PB615", "PB616")
 
 
 def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
@@ -81,7 +84,7 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
     return [*faults, *(fault for fault in found if fault is not None), *_refused_fields(config)]
 
 
-def _refused_fields(config: ConfigContainer) -> list[Finding]:
+def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
     """Return the fields that the build refuses; it asks again once the precision is written into the sections."""
     scheme = config.mixed_precision.scheme if isinstance(config.mixed_precision, MixedPrecisionConfig) else None
     backend = config.precision_backend
@@ -90,20 +93,20 @@ def _refused_fields(config: ConfigContainer) -> list[Finding]:
     return refusals(config, backend=backend, rules=OF_CONFIGS)
 
 
-def refusals(config: ConfigContainer, *, backend: str, rules: Iterable[str]) -> list[Finding]:
-    """Return the faults that some rules find in model, optimizer and DDP config as they are."""
-    sections: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
+def refusals(config: Any, *, backend: str, rules: Iterable[str], model: Any = None) -> list[RuleFinding]:
+    """Return the faults that some rules find in model, optimizer and DDP config as they are, or with another model."""
+    sections = {"model": config.model if model is None else model, "optimizer": config.optimizer, "ddp": config.ddp}
     run = Setup(**sections, target=target_of(None), backend=backend, is_own=True)
     return [found for found in ask([BY_ID[name] for name in rules], run) if found.severity == "error"]
 
 
-def require_honoured(config: ConfigContainer, *, backend: str) -> None:
-    """Refuse a run whose configs ask for something that would silently be left out, or whose layers do not divide."""
-    faults = refusals(config, backend=backend, rules=("PB109", *OF_CONFIGS))
+def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> None:
+    """Refuse a run whose configs ask for what would be left out or cannot run, in the model config of any phase."""
+    rules = (*OF_PHASES, *(OF_EMULATION if backend == "emulated" else ()))
+    faults = [one for model in phases for one in refusals(config, backend=backend, rules=rules, model=model)]
     if faults:
-        raise RunConfigError("\n".join(f"{fault.id} {fault}" for fault in faults))
-    model: Any = config.model
-    Parallel.of(model).places(model.num_layers)
+        raise RunConfigError("\n".join(dict.fromkeys(f"{fault.id} {fault}" for fault in faults)))
+    Parallel.of(config.model).places(config.model.num_layers)
 
 
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:

@@ -4,9 +4,8 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from bridge.errors import BackendUnavailableError
 from bridge.megatron.backend import Backend, running
-from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, require_emulable
+from bridge.megatron.emulation.linear import emulated_linears, gemm_precision
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import GPTConfig, build_gpt, run_config
 from bridge.megatron.process import training_process
@@ -128,15 +127,3 @@ def test_config_of_a_layer_is_megatrons():
     assert gemm_precision(GPTConfig(**{**SHAPE, "fp8": None})) is None
     four = GPTConfig(**{**SHAPE, "fp8": None, "fp4": "e2m1", "fp4_recipe": "nvfp4"})
     assert gemm_precision(four) == GemmPrecision(scheme="nvfp4", format="e2m1")
-
-
-def test_what_cannot_be_emulated_is_named_all_at_once():
-    config = GPTConfig(**SHAPE, fp8_recipe="tensorwise", fp8_dot_product_attention=True)
-    config.recompute_granularity, config.recompute_modules = "selective", ["layernorm"]
-    with pytest.raises(BackendUnavailableError) as raised:
-        require_emulable(config)
-    assert str(raised.value) == (
-        "model.fp8_dot_product_attention: the emulated backend does not run it, the attention core stays in high "
-        "precision there, got True. model.recompute_modules: layernorm can be recomputed with Transformer Engine only, "
-        "got ['layernorm']. Turn it off, or run this where Transformer Engine works (precision_backend=te)."
-    )

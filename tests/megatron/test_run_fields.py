@@ -267,7 +267,7 @@ def test_wrong_values_are_one_sentence_each(fields, sentences):
         setattr(model, name, value)
     configs = SimpleNamespace(model=model, optimizer=made("optimizer"), ddp=made("ddp"))
     with pytest.raises(RunConfigError) as raised:
-        require_honoured(configs, backend="local")
+        require_honoured(configs, [model], backend="local")
     assert str(raised.value).splitlines() == sentences
 
 

@@ -139,8 +139,8 @@ def test_run_that_keeps_every_layer_in_bf16_is_refused(tmp_path):
     with pytest.raises(RunConfigError) as raised:
         pretrain(tiny(low="tensorwise", model={"first_last_layers_bf16": True}), run_dir=tmp_path)
     assert str(raised.value) == (
-        "model.first_last_layers_bf16: the first 1 and last 1 of 2 layers stay in BF16, so no matmul of this run would "
-        "be in low precision, got True. Train more layers, keep fewer in BF16, or choose a recipe without FP8 and FP4."
+        "PB266 model.first_last_layers_bf16: all 2 layers are kept in BF16, so nothing of this run is in tensorwise, "
+        "got True. Lower the counts; or use a deeper model; or choose a recipe without FP8 and FP4."
     )
 
 
@@ -163,10 +163,16 @@ def test_unknown_backend_gets_the_nearest(tmp_path):
     )
 
 
-def test_attention_in_fp8_is_refused_by_the_emulation(tmp_path):
-    config = tiny(low="delayed", model={"fp8_dot_product_attention": True})
-    with pytest.raises(BackendUnavailableError, match=r"^model.fp8_dot_product_attention: the emulated backend"):
+def test_what_cannot_be_emulated_is_named_all_at_once(tmp_path):
+    recomputed = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}
+    config = tiny(low="tensorwise", model={"fp8_dot_product_attention": True, **recomputed})
+    with pytest.raises(RunConfigError) as raised:
         pretrain(config, run_dir=tmp_path)
+    rule, remedy = "the emulated backend does not run it", "Turn it off; or run this where Transformer Engine works."
+    assert str(raised.value).splitlines() == [
+        f"PB615 model.fp8_dot_product_attention: {rule}, got True. {remedy}",
+        f"PB615 model.recompute_modules: {rule}, got ['layernorm']. {remedy}",
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["tensorwise", "mxfp8"])

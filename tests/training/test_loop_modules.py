@@ -9,7 +9,7 @@ from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge import MixedPrecisionConfig
 from bridge.audit.compare import format_gemms
-from bridge.errors import BackendUnavailableError
+from bridge.errors import BridgeError
 from bridge.plan.precision_plan import precision_plan
 from bridge.training.config import runtime_config_update
 from bridge.training.fingerprint import fingerprint
@@ -94,19 +94,20 @@ def test_a_row_of_bf16_for_every_module_trains_as_bf16_does(tmp_path):
         (
             {"fp8_recipe": "custom", "fp8_quantizer_factory": "team.factory"},
             CURRENT,
-            "model.quant_recipe: the emulated backend does not run custom, which needs Transformer Engine, got "
-            "'custom'. Turn it off, or run this where Transformer Engine works (precision_backend=te).",
+            "This low-precision recipe cannot be run:\n  scheme: must be one of blockwise, delayed, mxfp8, nvfp4, "
+            "tensorwise, got 'custom'. Run a custom factory on Transformer Engine.",
         ),
         (
             {"precision": "mxfp8"},
             {**CURRENT, "fp8_param_gather": True},
-            "model.fp8_param: weights stored in tensorwise cannot be multiplied in mxfp8, got True. Turn it off, or "
-            "run this where Transformer Engine works (precision_backend=te).",
+            "PB296 model.quant_recipe: matcher row_0 asks for mxfp8 on weights that the run stores in tensorwise, "
+            "which Transformer Engine refuses in the first step, got '*.linear_qkv'. Store the weights in bf16 "
+            "(fp8_param_gather=False, fp4_param_gather=False); or choose bf16.",
         ),
     ],
 )
 def test_a_choice_that_is_not_emulated_is_refused_by_name(row, precision, message, tmp_path):
-    with pytest.raises(BackendUnavailableError) as caught:
+    with pytest.raises(BridgeError) as caught:
         run(tmp_path, [{"select": "*.linear_qkv", **row}], precision, sharded=True)
     assert str(caught.value) == message
 

@@ -140,11 +140,7 @@ def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: boo
     sharded = [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")]
     with replaced((one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers)) for one in sharded):
         optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
-    state = {
-        **models,
-        "optimizer": optimizer,
-        "opt_param_scheduler": trainer.scheduler.state_dict(),
-    }
+    state = {**models, "optimizer": optimizer, "opt_param_scheduler": trainer.scheduler.state_dict()}
     for entry in nested_values(model):
         if isinstance(getattr(entry, "data", None), StoredWeight):
             entry.data = entry.data.dequantize()

@@ -16,7 +16,7 @@ layers here gather first and quantise the whole: the same amax, the same values.
 Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 tensor_parallel/layers.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,11 +29,10 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
-from bridge.errors import BackendUnavailableError
 from bridge.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
-from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect, matchers_in
+from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect
 
 
 def scheme_of(config: Any) -> str | None:
@@ -74,33 +73,6 @@ def is_low_layer(config: Any, number: int) -> bool:
     return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
-def module_effects(config: Any) -> list[tuple[str, Effect]]:
-    """Return what a per-module recipe chooses for single modules, each with its name in the recipe."""
-    matchers = matchers_in(getattr(config, "quant_recipe", None))
-    return list(dict.fromkeys((one.config, effect) for one in matchers for effect in one.effects))
-
-
-def _per_module_faults(config: Any) -> Iterator[str]:
-    """Yield a sentence for each per-module choice that the emulation cannot run.
-
-    Where the run's weights are stored in FP8 or FP4, a module in the dtype of the run dequantises its weight;
-    Transformer Engine refuses one in another scheme.
-    """
-    refused = {"custom": "which needs Transformer Engine", "delayed": "which no single module can have"}
-    effects = module_effects(config)
-    for name, effect in effects:
-        field = f"model.quant_recipe: the emulated backend does not run {name}"
-        if effect.scheme in refused:
-            yield f"{field}, {refused[effect.scheme]}, got {effect.scheme!r}."
-        if effect.stored:
-            yield f"{field}, which Megatron drops in a GPT, got fp8_param=True."
-    family, stored = "fp8" if getattr(config, "fp8", None) else "fp4", scheme_of(config)
-    others = {effect.scheme for _, effect in effects if effect.in_low and effect.scheme} - {stored}
-    if stored is not None and getattr(config, f"{family}_param", None) and others:
-        named = ", ".join(sorted(others))
-        yield f"model.{family}_param: weights stored in {stored} cannot be multiplied in {named}, got True."
-
-
 def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str) -> GemmPrecision | None:
     """Return what the payload of a per-module recipe, or None, makes of a layer's own precision; None is high.
 
@@ -111,36 +83,6 @@ def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part
     stated = payload.get(part)
     found = Effect.of(payload[TRAINING] if stated is None else stated).computes(layer)
     return GemmPrecision(scheme=found.scheme, format=found.format) if isinstance(found, Chosen) else found
-
-
-_NOT_EMULATED = (
-    ("fp8_dot_product_attention", "the attention core stays in high precision there"),
-    ("fp8_multi_head_attention", "the attention core stays in high precision there"),
-    ("tp_comm_overlap", "there is nothing to overlap with"),
-)
-
-
-def require_emulable(config: Any) -> None:
-    """Refuse a model config that asks for low precision where the emulation has none."""
-    faults = [
-        f"model.{field}: the emulated backend does not run it, {reason}, got {getattr(config, field)!r}."
-        for field, reason in _NOT_EMULATED
-        if getattr(config, field, None)
-    ]
-    if scheme_of(config) == "custom":
-        kind = "fp8" if config.fp8 else "fp4"
-        faults.append(f"model.{kind}_recipe: a custom factory makes Transformer Engine's objects, got 'custom'.")
-    recomputed = {"layernorm", "moe_act"} & set(getattr(config, "recompute_modules", None) or ())
-    faults += _per_module_faults(config)
-    if recomputed and config.recompute_granularity == "selective":
-        faults.append(
-            f"model.recompute_modules: {', '.join(sorted(recomputed))} can be recomputed with Transformer Engine only, "
-            f"got {config.recompute_modules!r}."
-        )
-    if faults:
-        raise BackendUnavailableError(
-            " ".join(faults) + " Turn it off, or run this where Transformer Engine works (precision_backend=te)."
-        )
 
 
 class EmulatedLinear:
