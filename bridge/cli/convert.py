@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,6 @@ from bridge.cli.arguments import add_command, print_json, write_file
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    import argparse
-
     from bridge.interop.contract import ExportReport, ImportReport, Unmapped
     from bridge.interop.conversion import Run
 

@@ -5,6 +5,7 @@ With ``--run RUN`` the value of a field, or of any key of the config, in a run: 
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import asdict
 from functools import cache
@@ -28,8 +29,6 @@ from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
 
 if TYPE_CHECKING:
-    import argparse
-
     from bridge.front.loader import RunValues
 
 LIST = "rules"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +12,6 @@ from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run,
 from bridge.interop.serving.formats import SYSTEMS
 
 if TYPE_CHECKING:
-    import argparse
-
     from bridge.interop.serving.manifest import Manifest
     from bridge.interop.serving.reader import ServingConfig
 

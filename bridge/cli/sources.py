@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import textwrap
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, print_json
+from bridge.precision.grouping import grouped
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from bridge.interop.survey.source import Source
     from bridge.interop.survey.survey import Survey
-
-T = TypeVar("T")
 
 WIDTH = 100
 SHOWN = 4
@@ -51,18 +49,17 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
     if not found.sources:
         yield "No source of precision was found."
     width = max((len(_head(source)) for source in found.ranked), default=0)
-    for kind, members in _grouped(found.ranked, lambda source: source.kind).items():
+    for kind, members in grouped((source.kind, source) for source in found.ranked).items():
         yield f"{kind}:"
-        for head, same in _grouped(members, _head).items():
+        for head, same in grouped((_head(source), source) for source in members).items():
             entries = [_line(source, named=len(same) == 1) for source in same]
             yield from _under(head, width, _capped(entries, SHOWN, everything))
     if found.partial:
         yield "these do not decide the precision of a whole run:"
-        groups = _grouped(found.partial, lambda source: f"{source.system}\n{source.says}").values()
-        pairs = [(same[0].system, _together(same, everything=everything)) for same in groups]
-        width = max(len(head) for head, _ in pairs)
-        for head, lines in _grouped(pairs, lambda pair: pair[0]).items():
-            yield from _under(head, width, _capped([line for _, line in lines], LISTED, everything))
+        groups = grouped(((source.system, source.says), source) for source in found.partial)
+        by_system = grouped((one[0], _together(same, everything=everything)) for one, same in groups.items())
+        for head, lines in by_system.items():
+            yield from _under(head, max(map(len, by_system)), _capped(lines, LISTED, everything))
     if found.sources:
         yield ""
         yield from (line for sentence in _verdict(found, ORDER) for line in _wrapped(sentence))
@@ -70,13 +67,6 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
     limits = [f"not complete: {limit}" for limit in found.limits]
     for sentence in (*_capped(unread, LISTED, everything), *limits):
         yield from _wrapped(sentence)
-
-
-def _grouped(members: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
-    for member in members:
-        groups.setdefault(key(member), []).append(member)
-    return groups
 
 
 def _capped(lines: list[str], most: int, everything: bool) -> list[str]:
@@ -93,9 +83,7 @@ def _under(head: str, width: int, lines: list[str]) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
-    )
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _head(source: Source) -> str:
@@ -123,7 +111,7 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     ranked, winner = found.ranked, found.winner
     if not ranked:
         return ["None of them says what a whole run trains in."]
-    meanings = _grouped(filter(lambda one: one.semantics, ranked), lambda one: str(one.semantics))
+    meanings = grouped((one.semantics, one) for one in ranked if one.semantics)
     if found.agree and len(meanings) > 1:
         kinds = ", ".join(f"{kind} ({_place(members[0])})" for kind, members in meanings.items())
         return [f"All agree on {ranked[0].precision}, under different semantics: {kinds}."]

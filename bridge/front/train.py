@@ -29,7 +29,7 @@ from bridge.preflight.check import Report, check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
-from bridge.rules.own_run.refusals import RULES
+from bridge.rules.own_run import RULES
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import last_sync
 from bridge.training.config import ConfigContainer

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.plan.memory_activations import Workload
 from bridge.plan.modules import Module
-from bridge.plan.precision_plan import PlanLayer, PrecisionPlan, compact
+from bridge.plan.precision_plan import PrecisionPlan, compact
+from bridge.precision.grouping import grouped
 from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
 from bridge.rules.shape.model import ModelShape
 
@@ -172,15 +173,15 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     scheme, family = _strictest(plan)
     pad = pad_multiple(scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=family)
     tokens = workload.seq_length * workload.micro_batch_size if workload is not None else 0
-    found: dict[tuple[Module, str | None], list[PlanLayer]] = {}
-    for layer in plan.layers:
-        for planned in layer.modules:
-            if planned.kind in ("linear", "head"):
-                found.setdefault((planned.module, planned.scheme), []).append(layer)
+    found = grouped(
+        ((planned.module, planned.scheme), layer.label)
+        for layer in plan.layers
+        for planned in layer.modules
+        if planned.kind in ("linear", "head")
+    )
     gemms, misfits = [], []
     for (module, own), layers in found.items():
-        label = compact([layer.label for layer in layers])
-        gemm = _shape(plan, module, label, tokens, scheme=own)
+        gemm = _shape(plan, module, compact(layers), tokens, scheme=own)
         gemms.append(gemm)
         if own is not None:
             misfits += list(_misfits(plan, module, gemm, own))

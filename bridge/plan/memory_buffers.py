@@ -23,6 +23,7 @@ from typing import Any
 from bridge.plan.memory_parameters import Parameter
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
+from bridge.precision.grouping import grouped
 from bridge.rules.shape.parallel import Parallel, Place
 
 
@@ -126,10 +127,9 @@ def ddp_groups(
     parallel, settings = plan.parallel, plan.settings
     is_cut = ddp["overlap_grad_reduce"] and place.stage == 0 and place.chunk == 0
     bucket_size = int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
-    alike: dict[tuple[bool, bool, str], list[Parameter]] = {}
-    for one in parameters:
-        storage = one.storage if one.is_stored_low else settings.mode
-        alike.setdefault((one.is_frozen, one.is_expert, storage), []).append(one)
+    alike = grouped(
+        ((one.is_frozen, one.is_expert, one.storage if one.is_stored_low else settings.mode), one) for one in parameters
+    )
     found = []
     for (is_frozen, is_expert, _), group in alike.items():
         if is_frozen:
@@ -211,12 +211,9 @@ def fsdp_groups(
 
 def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
     """Return the bytes of groups that are gathered at a time, given the bytes of each whole group."""
-    units: dict[str, float] = {}
-    for group, size in zip(groups, sizes, strict=True):
-        if group.unit is not None:
-            units[group.unit] = units.get(group.unit, 0.0) + size
-    outside = [size for group, size in zip(groups, sizes, strict=True) if group.unit is None]
-    unit = max(units.values(), default=0.0)
+    units = grouped((group.unit, size) for group, size in zip(groups, sizes, strict=True))
+    outside = units.pop(None, [])
+    unit = max(map(sum, units.values()), default=0.0)
     return unit + max(unit, *outside) if outside else 2 * unit
 
 
@@ -230,13 +227,12 @@ def _grouped(
     parameters: Sequence[Parameter], in_units: bool, *, bucket_size: int | None, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
     """Yield the groups: by attributes, cut at a shared embedding, and outside of units at the bucket size."""
-    alike: dict[tuple[object, bool, bool, str | None], list[Parameter]] = {}
-    for parameter in parameters:
-        unit = _unit(parameter) if in_units else None
-        is_expert = parameter.module.startswith("experts.")
-        key = (parameter.is_stored_low or parameter.storage, is_expert, parameter.is_frozen, unit)
-        alike.setdefault(key, []).append(parameter)
-    for (_, _, _, unit), group in alike.items():
+
+    def key(one: Parameter) -> tuple[object, bool, bool, str | None]:
+        is_expert, unit = one.module.startswith("experts."), _unit(one) if in_units else None
+        return one.is_stored_low or one.storage, is_expert, one.is_frozen, unit
+
+    for (_, _, _, unit), group in grouped((key(one), one) for one in parameters).items():
         bucket: list[Parameter] = []
         for parameter in group:
             alone = parameter.shares_embedding and splits_shared

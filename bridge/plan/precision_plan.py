@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -34,6 +34,7 @@ from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
+from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Effect, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
@@ -174,11 +175,9 @@ class PrecisionPlan:
 
     def folded(self) -> list[tuple[tuple[PlanLayer, ...], tuple[PlanModule, ...]]]:
         """Return the layers in groups of equal rows, in the order in which each group begins."""
-        groups: dict[tuple[object, ...], list[PlanLayer]] = {}
-        for layer in self.layers:
-            named = () if layer.number is not None else (layer.label.partition(" ")[0],)
-            groups.setdefault((*named, layer.modules), []).append(layer)
-        return [(tuple(layers), layers[0].modules) for layers in groups.values()]
+        names = ["" if layer.number is not None else layer.label.partition(" ")[0] for layer in self.layers]
+        groups = grouped(((name, layer.modules), layer) for name, layer in zip(names, self.layers, strict=True))
+        return [(tuple(layers), modules) for (_, modules), layers in groups.items()]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every row as a flat mapping."""
@@ -215,17 +214,17 @@ class PrecisionPlan:
 
         A row that one plan does not have reads as "-" there.
         """
-        cells: dict[tuple[str, str, str, str, str], list[str]] = {}
-        labels = dict.fromkeys([layer.label for layer in self.layers] + [layer.label for layer in other.layers])
-        for label in labels:
+        cells: list[tuple[tuple[str, ...], str]] = []
+        for label in self.by_label | other.by_label:
             mine, theirs = self._cells(label), other._cells(label)
-            for cell in dict.fromkeys([*mine, *theirs]):
+            for cell in mine | theirs:
                 before, after = mine.get(cell, "-"), theirs.get(cell, "-")
                 if before != after and {before, after} != {"", "-"}:
-                    cells.setdefault((*cell, before, after), []).append(label)
+                    cells.append(((*cell, before, after), label))
+        names = ("module", "item", "column", "before", "after")
         return [
-            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
-            for (module, item, column, before, after), layers in cells.items()
+            PlanDifference(layers=tuple(layers), **dict(zip(names, cell, strict=True)))
+            for cell, layers in grouped(cells).items()
         ]
 
     def _cells(self, label: str) -> dict[tuple[str, str, str], str]:
@@ -305,13 +304,29 @@ def _layers(
     places = parallel.places(shape.num_layers)
     first = [*(place for place in places if place.embedding), places[0]][0]
     last = [*(place for place in places if place.output), places[-1]][0]
-    on = settings.family is not None and settings.reaches_layers
-    numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
+    mtp = [*(place for place in places if place.mtp), last][0]
+    is_fp8, enters = settings.family == "fp8", partial(settings.enters, num_layers=shape.num_layers)
+    made = _maker(shape, places, settings, paths, adapter)
+    yield made("embedding", first, "embedding")
+    for place in places:
+        for at, index in enumerate(place.layers):
+            yield made(str(index + 1), place, shape.kinds[index], low=enters(index), at=at)
+    for number in range(1, shape.mtp_layers + 1):
+        yield made(f"mtp {number}", mtp, "mtp", low=is_fp8)
+        for index, kind in enumerate(shape.mtp_kinds):
+            yield made(f"mtp {number}.{index + 1}", mtp, kind, low=is_fp8 or enters(index))
+    yield made("output", last, "output")
 
+
+def _maker(
+    shape: ModelShape, places: Sequence[Place], settings: Settings, paths: ModulePaths, adapter: Adapter | None
+) -> Callable[..., PlanLayer]:
+    """Return the function that makes a layer; layers that cannot differ share their modules."""
+    numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
     by_name = bool(settings.recipes) or adapter is not None
 
     @cache
-    def modules_of_kind(kind: str, low: bool, chunk: int, label: str, at: int) -> tuple[PlanModule, ...]:
+    def modules(kind: str, low: bool, chunk: int, label: str, at: int) -> tuple[PlanModule, ...]:
         own = modules_of(shape, kind)
         if adapter is not None:
             own = adapter.added_to(own, shape, lambda name: paths.path(label, at, name))
@@ -325,27 +340,10 @@ def _layers(
     def made(label: str, place: Place, kind: str, *, low: bool = False, at: int = 0) -> PlanLayer:
         number = int(label) if label.isdigit() else None
         name = (numbers[place.stage, place.chunk], label, at) if by_name else (0, "", 0)
-        modules = modules_of_kind(kind, low, *name)
-        return PlanLayer(
-            label=label, number=number, stage=place.stage, chunk=place.chunk, kind=kind, low=low, modules=modules
-        )
+        where: dict[str, Any] = {"label": label, "number": number, "stage": place.stage, "chunk": place.chunk}
+        return PlanLayer(**where, kind=kind, low=low, modules=modules(kind, low, *name))
 
-    yield made("embedding", first, "embedding")
-
-    def enters(index: int) -> bool:
-        """Return whether a layer enters the context, by its number from 0."""
-        return on and settings.start <= index < shape.num_layers - settings.end
-
-    for place in places:
-        for at, index in enumerate(place.layers):
-            yield made(str(index + 1), place, shape.kinds[index], low=enters(index), at=at)
-    mtp = [*(place for place in places if place.mtp), last][0]
-    is_fp8 = settings.family == "fp8"
-    for number in range(1, shape.mtp_layers + 1):
-        yield made(f"mtp {number}", mtp, "mtp", low=is_fp8)
-        for index, kind in enumerate(shape.mtp_kinds):
-            yield made(f"mtp {number}.{index + 1}", mtp, kind, low=is_fp8 or enters(index))
-    yield made("output", last, "output")
+    return made
 
 
 @lru_cache(maxsize=512)

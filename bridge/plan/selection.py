@@ -6,19 +6,17 @@ of each pipeline stage: ``decoder.layers.0`` of such a file is the first layer o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
-from bridge.precision.matchers import recipe_of
+from bridge.precision.matchers import Matcher, Matchers, recipe_of
 from bridge.precision.module_schemes import row_matchers
 from bridge.rules.shape.parallel import Parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.precision.matchers import Matcher, Matchers
 
 UNREAD = ("embedding", "router", "norm", "head")
 OTHER_STAGES = (1, 2, 4, 8)

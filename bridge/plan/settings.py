@@ -112,6 +112,10 @@ class Settings:
         """Return the row of a module's scheme, by its name."""
         return self.row if scheme == self.scheme else scheme_row(scheme)
 
+    def enters(self, index: int, num_layers: int) -> bool:
+        """Return whether a layer enters the low-precision context, by its number from 0."""
+        return self.family is not None and self.reaches_layers and self.start <= index < num_layers - self.end
+
     def of_module(self, effect: Effect | None, *, low: bool) -> tuple[Settings, bool]:
         """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe."""
         if effect is None or not effect.acts(is_low=low):

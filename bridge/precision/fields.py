@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,9 +19,6 @@ from bridge.errors import PrecisionTypeError, UnknownFieldError, WrongValueError
 from bridge.precision.modules import WrongRowsError
 from bridge.precision.subjects import Subject
 from bridge.precision.values import coerce, torch_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 """How many layers `first_last_layers_bf16` keeps at either end."""

@@ -8,15 +8,13 @@ be listed, compared and written to YAML without importing torch. The spellings o
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean
 from bridge.precision.modules import plain_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
 

@@ -29,7 +29,7 @@ from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.own_run.refusals import unhonoured
+from bridge.rules.own_run import unhonoured
 
 ANOTHER_MODEL = frozenset(
     f"model.{name}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +16,6 @@ from bridge.report.curves import figure_of
 from bridge.report.table import cell, show, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from matplotlib.axes import Axes
 
     from bridge.compare.comparison import Comparison, RecipeRow

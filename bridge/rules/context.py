@@ -7,6 +7,7 @@ Megatron has none (`seq_length`, `target.te`), None stands for "not known", and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +19,6 @@ from bridge.rules.inert import inert_fields
 from bridge.rules.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel

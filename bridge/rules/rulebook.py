@@ -1,6 +1,6 @@
 """All rules: a table per topic, and one of them all."""
 
-from bridge.rules.own_run.refusals import RULES as OWN_RUN
+from bridge.rules.own_run import RULES as OWN_RUN
 from bridge.rules.rule import Rule
 from bridge.rules.topics import (
     alignment,

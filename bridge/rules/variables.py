@@ -7,19 +7,17 @@ keywords, gets them into its recipes without a message. `set_lines` describes th
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from bridge.errors import Finding, did_you_mean
 from bridge.precision.schemes import scheme_row
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,7 @@ from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.preflight.check import check_run
 from bridge.rules.fields import FIELDS
-from bridge.rules.own_run.fields import KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, TRIED
-from bridge.rules.own_run.refusals import unhonoured
+from bridge.rules.own_run import KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, TRIED, unhonoured
 from bridge.rules.versions import installed
 from bridge.training.loop import pretrain
 from bridge.training.values import refusals, require_honoured

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bridge.precision.grouping import grouped
 from bridge.rules.target import Target
 from bridge.rules.versions import Version
 
@@ -60,9 +61,7 @@ class FileReading:
         release = f"megatron-core {self.release} ({self.release_reason})."
         if self.release is None:
             release = "No release of megatron-core is known: the target states none."
-        by_reason: dict[str, list[str]] = {}
-        for one in self.derived:
-            by_reason.setdefault(one.because, []).append(f"{one.path}={one.value}")
+        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in self.derived)
         set_ = [f"{self.framework} sets at start: {', '.join(all_)} ({why})." for why, all_ in by_reason.items()]
         return (release, *set_, *self.unknown)
 

@@ -1,10 +1,10 @@
 """Precision of single modules: rows and matchers that do not select what they say, and payloads without effect."""
 
-import ast
 from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from itertools import product
+from symtable import symtable
 from typing import Any
 
 from bridge.errors import close_matches, listed
@@ -49,24 +49,13 @@ def why_not_found(path: str) -> str | None:
 def _names_of(spec: ModuleSpec) -> set[str] | None:
     """Return the names that a module binds; None where that is not known."""
     source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
+    if source is None or "import *" in source:
+        return None
     try:
-        names = {*_names(ast.parse(source))} if source is not None else {"*"}
+        symbols = symtable(source, spec.name, "exec").get_symbols()
     except SyntaxError:
         return set()
-    return None if "*" in names else names
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module binds outside of functions and classes; "*" for an import of all names."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        else:
-            yield from _names(node)
+    return {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"

@@ -1,4 +1,4 @@
-"""Runs that break and that keep the rules of `bridge.rules.own_run.refusals`."""
+"""Runs that break and that keep the rules of `bridge.rules.own_run`."""
 
 from tests.rules.cases.runs import BF16, DENSE, H100, full
 
