@@ -16,14 +16,16 @@ import sys
 import warnings
 from pathlib import Path
 
-from bridge.cli.check import matrix_markdown
+from bridge.cli.check import support_rows
 from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
 from bridge.front.files import megatron_bridge_start, megatron_lm_start
 from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.schemes import SCHEMES
+from bridge.preflight.auto import matrix
 from bridge.registry.registry import REGISTRY, Recipe, Registry
+from bridge.report.table import markdown
 from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.target import GPUS
@@ -177,7 +179,7 @@ def _escaped(text: str) -> str:
 
 def support_page() -> str:
     """Return the page of the support matrix and of the GPU generations behind it."""
-    lines = [NOTE, SUPPORT, matrix_markdown(), GPU_TABLE]
+    lines = [NOTE, SUPPORT, markdown(support_rows(matrix(REGISTRY.names()))), GPU_TABLE]
     for gpu in GPUS.values():
         capability = dotted(gpu.capability) if gpu.capability else ""
         cells = (f"`{gpu.name}`", gpu.title, gpu.generation, capability, gpu.memory_gib or "", ", ".join(gpu.formats))

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,36 +110,22 @@ def _support_matrix(chosen: argparse.Namespace) -> None:
         target = parse_target(chosen.target)
         found = {name: support(name, target) for name in REGISTRY.names()}
         content: Any = {"target": str(target), "recipes": {name: _plain(one) for name, one in found.items()}}
-        rows = [["recipe", str(target), "why"], *([name, _cell(one), one.reason] for name, one in found.items())]
+        rows = [{"recipe": name, str(target): _cell(one), "why": one.reason} for name, one in found.items()]
     else:
         whole = matrix(REGISTRY.names())
         content = {name: {column: _plain(one) for column, one in row.items()} for name, row in whole.items()}
-        rows = _cells(whole)
+        rows = support_rows(whole)
+    from bridge.report.table import markdown, table  # rich is heavy
+
     if chosen.markdown:
-        print(_markdown(rows))
+        print(markdown(rows))
         return
-    from bridge.report.table import table  # rich is heavy
-
-    answer(chosen, content, table([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], wraps=("why",)))
+    answer(chosen, content, table(rows, wraps=("why",)))
 
 
-def matrix_markdown() -> str:
-    """Return the matrix as a Markdown table."""
-    from bridge.preflight.auto import matrix
-
-    return _markdown(_cells(matrix(REGISTRY.names())))
-
-
-def _cells(whole: dict[str, dict[str, Support]]) -> list[list[str]]:
-    return [
-        ["recipe", *next(iter(whole.values()))],
-        *([name, *map(_cell, row.values())] for name, row in whole.items()),
-    ]
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
+def support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
+    """Return the rows of the matrix: the recipe, and the words of a cell for each target."""
+    return [{"recipe": name, **{column: _cell(one) for column, one in row.items()}} for name, row in whole.items()]
 
 
 def _cell(found: Support) -> str:

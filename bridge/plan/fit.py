@@ -17,12 +17,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
 from bridge.rules.shape.model import ModelShape
+from bridge.rules.topics.parallel import cut_unevenly
 
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""
@@ -188,20 +190,10 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
         parallel.places(shape.num_layers)
     except RunConfigError:
         return False
-    tensor, groups, experts = parallel.tensor, shape.num_query_groups, shape.experts
-    over_tokens = parallel.of_tokens * (2 if parallel.context > 1 else 1)
-    crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not run.section("model")["overlap_p2p_comm"]
-    return (
-        run.target.count in (None, parallel.world_size)
-        and shape.num_attention_heads % tensor == 0
-        and (groups % tensor == 0 or tensor % groups == 0)
-        and shape.ffn_hidden_size % tensor == 0
-        and (shape.state_space is None or shape.state_space.num_groups % tensor == 0)
-        and (experts is None or experts.num_experts % parallel.expert == 0)
-        and (experts is None or experts.ffn_hidden_size % parallel.expert_tensor == 0)
-        and run.workload.seq_length % over_tokens == 0
-        and not crosses
-    )
+    model = SimpleNamespace(**run.section("model"))
+    crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not model.overlap_p2p_comm
+    is_even = not cut_unevenly(model, shape, parallel, run.workload.seq_length)
+    return run.target.count in (None, parallel.world_size) and is_even and not crosses
 
 
 def _options(

@@ -13,7 +13,7 @@ import numpy as np
 from bridge.audit.quantisation import OPERANDS
 from bridge.compare.gap import common_steps
 from bridge.report.curves import figure_of
-from bridge.report.table import cell, show, table
+from bridge.report.table import cell, markdown, show, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,9 +91,7 @@ def _title(comparison: Comparison) -> str:
 
 
 def _markdown(comparison: Comparison, picture: str) -> str:
-    rows = [_cells(row) for row in comparison.rows]
-    lines = [f"## {_title(comparison)}", "", f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
-    lines += [f"| {' | '.join(row.values())} |" for row in rows]
+    lines = [f"## {_title(comparison)}", "", markdown([_cells(row) for row in comparison.rows])]
     lines += ["", *(f"- {sentence}" for sentence in sentences(comparison)), "", f"![Losses and gaps]({picture})", ""]
     return "\n".join(lines)
 

@@ -98,6 +98,12 @@ def facts(rows: Iterable[tuple[str, Cell]], *, title: str = "", numbers: bool = 
     return table(named, title=title, numbers=(VALUE,) if numbers else (), wraps=() if numbers else (VALUE,))
 
 
+def markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return rows as a table in Markdown."""
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in ([*rows[0]], *(row.values() for row in rows)))
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
+
+
 def cell(value: float | None, form: str = ".4f") -> str:
     """Return a number as a cell; "-" without one."""
     return "-" if value is None else format(value, form)

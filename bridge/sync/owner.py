@@ -33,12 +33,7 @@ COMPUTED = {"autocast_dtype": "params_dtype"}
 """Attribute that Megatron fills in from another one where it is not given."""
 
 
-class _Absent:
-    def __repr__(self) -> str:
-        return "<absent>"
-
-
-ABSENT = _Absent()
+ABSENT: Any = dataclasses.MISSING
 """Stands for the value of an attribute that is not there."""
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.precision.config import FIELDS, PrecisionConfig
@@ -233,49 +233,42 @@ def _same_named(field: str, owner: OwnerValues) -> Route:
     return Route(field=field, owner=owner.role, attribute=field, family=FIELDS[field].family, rule="value")
 
 
-class Decision(NamedTuple):
-    """The value of one attribute of an owner after the sync."""
+Maker = Callable[[Any, str, str, str], SyncRow]
+"""Makes the row of one attribute of an owner: of its new value, the verdict, the source that decides, and why."""
 
-    value: Any
-    verdict: str
-    by: str
-    """The source that decided it."""
-    why: str
+
+def _maker(owner: OwnerValues, attribute: str, field: str) -> Maker:
+    made = partial(SyncRow, owner=owner.role, attribute=attribute, field=field, old=owner.value(attribute))
+    return lambda new, verdict, by, why: made(new=new, verdict=verdict, by=by, why=why)
 
 
 def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
+    made = _maker(owner, attribute, route.field)
     if not owner.has(attribute):
-        why = f"{owner.class_name} has no such attribute"
-        row = _made(owner, attribute, route.field, Decision(None, "absent", config.source_of(route.field), why))
+        row = made(None, "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute")
         return replace(row, since=route.since if owner.is_megatron and route.since != FIRST else None)
     if is_active:
-        decision = _decide(config, owner, route, attribute, keep_own=keep_own)
+        row = _decide(config, owner, route, made, keep_own=keep_own)
     else:
         family = "FP8 or FP4" if route.family == "low" else (route.family or "").upper()
-        why = f"no {f'{route.scheme} scaling' if route.scheme else family} in this run"
         neutral = route.neutral
         if neutral is CLASS_DEFAULT:
             neutral = owner.defaults.get(attribute, config.reading(route.field))
-        decision = Decision(neutral, "neutralise", "mode", why)
-    is_same = same(owner.value(attribute), decision.value)
-    if is_same and decision.verdict != "keep":
-        decision = decision._replace(verdict="agree")
-    replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), decision.value)
-    if replaces_own and not is_same and (decision.verdict == "set" or route.rule == "dtype"):
-        decision = decision._replace(verdict="override")
-    return replace(_made(owner, attribute, route.field, decision), replaces_own=replaces_own)
+        row = made(
+            neutral, "neutralise", "mode", f"no {f'{route.scheme} scaling' if route.scheme else family} in this run"
+        )
+    is_same = same(row.old, row.new)
+    if is_same and row.verdict != "keep":
+        row = replace(row, verdict="agree")
+    replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), row.new)
+    if replaces_own and not is_same and (row.verdict == "set" or route.rule == "dtype"):
+        row = replace(row, verdict="override")
+    return replace(row, replaces_own=replaces_own)
 
 
-def _made(owner: OwnerValues, attribute: str, field: str, decision: Decision) -> SyncRow:
-    new, verdict, by, why = decision
-    old = owner.value(attribute)
-    return SyncRow(
-        owner=owner.role, attribute=attribute, field=field, old=old, new=new, verdict=verdict, by=by, why=why
-    )
-
-
-def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str, *, keep_own: bool) -> Decision:
+def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Maker, *, keep_own: bool) -> SyncRow:
+    attribute = route.attribute or route.field
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     own = owner.own(attribute)
     reading = config.reading(route.field)
@@ -283,36 +276,36 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute
         reading = module_recipe(config, owner) if reading else None
     mode = f"the mode is {config.mode}"
     if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
-        return Decision(None, "set", "stated", "stated as None")
+        return made(None, "set", "stated", "stated as None")
     if route.rule == "dtype" and not stated:
-        return Decision(config.mode, "derive", "mode", mode)
+        return made(config.mode, "derive", "mode", mode)
     if route.rule == "autocast dtype" and not stated:
-        return _autocast_dtype(config, owner)
+        return _autocast_dtype(config, owner, made)
     if route.rule == "switch":
-        return Decision(reading, "set", source if stated else "mode", "stated" if stated else mode)
+        return made(reading, "set", source if stated else "mode", "stated" if stated else mode)
     if stated:
         is_kept = keep_own and route.field not in SCHEME_FIELDS and owner.is_own(attribute) and not same(own, reading)
         if is_kept:
-            return Decision(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
-        return Decision(reading, "set", source, "stated")
+            return made(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
+        return made(reading, "set", source, "stated")
     if route.rule == "count" and attribute in owner.defaults:
         verdict = "keep" if config.scheme else "agree"
-        return Decision(own, verdict, owner.role, "the recipe does not state it")
+        return made(own, verdict, owner.role, "the recipe does not state it")
     if route.rule == "stated" and not owner.is_own(attribute):
-        return Decision(own, "agree", owner.role, "the recipe does not state it")
+        return made(own, "agree", owner.role, "the recipe does not state it")
     if owner.is_own(attribute):
-        return Decision(own, "keep", owner.role, "its own value, and the recipe does not state it")
-    return Decision(reading, "set", "default", "not stated: the default of the config")
+        return made(own, "keep", owner.role, "its own value, and the recipe does not state it")
+    return made(reading, "set", "default", "not stated: the default of the config")
 
 
-def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues) -> Decision:
+def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:
     """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
     is_open = not config.is_stated("autocast_enabled")
     is_on = config.autocast_enabled or (is_open and owner.value("enable_autocast") is True)
     if is_on and owner.is_own("autocast_dtype"):
-        return Decision(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
+        return made(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
     dtype = config.reading("params_dtype") or config.mode
-    return Decision(dtype, "derive", "mode", "follows params_dtype")
+    return made(dtype, "derive", "mode", "follows params_dtype")
 
 
 def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
@@ -324,16 +317,13 @@ def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
     attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
     if attribute is None or not owner.has(attribute):
         return []
-    old, own = owner.value(attribute), owner.own(attribute)
-    is_dynamic = config.fp16 and config.loss_scale is None
-    if is_dynamic:
+    old, own, made = owner.value(attribute), owner.own(attribute), _maker(owner, attribute, "loss_scale")
+    if config.fp16 and config.loss_scale is None:
         why = "a dynamic loss scale overflows by design, and this check would end the run"
-        decision = Decision(False, "agree" if old is False else "derive", "mode", why)
-    elif same(old, own):
+        return [made(False, "agree" if old is False else "derive", "mode", why)]
+    if same(old, own):
         return []
-    else:
-        decision = Decision(own, "keep", owner.role, "its own value: the loss scale is not dynamic")
-    return [_made(owner, attribute, "loss_scale", decision)]
+    return [made(own, "keep", owner.role, "its own value: the loss scale is not dynamic")]
 
 
 def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list[SyncRow]:

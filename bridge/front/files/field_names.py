@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +56,8 @@ def _classes(framework: str) -> dict[str, frozenset[str]]:
     return {name: frozenset(row["fields"]) for row in rows for name in row["classes"]}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Release:
-    """A release of Megatron Core, and why it is assumed."""
-
-    version: Version | None
-    because: str
-    """A clause: "model.moe_latent_size stands in the file, and 0.17.1 does not have it"."""
-
-
-def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> Release:
-    """Return the release that a file's fields of Megatron point to.
+def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> tuple[Version | None, str]:
+    """Return the release that a file's fields of Megatron point to, and why it is assumed, as a clause.
 
     Args:
         sections: model, optimizer and ddp as the file has them.
@@ -86,8 +76,8 @@ def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> 
                 newest, field = first, f"{role}.{name}"
     here = installed("mcore")
     if not is_whole and (here is None or here >= releases[newest]):
-        return Release(version=here, because="installed here, as the file leaves it open")
+        return here, "installed here, as the file leaves it open"
     if newest:
         before = releases[newest - 1]
-        return Release(version=releases[newest], because=f"{field} stands in the file, and {before} does not have it")
-    return Release(version=releases[0], because="the file has every field of Megatron, and none that came later")
+        return releases[newest], f"{field} stands in the file, and {before} does not have it"
+    return releases[0], "the file has every field of Megatron, and none that came later"

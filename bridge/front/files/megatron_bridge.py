@@ -52,7 +52,7 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         own |= {f"{role}.{name}": fields.pop(name) for name in names}
         names = newer_fields(fields, role) if is_whole else []
         newer |= {f"{role}.{name}": fields.pop(name) for name in names}
-    release = release_of(held, is_whole=is_whole)
+    release, reason = release_of(held, is_whole=is_whole)
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections=sections,
@@ -60,8 +60,8 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         environment={str(key): str(value) for key, value in (environment or {}).items()},
         own_fields=own,
         unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
-        release=release.version,
-        release_reason=release.because,
+        release=release,
+        release_reason=reason,
     )
 
 

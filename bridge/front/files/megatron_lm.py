@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.front.files.field_names import Release, release_of
+from bridge.front.files.field_names import release_of
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.interop.launch.alternatives import launches
@@ -27,6 +27,7 @@ from bridge.interop.megatron_lm.recognition import is_megatron
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
 from bridge.rules.fields import known_releases
+from bridge.rules.versions import Version
 
 KINDS = {
     "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining", "freeze_ViT", "language_model_type"),
@@ -88,39 +89,42 @@ def read(document: Document) -> FileReading:
     """
     try:
         written, *others = _runs(document)
-        launch, is_shell = written.launch, document.kind == "shell"
-        is_under_deepspeed = is_shell and is_engine(written)
-        precision = import_(launch).assume_default().config.to_dict() if is_under_deepspeed else None
+        is_under_deepspeed = document.kind == "shell" and is_engine(written)
+        precision = import_(written.launch).assume_default().config.to_dict() if is_under_deepspeed else None
     except PayloadError as error:
         raise RunConfigError(str(error)) from None
-    files = [note for note in launch.notes if note.startswith("source ")]
-    run = _Run(
-        given=values_of(written.options),
-        written=written,
-        is_started=is_shell and bool(launch.line),
-        is_inference=INFERENCE.search(launch.program) is not None or document.mapping.get("MODE") == "inference",
-        open_ends=tuple(dict.fromkeys((*written.elsewhere, *files))) if is_shell else (),
-    )
+    run = _run_of(written, document)
     _refuse_kind(run, document.path)
     sections = sections_of(run.given)
     if run.is_inference:
         sections = {"model": sections["model"]}
     if precision is not None:
         sections["mixed_precision"] = precision
-    release = Release(
-        version=known_releases()[-1], because="the file names no release, and this is the newest known one"
-    )
+    release: Version | None = known_releases()[-1]
+    reason = "the file names no release, and this is the newest known one"
     if written.has_end:  # the release that wrote all arguments
-        release = release_of(sections, is_whole=True)
-    variables = {} if RAY.search(document.text) else launch.environment
+        release, reason = release_of(sections, is_whole=True)
+    variables = {} if RAY.search(document.text) else written.launch.environment
     return FileReading(
         framework=MEGATRON_LM,
         sections=sections,
         environment={name: str(value) for name, value in variables.items() if not value.is_unknown},
         own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
         unknown=tuple(_unknown(run, len(others) + 1)),
-        release=release.version,
-        release_reason=release.because,
+        release=release,
+        release_reason=reason,
+    )
+
+
+def _run_of(written: Arguments, document: Document) -> _Run:
+    launch, is_shell = written.launch, document.kind == "shell"
+    files = [note for note in launch.notes if note.startswith("source ")]
+    return _Run(
+        given=values_of(written.options),
+        written=written,
+        is_started=is_shell and bool(launch.line),
+        is_inference=INFERENCE.search(launch.program) is not None or document.mapping.get("MODE") == "inference",
+        open_ends=tuple(dict.fromkeys((*written.elsewhere, *files))) if is_shell else (),
     )
 
 

@@ -1,11 +1,14 @@
 """Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
 
 from functools import partial
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.precision.fields import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, warning
+from bridge.rules.shape.model import ModelShape
+from bridge.rules.shape.parallel import Parallel
 from bridge.rules.topics.alignment import tokens, widths
 from bridge.rules.violation import Violation, all_of
 
@@ -59,17 +62,18 @@ def _blockwise_gather(run: RuleContext) -> list[Violation]:
     return [Violation(align="make tokens per rank and widths multiples of 128" if is_odd else "")]
 
 
-def _indivisible(run: RuleContext) -> list[Violation]:
-    """Return sizes that are cut over ranks and do not divide by their number."""
-    model, ranks = run.model, run.parallel
+def cut_unevenly(
+    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+) -> list[tuple[str, int | None, str]]:
+    """Return the field of `model`, its size and the ranks, for each size that does not divide by its ranks."""
     tensor, experts = f"TP {ranks.tensor}", f"expert TP {ranks.expert_tensor}"
     chunks = 2 if ranks.context > 1 else 1  # a context-parallel rank has one of each half of a sequence
     context = f"CP {ranks.context}" if chunks == 1 else f"two chunks on each of CP {ranks.context}"
     context += f" x {tensor}" if ranks.sequence_parallel else ""
     groups = model.num_query_groups or 0
     shared = 0 if groups and not ranks.tensor % groups else groups
-    widest = model.moe_ffn_hidden_size if run.shape.is_moe else None
-    space = run.shape.state_space if run.shape.is_hybrid else None
+    widest = model.moe_ffn_hidden_size if shape.is_moe else None
+    space = shape.state_space if shape.is_hybrid else None
     sequence = "model.seq_length" if model.seq_length else "data.seq_length"
     sizes = (
         ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),
@@ -79,10 +83,14 @@ def _indivisible(run: RuleContext) -> list[Violation]:
         ("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert),
         ("model.mamba_num_heads", space and space.num_heads, tensor, ranks.tensor),
         ("model.mamba_num_groups", space and space.num_groups, tensor, ranks.tensor),
-        (sequence, model.seq_length or run.data.seq_length, context, chunks * ranks.of_tokens),
+        (sequence, seq_length, context, chunks * ranks.of_tokens),
     )
-    cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
-    return [Violation(path, value=size, by=by) for path, size, by, _ in cut]
+    return [(path, size, by) for path, size, by, count in sizes if size and size > 0 and size % count]
+
+
+def _indivisible(run: RuleContext) -> list[Violation]:
+    cut = cut_unevenly(run.model, run.shape, run.parallel, run.model.seq_length or run.data.seq_length)
+    return [Violation(path, value=size, by=by) for path, size, by in cut]
 
 
 def _unsplittable(run: RuleContext) -> list[Violation]:
