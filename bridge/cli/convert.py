@@ -132,7 +132,7 @@ def _context(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise RunConfigError(f"--context: must be KEY=VALUE, got {word!r}. Write nemo_version=1.23, for example.")
+            raise RunConfigError(f"--context: must be KEY=VALUE, got {word!r}. Write auto=bf16, for example.")
         if key in given:
             raise RunConfigError(
                 f"--context: {key} must be given once, got it again as {value!r}. Keep one of the two."

@@ -4,7 +4,8 @@
 reduces* in BF16, and under DeepSpeed the engine's own BF16 mode. `accelerate launch` goes by `distributed_type` alone:
 a block of another kind stays unread, and the empty blocks that earlier releases wrote mean nothing.
 Settings of FP8 are not always what runs: accelerate hands on only values that differ from its own defaults, so its
-default `amax_compute_algo="most_recent"` never reaches Transformer Engine, whose own default is "max".
+default `amax_compute_algo="most_recent"` never reaches Transformer Engine, whose own default is "max". Of the back ends
+for FP8 that of Transformer Engine is read; torchao's is written too.
 Its settings and sentences, with their sources, are `rows/accelerate.yaml`.
 """
 
@@ -26,13 +27,13 @@ PRECISIONS = ("no", "fp16", "bf16", "fp8")
 BACK_ENDS = ("TE", "AO", "MSAMP")
 HANDLERS = {"TE": "TERecipeKwargs", "AO": "AORecipeKwargs"}
 FUNCTION = "module_filter_func"
+GATHER = "enable_fsdp_float8_all_gather"
 PREFIX = "ACCELERATE_"
 
 
-def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
+def import_(payload: object) -> ImportReport:
     """Return what an Accelerate configuration, its parsed YAML or ``ACCELERATE_*`` variables by name, asks for."""
     top = Settings(_flattened(payload), TABLE.title, lenient=True)
-    backend = Settings({"fp8_backend": fp8_backend}, TABLE.title).word("fp8_backend", BACK_ENDS) or "AO"
     builder = ImportBuilder(TABLE.title)
     compute = _precision(builder, top)
     sharding = _sharding(builder, top, compute)
@@ -43,7 +44,7 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     builder.fields |= fields
     if compute == (top.values.get("mixed_precision") or "no") and top.given("mixed_precision"):
         builder.map("mixed_precision", **fields)
-    _float8(builder, top.section("fp8_config"), backend, on=compute == "fp8")
+    _float8(builder, top.section("fp8_config"), on=compute == "fp8")
     if base == "fp16" and sharding not in ("deepspeed", "megatron"):
         assume_torch_scaler(builder, TABLE.title)
     if sharding == "fsdp" and base != "fp32":
@@ -60,7 +61,6 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
         no_mixed_precision="mixed_precision" not in top,
         fsdp=sharding == "fsdp",
         deepspeed=sharding == "deepspeed",
-        torchao_under_fsdp=sharding == "fsdp" and builder.fields.get("fp8_recipe") == "tensorwise",
     )
     semantics = {"fsdp": "fsdp_policy", None: "amp_o1"}.get(sharding, "megatron_o2")
     is_lost = compute == "fp8" and "fp8" not in builder.fields
@@ -110,8 +110,6 @@ def _precision(builder: ImportBuilder, top: Settings) -> str:
     if value is False:
         builder.record("accelerate.yaml-reads-a-bare", "mixed_precision", False)
         return "no"
-    if value is True:
-        raise TABLE.wrong("a-bare-yes", top, "mixed_precision")
     if "mixed_precision" not in top and top.values.get("fp16"):  # whatever it is: the loader asks no more than that
         builder.map("fp16", fp16=True)
         return "fp16"
@@ -130,29 +128,22 @@ def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None
     return acting if acting in flags else None
 
 
-def _float8(builder: ImportBuilder, block: Settings, backend: str, *, on: bool) -> None:
-    """Map the settings of FP8 for the back end that runs it, `backend` where the file does not say."""
+def _float8(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
+    """Map the settings of FP8 in Transformer Engine's layers, and report those of another back end."""
     fields: dict[str, Any] = {}
     is_block = on and bool(block.switch("use_mxfp8_block_scaling"))
     if on and block.given("backend"):
-        backend = str(block["backend"]).upper().replace("TORCHAO", "AO")
-        if backend not in BACK_ENDS:
-            raise TABLE.wrong("back-ends", block, "backend")
+        block.values["backend"] = str(block["backend"]).upper().replace("TORCHAO", "AO")
+        block.word("backend", BACK_ENDS)
     elif on:
-        builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", backend)
-    if on and backend == "TE":
+        builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", None)
+    engine = on and block.values.get("backend") == "TE"
+    if engine:
         fields = {"fp8": _format(builder, block, is_block=is_block), "fp8_recipe": "mxfp8" if is_block else "delayed"}
-    elif on and backend == "AO":
-        fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-        sentence = "a-function-chooses-modules" if block.given(FUNCTION) else "modules-not-layers"
-        builder.record(f"accelerate.{sentence}", block.name(FUNCTION), block.values.get(FUNCTION))
-    elif on:
-        builder.record("accelerate.ms-amp-keeps", block.name("opt_level"), block.values.get("opt_level", "O2"))
     builder.fields |= fields
-    for key in filter(block.given, ("backend", "use_mxfp8_block_scaling") if on else ()):
+    for key in filter(block.given, ("backend", "use_mxfp8_block_scaling") if engine else ()):
         builder.map(block.name(key), **fields)
-    acting = {one: one == backend for one in BACK_ENDS}
-    TABLE.read(builder, block, "fp8", fp8=on, delayed=fields.get("fp8_recipe") == "delayed", **acting)
+    TABLE.read(builder, block, "fp8", fp8=on, TE=engine, delayed=not is_block)
 
 
 def _format(builder: ImportBuilder, block: Settings, *, is_block: bool) -> str:
@@ -163,8 +154,8 @@ def _format(builder: ImportBuilder, block: Settings, *, is_block: bool) -> str:
         raise TABLE.wrong("te-formats", block, name)
     runs = "e4m3" if is_block else written.lower()
     if not block.given(name):
-        sentence = "hybrid-over-mxfp8" if is_block else "hybrid-by-default"
-        builder.record(f"accelerate.{sentence}", block.name(name), written)
+        sentence = "accelerate.hybrid-over-mxfp8" if is_block else "accelerate.hybrid-by-default"
+        builder.record(sentence, block.name(name), written)
     elif runs != written.lower():
         builder.record("accelerate.accelerate-own-default", block.name(name), written)
     else:
@@ -178,15 +169,15 @@ def _exported_float8(builder: ExportBuilder) -> dict[str, Any]:
     block: dict[str, Any] = {"backend": "TE", "fp8_format": str(config.fp8).upper()}
     mapped = {"fp8": "fp8_format", "fp8_recipe": "backend"}
     if config.fp8 == "hybrid" and config.fp8_recipe == "tensorwise":
-        written = TABLE.write(builder, "fp8", "fp8_config", delayed=False)
-        block = {"backend": "AO", **written, "pad_inner_dim": True}
-        mapped |= {"fp8": "backend"} | ({} if config.fp8_param_gather else {"fp8_param": next(iter(written))})
+        block = {"backend": "AO", GATHER: bool(config.fp8_param_gather), "pad_inner_dim": True}
+        mapped |= {"fp8": "backend", "fp8_param_gather": GATHER}
+        mapped |= {} if config.fp8_param_gather else {"fp8_param": GATHER}
         export_gather(builder)
     elif config.fp8_recipe == "mxfp8":
         block["use_mxfp8_block_scaling"] = True
         mapped["fp8_recipe"] = "use_mxfp8_block_scaling"
     elif config.fp8_recipe == "delayed":
-        block |= TABLE.write(builder, "fp8", "fp8_config", AO=False) | {"amax_compute_algo": "max"}
+        block |= TABLE.write(builder, "fp8", "fp8_config") | {"amax_compute_algo": "max"}
         if config.fp8_amax_compute_algo != "max":
             builder.record("accelerate.accelerate-never-hands", "fp8_amax_compute_algo")
     else:
@@ -230,7 +221,6 @@ def _read(document: Document) -> Any:
 
 
 CONTEXT = (
-    ContextKey("fp8_backend", "AO, TE or MSAMP where the file does not say"),
     ContextKey("form", "yaml, or arguments for those of Accelerator (export)", use=("export",)),
     NUM_LAYERS,
 )

@@ -1,16 +1,11 @@
 """NeMo 1.x: `megatron_gpt_config.yaml` and its kin, and the files of models that are not Megatron's.
 
 `trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights, FP32 masters) and O1
-(FP32 weights under autocast).
+(FP32 weights under autocast). A file is read as release 2.0 reads it, the last one with these models, and as a whole:
+nothing of a shipped file stands under it.
 
-Everything called `fp8_*` acts only on Transformer Engine's layers. NeMo's own transformer takes them where
-`transformer_engine` is true. Megatron Core's GPT (`mcore_gpt`) has them in any case up to 1.23, so that `fp8` alone
-decides; from 2.0 on it has local layers without `transformer_engine`.
-
-Defaults moved: the shipped file had `fp8_hybrid: False`, history 1 and `most_recent` up to 1.21, and has `True`, 1024
-and `max` since 1.22; precision 16 and O1 became bf16 and O2 by 2.0. A key that is absent from the composed
-configuration has the *code's* default, which is neither for the amax settings under Megatron Core. `nemo_version` says
-that the file is a set of overrides over the shipped one of that release.
+Everything called `fp8_*` acts only on Transformer Engine's layers, which `transformer_engine` chooses. An amax setting
+that is absent has the *code's* default: Megatron Core's under `mcore_gpt`, else that of NeMo's own transformer.
 
 A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by Lightning, which takes
 the section `trainer` as it stands: 16 is torch's autocast under a torch GradScaler (or Apex), not Megatron's scaler.
@@ -24,7 +19,7 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.interop import lightning
 from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
+from bridge.interop.contract import ExportReport, ImportReport, System, as_yaml
 from bridge.interop.meaning import meaning, semantics_of
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
@@ -33,60 +28,33 @@ from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("nemo1")
-FP8, SCALER, MODEL = (TABLE.parts[name].named for name in ("fp8", "scaler", "model"))
 PRECISIONS: Mapping[str, str] = TABLE.data["precisions"]
 NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
-QK_SCALING, CUSTOM = "apply_query_key_layer_scaling", "mcore_customization_config"
 MEGATRON = re.compile(TABLE.data["megatron"].replace(" |", "|"))
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
 """OmegaConf's reference to another key of the file; dots in front make it relative to the key it stands at."""
 DEEPEST = 16
-LOCAL_LAYERS = (2, 0)
-"""The first release whose GPT on Megatron Core asks `transformer_engine`."""
 WORDS = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
 class File:
-    """A configuration with its references followed, its sections, and the defaults of the shipped file."""
+    """A configuration with its references followed, and its section `model`."""
 
-    def __init__(self, payload: Mapping[Any, Any], version: str | None) -> None:
+    def __init__(self, payload: Mapping[Any, Any]) -> None:
         self.payload: dict[Any, Any] = _followed(payload, payload)
-        self.version = version
         self.has_model = isinstance(payload.get("model"), Mapping)
         self.model = Settings(self.payload["model"] if self.has_model else self.payload, "nemo1", "model", lenient=True)
-        self.optim = self.model.values.get("optim")
-        self.release: tuple[int, int] | None = None
-        self.shipped: Mapping[str, Any] = {}
-        if version is not None:
-            found = re.match(r"v?(\d+)\.(\d+)", str(version))
-            if found is None:
-                raise PayloadError(f"nemo_version: must be a version, got {version!r}. Write nemo_version=1.23.")
-            self.release = (int(found[1]), int(found[2]))
-            self.shipped = next(row for row in TABLE.data["shipped"] if self.release < tuple(row["before"]))
-
-    @property
-    def is_megatron(self) -> bool:
-        """Whether one of Megatron's models is trained; a release says so too, as its shipped file is of one."""
-        if self.has_megatrons_keys() or (self.has_model and "precision" in self.model):
-            return True
-        return self.release is not None and not any(key in self.model for key in TABLE.data["others"])
 
     def has_megatrons_keys(self, *, other_than: str = "") -> bool:
         """Return whether a key, other than `other_than`, is one that only Megatron's models read."""
         keys = {str(key) for section in (self.model.values, self.payload) for key in section}
         return any(MEGATRON.fullmatch(key) for key in keys - {other_than})
 
-    @property
-    def is_on_megatron_core(self) -> bool:
-        """Whether GPT is Megatron Core's (since 1.21), and not the transformer that NeMo brings itself."""
-        if self.release is not None and self.release < (1, 21):
-            return False
-        return bool(self.model.switch("mcore_gpt") if self.model.given("mcore_gpt") else self.shipped.get("mcore_gpt"))
-
     def get(self, path: str) -> Any:
-        """Return a value by its dotted path from the top, None where there is none."""
-        return at(self.payload, path)
+        """Return a value by its dotted path from the top of a whole configuration, None where there is none."""
+        within = path.removeprefix("model.") if not self.has_model else path
+        return at(self.payload, within)
 
 
 def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0) -> Any:
@@ -111,32 +79,27 @@ def _check_stated(where: str, value: object) -> None:
         raise PayloadError(f"{where}: must be written out, got {value!r:.60}. Write the value that it comes to.")
 
 
-def import_(payload: object, *, nemo_version: str | None = None, base: str | None = None) -> ImportReport:
+def import_(payload: object, *, base: str | None = None) -> ImportReport:
     """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for.
 
-    Overrides go over the file that `nemo_version` shipped, or over `base`, a noun for the file that is not read.
+    Overrides go over `base`, a noun for the file that is not read.
     """
     if not isinstance(payload, Mapping):
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
-    file = File(payload, nemo_version)
-    builder = ImportBuilder(f"{TABLE.title} ({nemo_version})" if nemo_version else TABLE.title)
+    file, builder = File(payload), ImportBuilder(TABLE.title)
+    is_megatron = file.has_megatrons_keys() or (file.has_model and "precision" in file.model)
     refused = file.get("trainer.precision") in ("bf16-true", "16-true")  # by Megatron's models
-    if not file.is_megatron or (refused and not file.has_megatrons_keys(other_than="data")):
+    if not is_megatron or (refused and not file.has_megatrons_keys(other_than="data")):
         return _trained_by_lightning(file, builder)
-    base = None if file.shipped else base
     dtype = _precision(file, builder, base)
-    o2 = _weights(file, dtype, builder, base)
-    has_fp8 = _float8(file, builder)
-    TABLE.read(builder, file.model, "scaler", fp16=dtype == "fp16")
-    _reduction(file, dtype, builder, o2=o2)
-    _others(file, builder, dtype, has_fp8=has_fp8)
-    if isinstance(file.payload.get("quantization"), Mapping):
-        TABLE.read(builder, Settings(file.payload["quantization"], builder.system, "quantization"), "quantization")
-    semantics = "fsdp_policy" if not o2 and file.model.switch("fsdp") else "amp_o1"
-    if dtype == "fp32":
-        semantics = "fp32"
-    elif o2:
-        semantics = "megatron_o2"
+    semantics = _weights(file, dtype, builder, base)
+    _reduction(file, dtype, builder, semantics)
+    _settings(file.model, dtype, builder)
+    for path, part in (("trainer", "apex"), ("model.optim", "optim"), ("quantization", "quantization")):
+        section = file.get(path)
+        if isinstance(section, Mapping):
+            rows = lightning.TABLE if path == "trainer" else TABLE
+            rows.read(builder, Settings(section, builder.system, path), part)
     return builder.finish(semantics, is_whole=file.get("quantization.algorithm") is None)
 
 
@@ -155,14 +118,13 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if chosen:
         builder.map("fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid")
         builder.map("fp8_recipe")
-        model |= TABLE.write(builder, "fp8", "model", acting)
-        for field in ("fp8_param", "fp8_param_gather") if acting["fp8_param_gather"] else ():
-            if acting["fp8_recipe"] == "delayed":
-                builder.map(field, "model.fp8_params")
-            else:
+    facts = {"engine": bool(chosen), "on": bool(chosen), "acts": bool(chosen), "fp16": dtype == "fp16"}
+    model |= TABLE.write(builder, "model", "model", acting, **facts)
+    if "fp8_params" in model:
+        for field in ("fp8_param", "fp8_param_gather"):
+            builder.map(field, "model.fp8_params")
+            if acting["fp8_recipe"] != "delayed":
                 builder.record_if_stated("nemo1.fp8_params-initialises-weights", field)
-    if dtype == "fp16":
-        model |= TABLE.write(builder, "scaler", "model", acting)
     if is_o2:
         model["optim"] = {"grad_sync_dtype": "fp32" if config.grad_reduce_in_fp32 else dtype}
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
@@ -187,12 +149,12 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
 def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
     where = next((name for name in NAMES if file.get(name) is not None), None)
     if where is None:
-        if base is not None or (not file.shipped and "trainer" not in file.payload):
+        if base is not None or "trainer" not in file.payload:
             builder.leave_mode(base or "the section trainer of another file")
-            return "fp32"
-        value = file.shipped.get("precision", "32")
-        builder.implied("trainer.precision", value, f"{builder.system} takes {value} where the trainer says nothing")
-        return PRECISIONS[value]
+        else:
+            why = f"{builder.system} takes 32 where the trainer says nothing"
+            builder.implied("trainer.precision", "32", why)
+        return "fp32"
     value = file.get(where)
     _check_stated(where, value)
     dtype = PRECISIONS.get(str(value).removesuffix(".0"))
@@ -209,120 +171,79 @@ def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
     return dtype
 
 
-def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -> bool:
-    """State the mode; return whether it is O2."""
+def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -> str:
+    """State the mode; return its semantics."""
     where, fsdp, half = "model.megatron_amp_O2", file.model.switch("fsdp"), dtype != "fp32"
-    o2 = bool(file.model.switch("megatron_amp_O2"))
-    if file.model.given("megatron_amp_O2"):
-        builder.map(where)
-    elif base is not None and half:
+    o2 = file.model.switch("megatron_amp_O2")
+    if base is not None and half and not file.model.given("megatron_amp_O2"):
         builder.leave_mode(f"megatron_amp_O2 in {base}, which is not read,", default=dtype)
-        return False
-    elif half:
-        o2 = file.shipped.get("megatron_amp_O2", False)
-        builder.implied(where, o2)
+        return "unstated"
+    if half and not file.model.given("megatron_amp_O2"):
+        builder.implied(where, False)
     if o2 and (fsdp or not half):
         builder.record("nemo1.o2-under-fsdp" if half else "nemo1.o2-in-fp32", where, True)
-        o2 = False
-    fields: dict[str, Any] = {} if builder.decided_by else {"fp32": True}
+    semantics, fields = "fp32", {} if builder.decided_by else amp_fields("fp32")
     if half and fsdp:  # NLPFSDPStrategy casts FP32 shards; nothing is left to autocast
-        fields = {dtype: True, "params_dtype": dtype}
+        semantics, fields = "fsdp_policy", {dtype: True, "params_dtype": dtype}
+    elif half and o2:
+        semantics, fields = "megatron_o2", {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype}
     elif half:
-        fields = {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype} if o2 else amp_fields(dtype)
+        semantics, fields = "amp_o1", amp_fields(dtype)
     for name in [name for name in NAMES if name in builder.mapped][:1]:
         builder.map(name, **fields)
     builder.fields |= fields
-    return o2
+    return semantics
 
 
-def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> None:
+def _reduction(file: File, dtype: str, builder: ImportBuilder, semantics: str) -> None:
     """State the dtype in which gradients are reduced: the distributed optimizer's setting, or that of torch FSDP."""
-    values = {
-        "model.fsdp_grad_reduce_dtype": file.model.values.get("fsdp_grad_reduce_dtype"),
-        "model.optim.grad_sync_dtype": at(file.optim, "grad_sync_dtype"),
-    }
     fsdp = file.model.switch("fsdp")
-    decides, other = values if fsdp else reversed(values)
-    in_fp32 = {where: str(value).lower() in ("32", "fp32", "float32", "32-true") for where, value in values.items()}
-    _check_stated(decides, values[decides])
-    if values[other] is not None and in_fp32[other] and not fsdp:
+    names = ("model.fsdp_grad_reduce_dtype", "model.optim.grad_sync_dtype")
+    decides, other = names if fsdp else reversed(names)
+    value, unread = file.get(decides), file.get(other)
+    _check_stated(decides, value)
+    if unread is not None and _is_fp32(unread) and not fsdp:
         builder.map(other)
-    elif values[other] is not None:
-        builder.record("nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp", other, values[other])
-    if values[decides] is not None:
-        builder.map(decides, grad_reduce_in_fp32=in_fp32[decides])
-    elif dtype != "fp32" and (fsdp or o2):
+    elif unread is not None:
+        builder.record("nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp", other, unread)
+    if value is not None:
+        builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
+    elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
         sentence, state = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps", {"grad_reduce_in_fp32": kept == "fp32"}
         builder.record(sentence, decides, kept, state, dtype=dtype, kept=kept.upper())
 
 
-def _float8(file: File, builder: ImportBuilder) -> bool:
-    """Map the FP8 settings; return whether they act."""
-    is_on, engine = bool(file.model.switch("fp8")), _has_engine_layers(file, builder)
-    if is_on and engine:
-        _format(file, builder)
-    kind = "mcore" if file.is_on_megatron_core else "nemo"
-    ignored, absent = TABLE.data["ignored"][kind], TABLE.data["absent"][kind]
-    TABLE.read(builder, file.model, "fp8", engine=engine, on=is_on, acts=is_on and engine, ignored=ignored)
-    if is_on and engine:
-        why = dict.fromkeys(DELAYED, "" if file.shipped else absent["why"])
-        builder.imply_scheme("model.{}".format, delayed=file.shipped or absent, layers=1, why=why)
-    return is_on and engine
+def _is_fp32(dtype: object) -> bool:
+    return str(dtype).lower() in ("32", "fp32", "float32", "32-true")
 
 
-def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
-    """Return whether the layers can run FP8, and account for `transformer_engine`."""
-    where, value = "model.transformer_engine", file.model.values.get("transformer_engine")
-    is_on, always = bool(file.model.switch("transformer_engine")), file.release is None or file.release < LOCAL_LAYERS
-    if is_on or not (always and file.model.switch("fp8") and file.is_on_megatron_core):
-        if value is not None:
-            builder.map(where)
-        elif not file.shipped and file.model.switch("fp8"):
-            builder.implied(where, False)
-        return is_on
-    if file.release is None:
-        kind = "is-not-written" if value is None else "is-off"
-        builder.record(f"nemo1.the-release-is-not-known-and-it-{kind}", where, value)
-    elif value is not None:
-        builder.record("nemo1.the-layers-of-mcore_gpt-in-nemo", where, value, version=file.version)
-    return True
+def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
+    """Map or report the settings of the model: of FP8, of the loss scale, and whatever else bears on precision."""
+    is_on, engine, on_core = (bool(given.switch(key)) for key in ("fp8", "transformer_engine", "mcore_gpt"))
+    formats = [name for name in ("e4m3", "hybrid") if given.switch(f"fp8_{name}")]
+    acts = is_on and engine
+    if acts and not formats:
+        raise TABLE.wrong("fp8-without-a-format", given, "fp8")
+    for key in ("fp8", f"fp8_{formats[0]}") if acts else ():
+        builder.map(f"model.{key}", fp8=formats[0])
+    if is_on and not given.given("transformer_engine"):
+        builder.implied("model.transformer_engine", False)
+    facts = {
+        "engine": engine,
+        "on": is_on,
+        "acts": acts,
+        "one format": len(formats) == 1,
+        "fp16": dtype == "fp16",
+        "raised on": given.switch("fp8_param"),
+        "amax apart": acts and given.given("reduce_amax") and not given.switch("reduce_amax"),
+        "no scaling": on_core and dtype != "fp16" and given.switch("apply_query_key_layer_scaling"),
+    }
+    TABLE.read(builder, given, "model", report_other, mode=dtype.upper(), **facts)
+    if acts:
+        absent = TABLE.data["absent"]["mcore" if on_core else "nemo"]
+        builder.imply_scheme("model.{}".format, delayed=absent, layers=1, why=dict.fromkeys(DELAYED, absent["why"]))
 
 
-def _format(file: File, builder: ImportBuilder) -> None:
-    on = {key: bool(file.model.switch(key)) for key in ("fp8_e4m3", "fp8_hybrid")}
-    for key in (key for key in on if not file.model.given(key) and file.shipped.get(key)):
-        on[key] = True
-        builder.implied(f"model.{key}", True)
-    if not any(on.values()):
-        rule = "NeMo raises on fp8 with neither fp8_e4m3 nor fp8_hybrid"
-        remedy = "Set model.fp8_hybrid=True, or give nemo_version if this file overrides a shipped one."
-        raise PayloadError(f"model.fp8: {rule}, got True. {remedy}")
-    builder.fields["fp8"] = chosen = "e4m3" if on["fp8_e4m3"] else "hybrid"
-    for key in ("fp8", "fp8_e4m3", "fp8_hybrid"):
-        if key == "fp8_hybrid" and all(on.values()):
-            builder.record("nemo1.fp8_e4m3-wins-where", "model.fp8_hybrid", True)
-        elif file.model.given(key):
-            builder.map(f"model.{key}", **({"fp8": chosen} if file.model.switch(key) else {}))
-
-
-def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) -> None:
-    """Report whatever else bears on precision; nothing of it has a field."""
-    trainer, custom = file.payload.get("trainer"), file.model.values.get(CUSTOM)
-    if isinstance(trainer, Mapping):
-        lightning.TABLE.read(builder, Settings(trainer, builder.system, "trainer"), "apex")
-    apart = has_fp8 and file.model.given("reduce_amax") and not file.model.switch("reduce_amax")
-    TABLE.read(builder, file.model, "model", **{"raised on": file.model.switch("fp8_param"), "amax apart": apart})
-    is_off = file.model.switch(QK_SCALING) and file.is_on_megatron_core and dtype != "fp16"
-    inner = custom.items() if isinstance(custom, Mapping) else ()
-    for name, value in {**file.model.values, **{f"{CUSTOM}.{key}": value for key, value in inner}}.items():
-        if name == QK_SCALING and is_off:
-            builder.record("nemo1.qk-scaling-is-off", f"model.{name}", value, mode=dtype.upper())
-        elif name not in {*FP8, *SCALER, *MODEL}:
-            report_other(builder, f"model.{name}", name.rpartition(".")[2], value)
-    if isinstance(file.optim, Mapping):
-        TABLE.read(builder, Settings(file.optim, builder.system, "model.optim"), "optim")
-
-
-VERSION = ContextKey("nemo_version", "release whose shipped file this one overrides (unsaid: the file is whole)")
-SYSTEM = System("nemo1", TABLE.title, TABLE.version, import_, export, TABLE.recognise, as_yaml, context=(VERSION,))
+TITLE = f"{TABLE.title}, read as {TABLE.version}"
+SYSTEM = System("nemo1", TITLE, TABLE.version, import_, export, TABLE.recognise, as_yaml)

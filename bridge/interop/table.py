@@ -28,23 +28,24 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     values     value -> the first three columns of it, or the detail alone; such a value is not read any further
     also       value -> the sentence to report where the value is mapped, "torchao.gathered"
     field      the field that the setting becomes
-    reads      switch, whole, number, text, dtype or section (a block): anything else is an error; or optimizer, the
-               name of one, whose detail is a clause of `optimizers.yaml`; or block, of which each setting is asked for
-               its row while any other value has this one; or apart, a block that is not looked into; without it any
-               value is taken
+    reads      switch, whole, number, text, named_dtype or section (a block): anything else is an error; or optimizer,
+               the name of one, whose detail is a clause of `optimizers.yaml`; or block, of which each setting is asked
+               for its row while any other value has this one; or apart, a block that is not looked into; without it
+               any value is taken
     words      word -> value of the field, instead of `reads`
     least      the least number
     default    the value that counts where nothing is written, in the release of `since`
     nulls      value or unstated: null is written too, as a value of the field or as one that leaves it unstated
     needs      facts without which nothing reads the setting; the first that does not hold says why, or null for none
-    when       a fact without which there is nothing to report
+    when       a fact without which it is no row
     under      of a group: the block of its names
     part       of a group: its name, where it is read alone
     fields     of a group: settings that become the field of the same name, in the place of `rows`
 
-The system's function finds facts, and hands them to `Table.read` with the document; `Table.write` is a part backwards,
-by the first row of each field. `data` has whatever else the function reads. A row of `unwritten` is about the `fields`
-of an export that are on and not mapped, where the fact `when` holds, if it has one.
+The system's function finds facts, and hands them to `Table.read` with the document, and a function for the settings
+without a row, at the top and in blocks that have one. `Table.write` is a part backwards, by the first row of each
+field. `data` has whatever else the function reads. A row of `unwritten` is about the `fields` of an export that are on
+and not mapped, where the fact `when` holds, if it has one.
 A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
 one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
 Sentences are whole, so that a grep finds them. In braces stand facts, and `value` and `lower`, the name in lower case.
@@ -178,6 +179,17 @@ class Row:
         return self.record._replace(detail=detail) if detail else None
 
 
+class Found(NamedTuple):
+    """One setting of a document."""
+
+    name: str
+    """From the top of the document."""
+    section: Settings
+    key: str
+    """Its name in the section."""
+    row: Row | None
+
+
 class Part:
     """The rows of a document, or of a block that stands in several places."""
 
@@ -236,10 +248,23 @@ class Table:
         for group in content.get("settings", ()):
             self.parts.setdefault(group.get("part", ""), Part()).add(group)
 
-    def read(self, builder: "ImportBuilder", given: Settings, part: str = "", /, **facts: object) -> None:
+    def read(
+        self,
+        builder: "ImportBuilder",
+        given: Settings,
+        part: str = "",
+        others: Callable[["ImportBuilder", str, str, object], None] | None = None,
+        /,
+        **facts: object,
+    ) -> None:
         """Map or report each setting that has a row, and state each default that counts."""
-        rows = self.parts[part]
-        found = set(self._read(builder, given, rows, "", facts))
+        rows, found = self.parts[part], set[str]()
+        for name, section, key, row in self._found(given, rows, facts):
+            if row is not None:
+                found.add(name)
+                self._take(builder, section, key, row, facts)
+            elif others is not None:
+                others(builder, section.name(key), key, section[key])
         for name, row in rows.named.items():
             if row.default is not None and name not in found and all(facts[need] for need in row.needs):
                 written = row.written(row.default)
@@ -247,23 +272,23 @@ class Table:
                 builder.implied(given.name(name), written, why, **{str(row.field): row.default})
                 self._report_also(builder, given.name(name), row, (row.default,))
 
-    def _read(
-        self, builder: "ImportBuilder", given: Settings, rows: Part, under: str, facts: Mapping[str, object]
-    ) -> Iterator[str]:
-        """Take the settings of a block, and yield the name of each that is given."""
+    def _found(
+        self, given: Settings, rows: Part, facts: Mapping[str, object], under: str = "", *, is_known: bool = True
+    ) -> Iterator["Found"]:
+        """Yield the settings of a block that have a row, and in one that `is_known` the others too."""
         for key, value in given.values.items():
             row = rows.row_of(under + key)
+            row = None if row is not None and row.when is not None and not facts[row.when] else row
             is_block = isinstance(value, Mapping)
-            if row is not None and (value is not None or row.nulls) and not (is_block and row.reads == "block"):
-                yield under + key
-                self._take(builder, given, key, row, facts)
+            is_read = row is not None and (value is not None or row.nulls) and not (is_block and row.reads == "block")
+            if is_read or (row is None and is_known):
+                yield Found(under + key, given, key, row)
             if is_block and (row is None or row.is_opened):
-                yield from self._read(builder, given.section(key), rows, f"{under}{key}.", facts)
+                inner, opened = given.section(key), row is not None
+                yield from self._found(inner, rows, facts, f"{under}{key}.", is_known=opened)
 
     def _take(self, builder: "ImportBuilder", given: Settings, key: str, row: Row, facts: Mapping[str, object]) -> None:
         """Map or report one setting that is given."""
-        if row.when is not None and not facts[row.when]:
-            return
         name, value = given.name(key), given[key]
         unmet = next((need for need in row.needs if not facts[need]), None)
         if row.values is not None and str(value) in row.values:

@@ -16,7 +16,6 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, name_lists, schemes_for
 from bridge.interop.pytorch.amp import amp_fields, export_as_cast
-from bridge.interop.pytorch.torchao import FLOAT8_RECIPES
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.foreign_names import TORCHTITAN
@@ -25,9 +24,8 @@ from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("torchtitan")
 SHARDS = "data_parallel_shard_degree"
-BLOCKS = ("float8", "mx")
-QUANTIZE = tuple(f"quantize.{part}.{name}" for part in ("linear", "grouped_mm") for name in BLOCKS)
-"""Blocks of torchtitan 0.2; names for `model.converters`, as are those of `BLOCKS` in 0.1."""
+BLOCKS = {"float8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "mx": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}}
+"""Block of quantisation, at the top (torchtitan 0.1) or under `quantize.linear` (0.2) -> its scheme."""
 CONVERTERS = {"mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}
 """Scheme -> the converter of torchtitan 0.3."""
 LINEAR = ("attention.", "feed_forward.", "shared_experts.")
@@ -51,11 +49,10 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         builder.record("torchtitan.without-fsdp-tensor", training.name("mixed_precision_param"), compute)
         compute = "float32"
     semantics = _mode(builder, training, whole, compute, fsdp=fsdp)
-    blocks = _quantisers(builder, top)
-    partial = [_quantiser(builder, path, block) for path, block in blocks.items()]
+    is_partial = _quantisers(builder, top)
     is_read = semantics != "fp32" or training.values.get("mixed_precision_reduce") == "float32"
     TABLE.read(builder, top, fsdp=fsdp, half=is_read)
-    return builder.finish(semantics, is_whole=not (any(partial) or top.given("converters")))
+    return builder.finish(semantics, is_whole=not (is_partial or top.given("converters")))
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
@@ -115,66 +112,54 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
     return semantics
 
 
-def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
-    """Return the quantisation blocks that are read, of every release, by their path.
+def _quantisers(builder: ImportBuilder, top: Settings) -> bool:
+    """Map or report the quantisation blocks; return whether they leave linear layers in the dtype of the run.
 
-    Of 0.2 those that `model.converters` names; nothing reads the others.
+    Of 0.2 those count that `model.converters` names; nothing reads the others.
     """
     quantize = top.section("quantize")
     parts = [top, *(quantize.section(part) for part in quantize.values)]
     blocks = {block.name(name): block.section(name) for block in parts for name in BLOCKS if block.given(name)}
-    if not top.given("model"):
-        return blocks
-    model = top.section("model")
-    setting, named = model.name("converters"), _names(model, "converters") or []
-    for path in (path for path in blocks if path not in named):
-        builder.record("torchtitan.nothing-reads-it-it-is-not", path, dict(blocks[path].values), path=path)
-    for path in named:
-        if path in (*QUANTIZE, *BLOCKS):
-            builder.map(setting)
+    named = _names(top.section("model"), "converters", [*blocks])
+    is_partial = False
+    for path in dict.fromkeys((*named, *blocks)):
+        name, block = path.rpartition(".")[2], blocks.get(path, Settings({}, TABLE.title, path))
+        if path not in named:
+            builder.record("torchtitan.nothing-reads-it-it-is-not", path, dict(block.values), path=path)
+        elif path not in (name, f"quantize.linear.{name}") or name not in BLOCKS or "fp8" in builder.fields:
+            builder.record("torchtitan.not-mapped", "model.converters", path)
+            is_partial = True
         else:
-            builder.record("torchtitan.a-converter-that-this-bridge-does", setting, path)
-    return {path: blocks.get(path, Settings({}, TABLE.title, path)) for path in named if path in (*QUANTIZE, *BLOCKS)}
+            is_partial |= _quantiser(builder, path, block, BLOCKS[name])
+    return is_partial
 
 
-def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> bool:
+def _quantiser(builder: ImportBuilder, path: str, block: Settings, fields: dict[str, str]) -> bool:
     """Map one block, and report the modules it leaves out and its options; return whether any linear layer is left."""
-    if "grouped_mm" in path:
-        builder.record("torchtitan.experts-only-and-a-recipe", path, dict(block.values))
-        return True
-    setting, is_mx = block.name("recipe_name"), path.endswith("mx")
-    recipe = block.text("recipe_name") if is_mx else block.word("recipe_name", FLOAT8_RECIPES)
-    fields = {"fp8": "e4m3", "fp8_recipe": "mxfp8"} if is_mx else {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-    if is_mx and recipe is not None and not recipe.startswith("mxfp8"):
-        raise TABLE.wrong("recipes-of-mx", block, "recipe_name")
-    if builder.fields.get("fp8_recipe") not in (None, fields["fp8_recipe"]):
-        raise block.wrong("", TABLE.sentences["one-converter"].detail, path, TABLE.sentences["one-converter"].remedy)
-    is_rowwise = recipe in FLOAT8_RECIPES[1:]
-    TABLE.read(builder, block, "converter", scaled=not is_rowwise)
-    if is_rowwise:
+    setting, recipe = block.name("recipe_name"), block.text("recipe_name") or fields["fp8_recipe"]
+    is_scaled = recipe.startswith(fields["fp8_recipe"])
+    TABLE.read(builder, block, "converter", scaled=is_scaled)
+    if not is_scaled:
         builder.record("torchtitan.torchao-scales-each", setting, recipe)
         return True
-    if recipe is None and not is_mx:
-        builder.record("torchtitan.tensorwise-by-default", setting, "tensorwise")
     builder.map(setting if block.given("recipe_name") else path, **fields)
-    setting, listed = block.name("filter_fqns"), _names(block, "filter_fqns")
-    if listed is not None:
-        builder.map(setting)
-    listed = ["output"] if listed is None and is_mx else listed or []
+    listed = _names(block, "filter_fqns", ["output"] if fields["fp8_recipe"] == "mxfp8" else [])
+    if block.given("filter_fqns"):
+        builder.map(block.name("filter_fqns"))
     others = [one for one in listed if one not in HIGH_ANYWAY]
     if others:
-        builder.record("torchtitan.modules-that-it-leaves-in-the", setting, others, scheme=fields["fp8_recipe"])
-    if "output" not in listed:
-        builder.record("torchtitan.output-runs-in-there-and-megatron", setting, listed, scheme=fields["fp8_recipe"])
+        builder.record("torchtitan.modules-that-it-leaves-in-the", block.name("filter_fqns"), others)
+    elif "output" not in listed:
+        builder.record("torchtitan.output-runs-in-there-and-megatron", block.name("filter_fqns"), listed, **fields)
     return bool(others)
 
 
-def _names(block: Settings, key: str) -> list[str] | None:
-    """Return a list of names, None where nothing is written."""
+def _names(block: Settings, key: str, default: list[str]) -> list[str]:
+    """Return a list of names, `default` where nothing is written."""
     listed = block.values.get(key)
     if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
         raise TABLE.wrong("list-of-names", block, key)
-    return listed
+    return default if listed is None else listed
 
 
 CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast"), NUM_LAYERS)

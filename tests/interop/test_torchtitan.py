@@ -194,7 +194,7 @@ def test_fp16_has_none() -> None:
     "payload",
     [
         {"training": {"dtype": "float16"}},
-        {"float8": {"recipe_name": "delayed"}},
+        {"float8": {"recipe_name": 8}},
     ],
     ids=str,
 )
@@ -232,4 +232,4 @@ def test_quantised_experts_make_no_recipe(name: str) -> None:
     blocks = {"grouped_mm": {name: {"fqns": ["experts"]}}}
     imported = torchtitan.import_({"model": {"converters": [path]}, "quantize": blocks})
     assert (imported.config.fp8, imported.recipe) == (None, None)
-    assert reasons(imported, path) == ["unsupported"]
+    assert reasons(imported, "model.converters") == ["unsupported"]

@@ -157,7 +157,7 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     evidence, file = _evidence(own, "an override of NeMo's"), line.words.options.get("config_name")
     shown = f"{re.sub(r'[.]ya?ml$', '', file)}.yaml" if isinstance(file, str) else None
     where = shown or "the configuration file of the program"
-    if not any(key.endswith("precision") for key in overrides) and "nemo_version" not in line.context:
+    if not any(key.endswith("precision") for key in overrides):
         return CommandLine(evidence=evidence, elsewhere=where)
     under = lost("command_lines.under-the-overrides", "--config-name" if shown else where, shown)
     unread = (under, *line.unread(read=overrides))

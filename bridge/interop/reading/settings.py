@@ -98,14 +98,6 @@ class Settings:
         near = did_you_mean(close_matches(value, choices)).removesuffix("?")
         raise self.wrong(key, f"must be {listed(choices)}", value, near + "?" if near else f"Use {listed(choices[:3])}")
 
-    def dtype(self, key: str, rule: str = "must be torch.bfloat16, torch.float16 or torch.float32") -> str | None:
-        """Return "fp32", "bf16" or "fp16" for a dtype in any spelling, None where nothing was written."""
-        value = self.values.get(key)
-        compute = None if value is None else half_or_fp32(value)
-        if value is not None and compute is None:
-            raise self.wrong(key, rule, value, "Use torch.bfloat16")
-        return compute
-
     def named_dtype(self, key: str) -> str | None:
         """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
         return named_dtype(self.values.get(key), self.name(key))

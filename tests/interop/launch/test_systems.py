@@ -260,12 +260,6 @@ def test_a_complaint_of_an_import_names_the_file_and_the_run() -> None:
         runs_of(script(f"python {TRAINER} --bf16 --fp16"))
 
 
-def test_the_nemo_version_fills_what_overrides_leave_out() -> None:
-    run = only(NEMO, nemo_version="1.23")
-    assert run.imported.config.mode == "fp16"
-    assert "trainer.precision" in lost(run)
-
-
 def test_words_are_options_and_overrides() -> None:
     words = CommandWords(
         map(Word, ("fit", "--bf16", "--lr", "-1e-3", "--a-b=c", "++x.y=1", "~z=2", "x@k=v", "--last", "--lr", "2"))
