@@ -46,7 +46,7 @@ class ServedRow:
         return f"{who} has {where} in another scheme: {title_of(self.serving)}; training: {title_of(self.training)}."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ServingComparison:
     """A manifest of training and a serving config, module by module."""
 
@@ -93,9 +93,5 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         rows.append(ServedRow(CACHE, None, config.kv_cache, modules=len(layers), layers=layers))
     every = [name for row in manifest.rows for name in row.each()]
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
-    return ServingComparison(
-        mode=manifest.mode,
-        rows=tuple(rows),
-        unmatched=tuple(config.unmatched(every)),
-        refused=tuple(split({name: config.scheme_of(name, "vllm") for name in every})) if by_vllm else (),
-    )
+    refused = tuple(split({name: config.scheme_of(name, "vllm") for name in every})) if by_vllm else ()
+    return ServingComparison(manifest.mode, tuple(rows), tuple(config.unmatched(every)), refused)

@@ -37,14 +37,12 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     written = {row: name for row, name in formed.items() if name in chosen and row.role not in manifest.plain}
     kept = [row for row in manifest.rows if row not in written]
     unmapped = [*_differences(manifest, target, chosen, formed)]
-    if target is SYSTEMS["vllm"]:
-        schemes = {name: written.get(row) for row in manifest.rows for name in row.each()}
-        remedy = "Give them one precision in training."
-        unmapped += [Unmapped("module", "fused", "unsupported", one.rstrip("."), remedy) for one in split(schemes)]
-    unmapped += [
-        Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
-        for note in manifest.notes
-    ]
+    schemes = {name: written.get(row) for row in manifest.rows for name in row.each()}
+    for field, value, remedy, sentences in (
+        ("module", "fused", "Give them one precision in training.", split(schemes) if system == "vllm" else ()),
+        ("manifest", manifest.precision, "Compare the two by hand.", manifest.notes),
+    ):
+        unmapped += [Unmapped(field, value, "unsupported", one.rstrip("."), remedy) for one in sentences]
     payload: dict[str, Any] = {}
     if chosen[1:] or (chosen and chosen[0] not in target.get("fp8", ())):
         payload = _compressed({name: [row for row in written if row.scheme == name] for name in chosen}, kept)
@@ -68,8 +66,7 @@ def _differences(
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
         if scheme in chosen and scheme in target["differences"]:
             yield Unmapped("scheme", scheme, "semantics", **target["differences"][scheme])
-    plain = (row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain)
-    for role in dict.fromkeys(plain):
+    for role in dict.fromkeys(row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
 

@@ -34,8 +34,8 @@ def title_of(scheme: str | None, mode: str = "") -> str:
 
 def compared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the values in compressed-tensors' arguments; nothing where there are none."""
-    given = {name: arguments.get(name) for name in COMPARED if arguments}
-    return {name: COMPARED[name] if value is None else value for name, value in given.items()}
+    given = {name: value for name, value in arguments.items() if name in COMPARED and value is not None}
+    return COMPARED | given if arguments else {}
 
 
 def words_of(arguments: Mapping[str, Any]) -> str:

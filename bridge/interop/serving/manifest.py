@@ -80,17 +80,18 @@ class Manifest:
         family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        gemms = record.gemms if record is not None else ()
-        ran = {(row.layer, row.module): row for row in gemms if row.gemm == "fprop"}
+        ran = (
+            {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"} if record is not None else {}
+        )
         rows: list[ManifestRow] = []
         changed = 0
         modules = [(layer, one) for layer in plan.layers for one in layer.modules if one.kind in KINDS]
         for layer, module in modules:
-            row, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
+            planned, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
+            row = planned
             if found is not None:
-                scheme = found.scheme if found.scheme != "none" else None
-                changed += (row.scheme, row.format) != (scheme, found.right)
-                row = replace(row, scheme=scheme, format=found.right)
+                row = replace(row, scheme=None if found.scheme == "none" else found.scheme, format=found.right)
+            changed += row != planned
             rows.append(row)
         notes = [*([ATTENTION] if plan.settings.attention else []), *plan.settings.notes]
         notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
@@ -135,13 +136,13 @@ def _planned(plan: PrecisionPlan, family: Family, layer: PlanLayer, module: Plan
     path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
     forward = module.row("fprop") or module.row("forward")
     multiplied = forward.format if forward is not None else plan.settings.mode
-    is_expert = module.name.startswith("experts.")
+    experts = plan.shape.experts if module.name.startswith("experts.") else None
     return ManifestRow(
         layer=layer.label,
         module=path,
         kind=module.kind,
         scheme=module.scheme if multiplied in LOW else None,
         format=multiplied,
-        copies=plan.shape.experts.num_experts if is_expert and plan.shape.experts is not None else 1,
+        copies=1 if experts is None else experts.num_experts,
         served=family.served(path, plan.shape.num_layers),
     )

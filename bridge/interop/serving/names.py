@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from bridge.errors import RunConfigError, close_matches
 from bridge.interop.serving.formats import ROWS
@@ -17,16 +18,14 @@ from bridge.precision.foreign_names import DEEPSEEK, LLAMA
 from bridge.rules.shape.model import ModelShape
 
 HEAD = "lm_head"
-ABSENT = "no such module"
 _PLACE = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transformer_layer\.)?(.+)")
 _ONE_EXPERT = re.compile(r"\blocal_experts\.\d+\.")
+_PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
+"""Layer and parent module; all experts of a layer are one module."""
 
 
 def place_of(path: str) -> tuple[str, int, str]:
-    """Return block, layer and name within it by Megatron's name of a module; no block: it is in no layer.
-
-    The experts of a layer share one, as one module does.
-    """
+    """Return block, layer and name within it by Megatron's name of a module; no block: it is in no layer."""
     found = _PLACE.fullmatch(path)
     return (found[1], int(found[2]), _ONE_EXPERT.sub("", found[3])) if found is not None else ("", 0, path)
 
@@ -55,22 +54,16 @@ class Family:
         return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(inner, ()))
 
 
-def _families() -> Iterator[tuple[str, Family]]:
-    for row in ROWS["families"]:
-        known = {**LLAMA, **(DEEPSEEK if row.get("latent") else {}), **row.get("names", {})}
-        names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
-        family = Family(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
-        yield from ((name, family) for name in row["model_types"])
+def _family(row: Mapping[str, Any]) -> Family:
+    known = {**LLAMA, **(DEEPSEEK if row.get("latent") else {}), **row.get("names", {})}
+    names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
+    return Family(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
 
 
-BY_TYPE = dict(_families())
+BY_TYPE = {name: family for row in ROWS["families"] for family in (_family(row),) for name in row["model_types"]}
 """Value of `model_type` in a Hugging Face config.json -> family."""
 NONE = Family(name=None, names={})
 """The family of a model whose names are not known."""
-FUSED: list[list[str]] = ROWS["fused"]
-"""Names in one parent module that vLLM loads as one; a group counts where the checkpoint has all of them."""
-_PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
-"""Layer and parent module; all experts of a layer are one module."""
 
 
 def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
@@ -93,16 +86,16 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
 
 
 def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a sentence for each group of `FUSED` that gets more than one scheme, which vLLM refuses.
+    """Yield a sentence for each group of modules that vLLM loads as one and that gets more than one scheme.
 
     `schemes`: name of a module in the checkpoint -> its scheme; None: not quantised.
     """
     found: dict[tuple[str, str], list[str]] = {}
-    for group, name in product(FUSED, schemes):
+    for group, name in product(ROWS["fused"], schemes):
         parent, _, own = name.rpartition(".")
         place = _PARENT.fullmatch(parent) if own == group[0] else None
-        given = {schemes.get(f"{parent}.{each}", ABSENT) for each in group}
-        if place is not None and len(given) > 1 and ABSENT not in given:
+        given = [schemes[f"{parent}.{each}"] for each in group if f"{parent}.{each}" in schemes]
+        if place is not None and len(given) == len(group) and len({*given}) > 1:
             fused = f"{', '.join(group[:-1])} and {group[-1]}"
             found.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
     for (fused, inner), layers in found.items():

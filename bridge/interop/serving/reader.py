@@ -40,16 +40,14 @@ def _named(entry: str, name: str, _place: str = "") -> bool:
     return entry == name
 
 
-def _by_transformers(entry: str, _name: str, place: str) -> bool:
-    return place.endswith(entry) or re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", place) is not None
-
-
 TAKES: Mapping[str, Callable[[str, str, str], bool]] = {
     COMPRESSED: _named,
     MODELOPT: lambda entry, _, place: entry in place or fnmatchcase(place, entry),
     "vllm": lambda entry, name, place: entry == name if place == name else place in entry,
     "sglang": lambda entry, _, place: f".{entry}." in f".{place}.",
-    "hf": _by_transformers,
+    "hf": lambda entry, _, place: (
+        place.endswith(entry) or re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", place) is not None
+    ),
 }
 """Method, or reader of the fp8 dialect -> whether an entry of a list takes a module.
 
@@ -83,12 +81,11 @@ class ServingConfig:
     def of(cls, found: Any, path: str = "config") -> ServingConfig:
         """Return the config of parsed JSON; errors as for `read`."""
         outer = _mapping(found)
-        block = outer.get("quantization_config", outer.get("compression_config"))
         model_type = outer["model_type"] if isinstance(outer.get("model_type"), str) else None
-        if block is None and isinstance(outer.get("quantization"), Mapping):
-            block = {"quant_method": MODELOPT, **outer["quantization"]}
-        if block is None and "quant_method" in outer:
-            block = outer
+        block = outer.get("quantization_config", outer.get("compression_config"))
+        if isinstance(outer.get("quantization"), Mapping):
+            block = block or {"quant_method": MODELOPT, **outer["quantization"]}
+        block = outer if block is None and "quant_method" in outer else block
         if block is None and ("architectures" in outer or model_type):
             return cls(path=path, model_type=model_type)
         if not isinstance(block, Mapping):
@@ -98,23 +95,21 @@ class ServingConfig:
         method = MODELOPT if stated.startswith(MODELOPT) else stated
         if method not in READERS:
             raise PayloadError.of(f"{path}: quant_method", f"must be one of {', '.join(READERS)}", stated)
-        kept = next((_texts(block[key]) for key in ROWS["lists"] if block.get(key)), ())
         cache = _mapping(block.get("kv_cache_scheme"))
         config = cls(
             path=path,
             method=method,
             model_type=model_type,
-            kept=kept,
+            kept=next((_texts(block[key]) for key in ROWS["lists"] if block.get(key)), ()),
             targets=tuple(_targets(block, method, path)),
             kv_cache=words_of(cache) if cache else str(block.get("kv_cache_quant_algo") or "") or None,
         )
         for entry in config.entries:
-            if entry.startswith(EXPRESSION) or config.is_fp8:
-                try:
-                    re.compile(entry.removeprefix(EXPRESSION))
-                except re.error as error:
-                    rule = f"must be a regular expression ({error})"
-                    raise PayloadError.of(f"{path}: list of modules", rule, entry) from None
+            try:
+                re.compile(entry.removeprefix(EXPRESSION) if config.is_fp8 or entry.startswith(EXPRESSION) else "")
+            except re.error as error:
+                rule = f"must be a regular expression ({error})"
+                raise PayloadError.of(f"{path}: list of modules", rule, entry) from None
         return config
 
     @property
@@ -139,8 +134,7 @@ class ServingConfig:
             return None
         own = {name, place} if self.method == MODELOPT else {name}
         by_name = [scheme for target, scheme in self.targets if target in own or _named(target, name)]
-        by_class = [scheme for target, scheme in self.targets if target == LINEAR]
-        return next(iter((*by_name, *by_class)), None)
+        return next(iter((*by_name, *(scheme for target, scheme in self.targets if target == LINEAR))), None)
 
     @property
     def entries(self) -> list[str]:
