@@ -2,18 +2,17 @@
 
 Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The plugin's own defaults are
 not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is *delayed*, and a precision it does not know
-trains in FP32 without a word. Its MXFP8 recipes changed under their name: hybrid up to 2.5, E4M3 since 2.6.
+trains in FP32 without a word. A file is read as release 2.6 reads it: its MXFP8 recipes were hybrid up to 2.5.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.meaning import recipe_named, semantics_of
+from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.meaning import recipe_named
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
@@ -26,57 +25,54 @@ from bridge.registry.registry import REGISTRY
 
 TABLE = table("nemo2")
 ROWS = TABLE.parts[""].named
-PRECISIONS, RECIPES, MXFP8_BEFORE = (TABLE.data[name] for name in ("precisions", "recipes", "mxfp8 before"))
+PRECISIONS, RECIPES = (TABLE.data[name] for name in ("precisions", "recipes"))
 PLUGIN = "MegatronMixedPrecision"
 TARGET = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN}"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
 GATHER = ("fp8_param_gather", "fp8_params")
-NEWEST = 99
-"""In the place of the second number of a release that is not stated."""
 
 
-def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport:
+def import_(payload: object) -> ImportReport:
     """Return what a plugin asks for: its arguments as a mapping, a recipe's name, or Python that calls either."""
-    return import_all(payload, nemo_version=nemo_version)[0]
+    return import_all(payload)[0]
 
 
-def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[ImportReport, ...]:
+def import_all(payload: object) -> tuple[ImportReport, ...]:
     """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
-    release = _release(nemo_version)
     if isinstance(payload, Document):
-        return _program(payload, release)
+        return _program(payload)
     if isinstance(payload, str):
-        return (_recipe(payload.removesuffix("()"), release),)
+        return (_recipe(payload.removesuffix("()")),)
     if not isinstance(payload, Mapping):
         rule = "must be the plugin's arguments or a recipe's name"
         raise PayloadError(f"nemo2: {rule}, got {payload!r:.60}. Give one of them.")
     for values in _nested(payload):  # a saved run has the plugin under a key
         target = str(values.get("_target_")).rpartition(".")[2]
         if target == PLUGIN or target in RECIPES:
-            return (_recipe(target, release) if target in RECIPES else _plugin(values, release),)
-    return (_plugin(payload, release),)
+            return (_recipe(target) if target in RECIPES else _plugin(values),)
+    return (_plugin(payload),)
 
 
-def _program(document: Document, release: int) -> tuple[ImportReport, ...]:
+def _program(document: Document) -> tuple[ImportReport, ...]:
     """Return what the calls of a Python file ask for; settings assigned afterwards are reported, not followed."""
     program = program_of(document.text, document.path, {PLUGIN, *RECIPES, *ROWS}.__contains__)
     calls = [call for call in program.calls if call.name not in ROWS]
     if not calls:
         rule = f"must call {PLUGIN} or one of NeMo's precision recipes, and calls neither"
         raise PayloadError(f"{document.path}: {rule}. Give the file that does.", path=document.path)
-    later = ImportBuilder(_title(release))
+    later = ImportBuilder(TABLE.title)
     for line, target, written in program.assignments:
         of, _, name = target.rpartition(".")
         if of and name in ROWS:
             later.record("nemo2.assigned-later", target.lstrip("."), written, line=line)
-    found = tuple(_called(call, release) for call in calls)
+    found = tuple(map(_called, calls))
     if not later.unmapped:
         return found
     return tuple(replace(one, unmapped=(*one.unmapped, *later.unmapped), recipe=None) for one in found)
 
 
-def _called(call: Call, release: int) -> ImportReport:
+def _called(call: Call) -> ImportReport:
     """Return what one call asks for, with the arguments that only the run decides reported."""
     label = f"line {call.line}, {call.name}"
     values, undecided = dict(call.arguments), dict(call.undecided)
@@ -91,8 +87,8 @@ def _called(call: Call, release: int) -> ImportReport:
         source = undecided.get("precision") or f"**{undecided['**']}"
         rule = "precision: must be written out, as only the run decides it"
         raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
-    imported = _recipe(call.name, release) if call.name in RECIPES else _plugin(values, release)
-    late = ImportBuilder(_title(release))
+    imported = _recipe(call.name) if call.name in RECIPES else _plugin(values)
+    late = ImportBuilder(TABLE.title)
     for name, source in undecided.items():
         late.record("nemo2.only-the-run-decides", name, source)
     return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
@@ -109,43 +105,23 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
     return []
 
 
-def _release(version: object) -> int:
-    """Return the second number of a release of NeMo 2."""
-    if version is None:
-        return NEWEST
-    found = re.match(r"v?2\.(\d+)", str(version))
-    if found is None:
-        raise PayloadError(f"nemo_version: must be a version of NeMo 2, got {version!r}. Write nemo_version=2.5.")
-    return int(found[1])
-
-
-def _title(release: int) -> str:
-    return TABLE.title if release == NEWEST else f"NeMo 2.{release}"
-
-
-def _recipe(name: str, release: int) -> ImportReport:
-    builder = ImportBuilder(_title(release))
+def _recipe(name: str) -> ImportReport:
+    builder = ImportBuilder(TABLE.title)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
         raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
-    fields = REGISTRY.get(RECIPES[wanted]).to_dict()
+    config = REGISTRY.get(RECIPES[wanted])
+    builder.map(wanted, **config.to_dict())
     if "mxfp8" in wanted:
-        fields |= next((values for until, values in MXFP8_BEFORE.items() if release < until), {})
-        if fields["fp8"] == "hybrid":
-            builder.record("nemo2.recipe-of-this-name-uses", "fp8", "hybrid")
-        elif release == NEWEST:
-            builder.record("nemo2.the-recipe-value-since", "fp8", "e4m3")
-    builder.map(wanted, **fields)
-    config = MixedPrecisionConfig.from_dict(builder.fields)
-    return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config))
+        builder.record("nemo2.the-recipe-value-since", "fp8", "e4m3")
+    return builder.finish(recipe=recipe_named(config))
 
 
-def _plugin(arguments: Mapping[Any, Any], release: int) -> ImportReport:
-    builder = ImportBuilder(_title(release))
+def _plugin(arguments: Mapping[Any, Any]) -> ImportReport:
+    builder = ImportBuilder(TABLE.title)
     fields, given = builder.fields, Settings(arguments, "nemo2")
     mode = _mode(given, builder)
-    since = {f"since 2.{minor}": release >= minor for minor in (3, 5, 6)}
-    TABLE.read(builder, given, system=builder.system, **since)
+    TABLE.read(builder, given)
     gather = {name: given[name] for name in GATHER if name in builder.mapped and given.given(name)}
     if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
@@ -156,7 +132,7 @@ def _plugin(arguments: Mapping[Any, Any], release: int) -> ImportReport:
             builder.record(f"nemo2.{row}", name, dtype, {name: dtype})
     why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
     builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why=why)
-    return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
+    return builder.finish()
 
 
 def _mode(given: Settings, builder: ImportBuilder) -> str:
@@ -202,5 +178,4 @@ def read(document: Document) -> Any:
     return document if document.kind == "python" else document.content
 
 
-VERSION = ContextKey("nemo_version", "release that runs it; recipes changed under their names")
-SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, import_, export, recognise, as_yaml, read, (VERSION,), import_all)
+SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, import_, export, recognise, as_yaml, read, (), import_all)

@@ -70,31 +70,12 @@ def test_recipes_are_known_by_name(theirs: str, ours: str) -> None:
     assert reasons(imported, "fp8") == (["implied default"] if "mxfp8" in theirs else [])
 
 
-@pytest.mark.parametrize(
-    ("version", "fp8", "gather", "reuse"),
-    [
-        ("2.3.3", "hybrid", False, False),
-        ("2.4", "hybrid", True, False),
-        ("2.5.1", "hybrid", True, True),
-        ("2.6.2", "e4m3", True, True),
-        ("v2.7", "e4m3", True, True),
-    ],
-)
-def test_mxfp8_recipes_changed_under_their_name(version: str, fp8: str, gather: bool, reuse: bool) -> None:
-    imported = nemo2.import_("bf16_with_mxfp8_mixed", nemo_version=version)
+def test_mxfp8_recipes_have_the_values_of_2_6() -> None:
+    imported = nemo2.import_("bf16_with_mxfp8_mixed")
     config = imported.config
-    assert (config.fp8, config.fp8_param_gather, config.reuse_grad_buf_for_mxfp8_param_ag) == (fp8, gather, reuse)
-    assert reasons(imported, "fp8") == (["semantics"] if fp8 == "hybrid" else [])
-
-
-def test_a_release_has_the_arguments_of_its_time() -> None:
-    with pytest.raises(PayloadError, match="nemo_version: must be a version of NeMo 2, got '1.23'"):
-        nemo2.import_("bf16_mixed", nemo_version="1.23")
-    said = {"precision": "bf16-mixed", "fp8": "hybrid", "fp8_recipe": "tensorwise"}
-    old = nemo2.import_(said, nemo_version="2.2")
-    assert old.config.fp8_recipe == "delayed"
-    assert reasons(old, "fp8_recipe") == ["unsupported", "implied default"]
-    assert nemo2.import_(said, nemo_version="2.3").config.fp8_recipe == "tensorwise"
+    assert (config.fp8, config.fp8_param_gather, config.reuse_grad_buf_for_mxfp8_param_ag) == ("e4m3", True, True)
+    (loss,) = (loss for loss in imported.unmapped if loss.field == "fp8")
+    assert loss.detail == "the recipe's value since NeMo 2.6; it was hybrid up to 2.5"
 
 
 def test_python_is_read_and_never_run(capfd) -> None:

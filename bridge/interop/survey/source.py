@@ -10,13 +10,13 @@ from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate, nemo2
+from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import Run, runs_of
 from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.table import rows
 from bridge.precision.matchers import HIGH, Matchers
-from bridge.registry.config import MixedPrecisionConfig
 
 ROWS = rows("sources")
 ORDER: dict[str, str] = ROWS["order"]
@@ -24,6 +24,8 @@ ORDER: dict[str, str] = ROWS["order"]
 VARIABLES = re.compile("|".join(f"(?P<{system}>{pattern})" for system, pattern in ROWS["variables"].items()))
 """Variables that bear on precision, each in the group of the system that reads it."""
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
+BACK_END = "fp8_config.backend"
+"""Setting of Accelerate that is reported where it runs FP8 in a back end that is not read."""
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
 RECIPE = re.compile(r"(?:bf16|fp16)_\w*mixed")
 STATING = {
@@ -66,7 +68,7 @@ class Source:
         decider = ROWS["open"].get(run.system.name) if is_fp32 else None
         if not imported.mode_is_stated:
             decider = f"{imported.decided_by} decides"
-        stated = precision(config) if decider is None else None
+        stated = precision(imported) if decider is None else None
         return cls(
             path=name,
             system=run.system.name,
@@ -81,11 +83,12 @@ class Source:
         )
 
 
-def precision(config: MixedPrecisionConfig) -> str:
+def precision(imported: ImportReport) -> str:
     """Return dtype and scheme, the part of a precision that two sources can disagree about."""
+    config = imported.config
     dtype = str(config.to_dict().get("autocast_dtype") or config.mode) if config.autocast_enabled else config.mode
-    if config.fp8:
-        return f"{dtype} + fp8 {config.fp8_recipe}"
+    if config.fp8 or any(loss.field == BACK_END for loss in imported.unmapped):
+        return f"{dtype} + fp8 {config.fp8_recipe if config.fp8 else ''}".rstrip()
     return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype
 
 
@@ -98,7 +101,7 @@ def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> Iter
         stated = None
         if name == MIXED_PRECISION:
             with suppress(BridgeError):
-                stated = precision(accelerate.import_({**of_accelerate, name: value}).config)
+                stated = precision(accelerate.import_({**of_accelerate, name: value}))
         system, says = str(reader and reader.lastgroup), f"{name}={value}"
         yield Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}")
 

@@ -57,7 +57,7 @@ def test_each_source_says_what_it_says(project: Path) -> None:
     found = survey(project, {"ACCELERATE_MIXED_PRECISION": "bf16", "PATH": "/bin"})
     told = {(source.path, source.system): (source.kind, source.precision) for source in found.sources}
     assert told == {
-        (".env", "accelerate"): (".env file", "bf16 + fp8 tensorwise"),
+        (".env", "accelerate"): (".env file", "bf16 + fp8"),
         (".env", "torch"): (".env file", None),
         ("configs/accelerate.yaml", "accelerate"): ("accelerate file", "fp16"),
         ("configs/ds.json", "deepspeed"): ("unnamed deepspeed", "bf16"),
@@ -110,7 +110,7 @@ def test_a_variable_that_a_script_exports_gives_way_to_the_accelerate_file(tmp_p
     found = surveyed(tmp_path, accelerate_yaml=ACCELERATE, run_sh=script)
     assert [(source.kind, source.precision) for source in found.ranked] == [
         ("accelerate file", "fp16"),
-        ("script variable", "bf16 + fp8 tensorwise"),
+        ("script variable", "bf16 + fp8"),
     ]
     assert found.unread == {}
 
@@ -303,11 +303,11 @@ def test_the_command_prints_a_verdict(project: Path, capsys) -> None:
     )
     assert printed.splitlines() == [
         "unnamed deepspeed:",
-        "  bf16 (deepspeed)                    configs/ds.json",
+        "  bf16 (deepspeed)         configs/ds.json",
         "accelerate file:",
-        "  fp16 (accelerate)                   configs/accelerate.yaml",
+        "  fp16 (accelerate)        configs/accelerate.yaml",
         ".env file:",
-        "  bf16 + fp8 tensorwise (accelerate)  .env: ACCELERATE_MIXED_PRECISION=fp8",
+        "  bf16 + fp8 (accelerate)  .env: ACCELERATE_MIXED_PRECISION=fp8",
         "these do not decide the precision of a whole run:",
         "  torch              .env: NVIDIA_TF32_OVERRIDE=0",
         "  te-precision-file  te.yaml: *output_layer* -> high precision; * -> nvfp4",
