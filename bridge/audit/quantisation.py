@@ -11,8 +11,6 @@ from typing import Any
 FILE = "quantisation.csv"
 """Name of the file in a run's folder."""
 OPERANDS = ("input", "weight", "grad_output")
-_TEXTS = ("module", "operand", "format")
-_COUNTS = ("step", "layer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +80,11 @@ def rows_of(text: str) -> list[QuantisationRow]:
         ValueError, TypeError: The text is no table of these rows.
     """
     lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    return [QuantisationRow(**{name: _value(name, one) for name, one in line.items()}) for line in lines]
+    kinds = {field.name: field.type for field in fields(QuantisationRow)}
+    return [QuantisationRow(**{name: _value(kinds[name], one) for name, one in line.items()}) for line in lines]
 
 
-def _value(name: str, text: str) -> Any:
-    if name in _TEXTS:
-        return text
-    if name in _COUNTS:
-        return int(text)
+def _value(kind: Any, text: str) -> Any:
+    if kind in (int, str):
+        return kind(text)
     return float(text) if text else None

@@ -39,15 +39,10 @@ class GemmRow:
     left_tile: str = ""
     """Elements of the left operand that share a scale: "tensor" or rows x columns."""
     right_tile: str = ""
-    left_copy: str = ""
-    """Copy of the left operand that was read: row or column."""
-    right_copy: str = ""
     output: str = ""
     """Dtype of the result."""
     accumulate: str = ""
     """Accumulator of the products: fp32, or "fp32 fast" for Hopper's short accumulator."""
-    into: str = ""
-    """Dtype of the buffer that the result was added to; empty where it was not added to one."""
     weight: str = ""
     """Origin of the weight's operand: quantised for this GEMM, cached from an earlier one, or stored quantised."""
     storage: str = ""
@@ -126,7 +121,7 @@ class Record:
             if path.exists() and not path.is_file():
                 raise ValueError("it is no regular file")  # noqa: TRY301  one that could block for ever
             content = json.loads(path.read_text(encoding="utf-8"))
-            gemms = tuple(GemmRow(**_texts(row, GemmRow)) for row in content["gemms"])
+            gemms = tuple(GemmRow(**_texts(row)) for row in content["gemms"])
             census = tuple(CensusRow(**row) for row in content["census"])
             health = tuple(HealthRow(**row) for row in content["health"])
             head = {"backend": str(content["backend"]), "step": content["step"], "audit": tuple(content["audit"])}
@@ -136,13 +131,12 @@ class Record:
             raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None
 
 
-def _texts(row: dict[str, Any], kind: type) -> dict[str, str]:
-    """Return a row's columns; all of them have to be texts."""
-    names = {field.name for field in fields(kind)}
-    wrong = [name for name, value in row.items() if name not in names or not isinstance(value, str)]
-    if wrong:
-        raise ValueError(f"{wrong[0]} is no text column of a row")
-    return row
+def _texts(row: dict[str, Any]) -> dict[str, str]:
+    """Return a row's columns, which have to be texts; 0.1.0 wrote further ones."""
+    columns = {field.name: row[field.name] for field in fields(GemmRow) if field.name in row}
+    for name in (name for name, value in columns.items() if not isinstance(value, str)):
+        raise ValueError(f"{name} is no text column of a row")
+    return columns
 
 
 def tile_name(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -> str:

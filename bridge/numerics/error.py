@@ -13,7 +13,7 @@ A rounding to m mantissa bits, of numbers spread evenly over a binade's logarith
 """
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,24 +31,13 @@ BLOCK_ROWS = 128
 """Rows that are sampled together: the tallest tile."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantisationError:
-    """Quantisation error of one tensor."""
+def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[str, Any]:
+    """Compare an operand that is not Hadamard-transformed with the matrix that it was made from.
 
-    amax: float
-    """Largest magnitude before quantisation; NaN does not count."""
-    scale: float | None
-    """The factor the whole tensor went in with; None where tiles have their own."""
-    underflow: float
-    """Share of the elements other than zero that became zero, 0 to 1."""
-    saturated: float
-    """Share of all elements beyond the largest value of the format at their scale, 0 to 1."""
-    sqnr_db: float
-    """Signal-to-quantisation-noise ratio in dB; infinite without noise, NaN with NaN or infinity in the tensor."""
-
-
-def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> QuantisationError:
-    """Compare an operand that is not Hadamard-transformed with the matrix that it was made from."""
+    The keys are amax (largest magnitude before quantisation, NaN not counted), scale (of the whole tensor, None where
+    tiles have their own), underflow and saturated (shares, 0 to 1) and sqnr_db, infinite without noise, NaN with NaN or
+    infinity in the tensor.
+    """
     factor = operand_factor(operand)
     most = math.inf if operand.scale is None else operand.spec.element.max / operand.scale
     sums = torch.zeros(5, dtype=torch.float64)
@@ -73,13 +62,13 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
         sqnr_db = math.inf if noise_power == 0 else -math.inf
         if noise_power and signal:
             sqnr_db = 10 * math.log10(signal / noise_power)
-    return QuantisationError(
-        amax=operand.amax if operand.amax is not None else math.nan,
-        scale=operand.scale,
-        underflow=underflow / nonzero if nonzero else 0.0,
-        saturated=saturated / source_MK.numel() if source_MK.numel() else 0.0,
-        sqnr_db=sqnr_db,
-    )
+    return {
+        "amax": operand.amax if operand.amax is not None else math.nan,
+        "scale": operand.scale,
+        "underflow": underflow / nonzero if nonzero else 0.0,
+        "saturated": saturated / source_MK.numel() if source_MK.numel() else 0.0,
+        "sqnr_db": sqnr_db,
+    }
 
 
 def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float) -> dict[str, float]:
@@ -98,5 +87,5 @@ def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, am
         scale = tensor_scale(amax, spec) if spec.whole_tensor else None
         generator = torch.Generator(sample_MK.device).manual_seed(0)
         operand = make_operand(sample_MK, spec, role, scale=scale, generator=generator)
-        found[scheme] = quantisation_error(sample_MK, operand).sqnr_db
+        found[scheme] = quantisation_error(sample_MK, operand)["sqnr_db"]
     return found

@@ -8,7 +8,6 @@ without it, `torch` never uses it. All give the same bits; only the speed differ
 import ctypes
 import os
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -176,38 +175,27 @@ def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """The implementation that runs, and the source of the choice; for reports."""
-
-    choice: str
-    """auto, native or torch."""
-    where: str
-    """Source of the choice."""
-
-
 _build = Build()
 _kernel: Kernel | None = None
-_selection: Selection | None = None
+_selection: str | None = None
 
 
-def selection() -> Selection:
-    """Return the choice in force; reads `BRIDGE_NUMERICS` the first time."""
+def selection() -> str:
+    """Return the choice in force, auto, native or torch; reads `BRIDGE_NUMERICS` the first time."""
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
-        value = os.environ.get("BRIDGE_NUMERICS")
-        choice, where = ("auto", "default") if value is None else (value, "environment variable BRIDGE_NUMERICS")
+        choice = os.environ.get("BRIDGE_NUMERICS", "auto")
         if choice not in _CHOICES:
-            message = f"BRIDGE_NUMERICS: must be auto, native or torch, got {value!r} (environment). Use one of these."
+            message = f"BRIDGE_NUMERICS: must be auto, native or torch, got {choice!r} (environment). Use one of these."
             raise RunConfigError(message, close_matches(choice, _CHOICES))
-        _selection = Selection(choice=choice, where=where)
+        _selection = choice
     return _selection
 
 
 def use(choice: str) -> str | None:
     """Choose auto, native or torch for this process; return why it cannot be had, None where it can."""
     global _selection  # noqa: PLW0603
-    _selection = Selection(choice=choice, where="bridge.numerics.use")
+    _selection = choice
     if choice != "native" or load(wait=True) is not None:
         return None
     return _build.problem
@@ -219,16 +207,16 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
     Raises:
         BackendUnavailableError: BRIDGE_NUMERICS=native, and the kernel cannot be compiled here.
     """
-    if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection().choice == "torch":
+    if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection() == "torch":
         return None
     if _kernel is not None:
         return _kernel
-    must_wait = selection().choice == "native"
+    must_wait = selection() == "native"
     kernel = load(wait=must_wait)
     if kernel is None and must_wait:
         raise BackendUnavailableError(
-            f"BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' ({selection().where}). "
-            f"{_build.problem} Install a C compiler, or use BRIDGE_NUMERICS=auto."
+            f"BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' (environment). {_build.problem} Install a "
+            "C compiler, or use BRIDGE_NUMERICS=auto."
         )
     return kernel
 

@@ -8,7 +8,7 @@ it. Nothing is drawn or changed: a measured step trains as any other.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +114,7 @@ class Telemetry:
             module=module,
             operand=role,
             format=operand.spec.format,
-            **asdict(quantisation_error(source, operand)),
+            **quantisation_error(source, operand),
             **{f"{scheme}_db": value for scheme, value in others.items()},
         )
         self.rows.append(row)

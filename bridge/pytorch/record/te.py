@@ -62,7 +62,6 @@ class TeGemm:
     """Number of the GEMM in its group; None outside of one."""
     splits: Sequence[int] = ()
     """Rows of each GEMM of the group."""
-    accumulates: bool = False
     split_accumulator: bool = True
 
 
@@ -73,7 +72,6 @@ class Described:
     format: str
     scheme: str = "none"
     tile: str = ""
-    copy: str = ""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -104,13 +102,11 @@ def describe(tensor: Any, *, columnwise: bool) -> Described:
     quantizer = getattr(tensor, "_quantizer", None)
     scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _scheme_of_storage(tensor)
     if scheme not in TILE_SIZES:
-        is_transposed = columnwise and getattr(tensor, "_transpose_invalid", True) is False
-        return Described(format=name, scheme=scheme, tile="tensor", copy="column" if is_transposed else "row")
+        return Described(format=name, scheme=scheme, tile="tensor")
     tile = tile_of(scheme, quantizer, columnwise=columnwise, is_square=getattr(tensor, "_is_2D_scaled", False))
     hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
     stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
-    text = tile_name(tile, hadamard=hadamard, stochastic=stochastic)
-    return Described(format=name, scheme=scheme, tile=text, copy="column" if columnwise else "row")
+    return Described(format=name, scheme=scheme, tile=tile_name(tile, hadamard=hadamard, stochastic=stochastic))
 
 
 def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False) -> tuple[int, int]:
@@ -148,14 +144,13 @@ def is_te(module: torch.nn.Module) -> bool:
 
 
 def _of_one(args: Any, _kwargs: Any, result: Any) -> Iterator[TeGemm]:
-    right, transposed, left, is_wgrad, buffer = args[:5]
+    right, transposed, left, is_wgrad = args[:4]
     yield TeGemm(
         gemm=GEMM_OF_LAYOUT[transposed, is_wgrad],
         left=left,
         right=right,
         out=None if args[9] else result[0],  # behind the GELU
         bias=args[7] if args[7] is not None and args[7].numel() and not args[11] else None,
-        accumulates=bool(args[14]) and buffer is not None,
         split_accumulator=bool(args[15]),
     )
 
@@ -165,7 +160,7 @@ def _of_group(args: Any, _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     gemm, splits = GEMM_OF_LAYOUT[transposed, is_wgrad], list(args[6] or ())
     if args[9] and splits:
         outs = torch.split(outs[0] if isinstance(outs, (list, tuple)) else outs, splits)
-    flags = {"splits": splits, "accumulates": args[14], "split_accumulator": args[15]}
+    flags = {"splits": splits, "split_accumulator": args[15]}
     for part, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         yield TeGemm(gemm=gemm, left=left, right=right, out=outs[part], part=part, **flags)
 
@@ -178,7 +173,7 @@ def _of_custom(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
 
 def _of_fused(args: Any, _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     right, left, buffer = args
-    yield TeGemm(gemm="wgrad", left=left, right=right, out=buffer, accumulates=True)
+    yield TeGemm(gemm="wgrad", left=left, right=right, out=buffer)
 
 
 Gemms = Callable[[Any, Any, Any], Iterator[TeGemm]]

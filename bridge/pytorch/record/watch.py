@@ -120,8 +120,7 @@ class GemmWatch(Observer):
         row, out = GEMMS[call.gemm], call.out
         left = describe(call.left, columnwise=row.left_columnwise)
         right = describe(call.right, columnwise=row.right_columnwise)
-        output = "" if out is None or is_quantised(out) else dtype_name(out.dtype)
-        columns = {"output": output, "into": output if call.accumulates else ""}
+        columns = {"output": "" if out is None or is_quantised(out) else dtype_name(out.dtype)}
         if left.scheme == "none":
             self.calls[dtype_of(call.right)] += 1
         else:
@@ -189,8 +188,8 @@ class GemmWatch(Observer):
         layer, name = self.places[module]
         if mixes_tokens(name):
             return
-        columns |= {"left_tile": left.tile, "left_copy": left.copy, "right_tile": right.tile, "right_copy": right.copy}
-        columns |= {"storage": _storage(module), "by": _class_name(module), "context": self._contexts.get(module, "")}
+        columns |= {"left_tile": left.tile, "right_tile": right.tile, "storage": _storage(module)}
+        columns |= {"by": _class_name(module), "context": self._contexts.get(module, "")}
         formats = {"left": left.format, "right": right.format, "scheme": left.scheme}
         self._rows.add(GemmRow(layer=layer, module=name, gemm=gemm, **formats, **columns))
 
@@ -212,8 +211,7 @@ def _of_operand(operand: GemmOperand) -> Described:
     spec = operand.spec
     hadamard = spec.hadamard and operand.columnwise
     tile = tile_name(spec.tile(operand.columnwise), hadamard=hadamard, stochastic=spec.stochastic)
-    copy = "column" if operand.columnwise else "row"
-    return Described(format=spec.format, scheme=spec.scheme, tile=tile, copy=copy)
+    return Described(format=spec.format, scheme=spec.scheme, tile=tile)
 
 
 def _storage(module: torch.nn.Module) -> str:
