@@ -74,11 +74,7 @@ def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = Fa
 
 
 def rows_of(text: str) -> list[QuantisationRow]:
-    """Return the rows of a CSV text; a last line that is being written is left out.
-
-    Raises:
-        ValueError, TypeError: The text is no table of these rows.
-    """
+    """Return the rows of a CSV text; a last line that is being written is left out. ValueError, TypeError: no table."""
     lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     kinds = {field.name: field.type for field in fields(QuantisationRow)}
     return [QuantisationRow(**{name: _value(kinds[name], one) for name, one in line.items()}) for line in lines]

@@ -82,11 +82,7 @@ class RunFolder:
 
     @property
     def quantisation(self) -> list[quantisation.QuantisationRow]:
-        """The errors of the quantisers so far; none where nothing was measured.
-
-        Raises:
-            RunConfigError: The file is no table of them.
-        """
+        """The errors of the quantisers so far; none where nothing was measured."""
         path = self.path / quantisation.FILE
         try:
             return quantisation.rows_of(self.text_of(path)) if path.is_file() else []

@@ -47,11 +47,7 @@ class Setting:
 
     @classmethod
     def of(cls, run: RunFolder, key: str) -> Setting | None:
-        """Return the setting with a key, or with the name of a field; None: the run's config has no such section.
-
-        Raises:
-            RunConfigError: The section has no such field, or several sections have the name.
-        """
+        """Return the setting with a key, or with the name of a field; None: the run's config has no such section."""
         section, _, field = key.partition(".")
         fields = run.config.get(section)
         if not field:

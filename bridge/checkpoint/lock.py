@@ -29,8 +29,7 @@ WATCHED_SECONDS = 10.0
 def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
     """Hold the lock of a folder, which the setting `key` names and which is made where it does not exist.
 
-    Yields:
-        A sentence where the lock of a run that died was taken over, else None.
+    Yield a sentence where the lock of a run that died was taken over, else None.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,12 +25,7 @@ def attended(
 ) -> torch.Tensor:
     """Return the attended values, (B, N, S, D), in the dtype of the operands.
 
-    Args:
-        q_BNSD: Queries; the last one is at the place of the last key.
-        k_BGSD: Keys, at least as many as queries.
-        v_BGSD: Values.
-        scale: Factor of the scores.
-        is_causal: A query attends to the keys up to its own place.
+    The last query is at the place of the last key; with `is_causal` a query attends to the keys up to its own place.
     """
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]
     is_part = is_causal and queries != keys

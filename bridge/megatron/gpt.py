@@ -143,13 +143,8 @@ def build_gpt(
 ) -> list[Any]:
     """Build this rank's part of the model: a `DistributedDataParallel` per chunk, as Megatron's schedules take them.
 
-    Args:
-        config: The result of `run_config`. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
-        ddp: A `DistributedDataParallelConfig`.
-        where: Device of the parameters.
-        seed: Seed of the initial weights, which are the same in every parallel layout.
-        backend: Name of a `Backend`.
-        phases: The model configs of a precision schedule, one a phase; none without a schedule.
+    `config` is the result of `run_config`, `backend` the name of one, and `phases` are the model configs of a precision
+    schedule. Weights are cast by Megatron's `Float16Module`; from one seed they are the same in every parallel layout.
     """
     if backend in ("te", "te_cpu"):
         _require_te_storage(config, ddp)

@@ -68,7 +68,6 @@ class Process:
     context: tuple[int, int]
     """The context-parallel rank, and their number."""
     device: torch.device
-    threads: int
     notes: tuple[str, ...]
     """Sentences about what this machine made necessary, for the log."""
     peers: Peers | None
@@ -106,19 +105,13 @@ def training_process(
     model: Any,
     *,
     seed: int,
-    threads: int | None = None,
     fingerprint: Mapping[str, str] | None = None,
     timeout_minutes: float = TIMEOUT_MINUTES,
 ) -> Iterator[Process]:
     """Set this process up for training with the parallel sizes of a model config, and take it down at the end.
 
-    Args:
-        model: A `TransformerConfig`; read for its parallel sizes only.
-        seed: Seed of weights and dropout; the same on all ranks (Megatron derives the ranks' own).
-        threads: CPU threads for torch; None: OMP_NUM_THREADS, or else the CPUs this process may use, shared among the
-            ranks of the machine.
-        fingerprint: Settings that must be the same on every rank; None: they are not compared.
-        timeout_minutes: How long a collective waits for its ranks.
+    `seed` is the same on all ranks (Megatron derives their own), as the settings in `fingerprint` must be. A collective
+    waits for its ranks for `timeout_minutes`.
 
     Raises:
         RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
@@ -130,7 +123,7 @@ def training_process(
         _repair(stack)
         where = _enter_device(stack, launch, model, notes)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(threads or launch.threads())
+        torch.set_num_threads(launch.threads())
         timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
         peers = Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
@@ -156,7 +149,6 @@ def _placed(
         is_last_stage=parallel_state.is_pipeline_last_stage(),
         context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
         device=where,
-        threads=torch.get_num_threads(),
         notes=tuple(notes),
         peers=peers,
         stop=request,

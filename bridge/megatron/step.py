@@ -101,12 +101,7 @@ class Trainer:
             config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
     def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
-        """Train on one global batch.
-
-        Args:
-            batches: This rank's micro-batches.
-            stop: Asked at the end of the step: the number of the signal that this rank is to stop on, 0 for none.
-        """
+        """Train on one global batch; `stop` is asked at its end for the signal that this rank is to stop on, or 0."""
         losses = self.forward_backward(batches)
         learning_rate = self._learning_rate()
         loss_scale, may_fall = self.loss_scale, self.loss_scale_may_fall

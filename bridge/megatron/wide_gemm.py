@@ -85,13 +85,8 @@ def is_widened(dtype: torch.dtype) -> bool:
 
 
 @contextmanager
-def widened(dtypes: tuple[torch.dtype, ...] | None = None) -> Iterator[bool]:
-    """Replace the GEMM kernels for the length of a ``with`` block; yields whether they are in place.
-
-    Args:
-        dtypes: The types in question; None: `slow_dtypes`. Empty: the block changes nothing.
-    """
-    slow = slow_dtypes() if dtypes is None else dtypes
+def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
+    """Replace the GEMM kernels of some types for a ``with`` block; yields whether they are in place."""
     if not slow or is_installed():
         yield is_installed()
         return

@@ -25,7 +25,6 @@ from typing import Any, Self
 
 import torch
 
-from bridge.errors import PrecisionTypeError
 from bridge.numerics.scaling import FP32_MAX
 from bridge.numerics.spec import GemmPrecision
 
@@ -97,10 +96,6 @@ class DelayedScaling(torch.nn.Module):
 
     def __init__(self, precision: GemmPrecision, device: torch.device | str | None = None) -> None:
         super().__init__()
-        if precision.scheme != "delayed":
-            raise PrecisionTypeError(
-                f"precision.scheme: DelayedScaling keeps state for delayed, got {precision.scheme!r}."
-            )
         self.precision = precision
         self.register_buffer("scale", torch.ones(len(SLOTS), dtype=torch.float32, device=device))
         history = torch.zeros(precision.amax_history_len, len(SLOTS), dtype=torch.float32, device=device)

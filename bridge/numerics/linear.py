@@ -96,20 +96,12 @@ class LinearCall:
     after_backward: Callable[[], None] | None = None
     """Called once the backward pass of this call is done."""
 
-    def require_fitting(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """Refuse shapes, a state or stored codes that do not fit together."""
-        if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
-            raise PrecisionTypeError(
-                f"x, weight: must be (..., K) and (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}."
-            )
+    def require_fitting(self) -> None:
+        """Refuse a state or stored codes that do not fit the precision."""
         scheme, stored = self.precision.scheme, self.stored_weight
         if (self.state is not None) != (scheme == "delayed"):
-            needs, remedy = "does not", "Drop it"
-            if self.state is None:
-                needs, remedy = "needs one", "Pass state=DelayedScaling(precision)"
-            raise PrecisionTypeError(
-                f"state: delayed scaling keeps state, {scheme} {needs}, got {type(self.state).__name__}. {remedy}."
-            )
+            rule, kind = "delayed scaling keeps state, and no other scheme does", type(self.state).__name__
+            raise PrecisionTypeError(f"state: {rule}, got {kind} for {scheme}. Give delayed a DelayedScaling.")
         if stored is not None and stored.spec != self.precision.spec("weight"):
             raise PrecisionTypeError(
                 f"stored_weight: must be quantised by the recipe's own rule, got {stored.spec!r}. "
@@ -233,12 +225,9 @@ def scaled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     Returns:
         (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the result in
         all FP8 schemes, infinity saturates as it does in Transformer Engine.
-
-    Raises:
-        PrecisionTypeError: shapes that do not fit, a dtype that cannot be quantised, or a state where none belongs.
     """
     about = LinearCall(**call)
-    about.require_fitting(x, weight)
+    about.require_fitting()
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))
     result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, about)  # type: ignore[no-untyped-call]

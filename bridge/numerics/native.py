@@ -202,11 +202,7 @@ def use(choice: str) -> str | None:
 
 
 def kernel_for(x: torch.Tensor) -> Kernel | None:
-    """Return the kernel if it is ready and takes this tensor, None where plain torch is to be used.
-
-    Raises:
-        BackendUnavailableError: BRIDGE_NUMERICS=native, and the kernel cannot be compiled here.
-    """
+    """Return the kernel if it is ready and takes this tensor, None where plain torch is to be used."""
     if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection() == "torch":
         return None
     if _kernel is not None:

@@ -82,16 +82,9 @@ def quantise(
 ) -> Quantised:
     """Quantise a tensor, row-wise and column-wise; stochastic rounding draws its seed from torch's default generator.
 
-    Args:
-        x: FP32, BF16 or FP16, at least one axis, any device and strides. Ragged edges make smaller tiles.
-        spec: format, scale rule and tiles.
-        row: make the row-wise copy.
-        col: make the column-wise copy.
-        scale: the stored factor of delayed scaling, one FP32 number; None computes it from x.
-        reduce_amax: returns the maximum of an amax over the ranks that hold parts of the tensor; None: x is the whole.
-
-    The table above has the special values; an empty tensor has amax 0. PrecisionTypeError: another dtype, or delayed
-    scaling without a scale.
+    `x` is FP32, BF16 or FP16, with at least one axis; ragged edges make smaller tiles. `scale` is the stored factor of
+    delayed scaling, None computes it. `reduce_amax` returns the maximum of an amax over the ranks that hold parts of
+    the tensor. The table above has the special values; an empty tensor has amax 0.
     """
     x_MK = as_matrix(x.detach())
     factor, amax = _factor(x_MK, spec, scale, reduce_amax)

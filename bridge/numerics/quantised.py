@@ -54,10 +54,7 @@ class Quantised:
         codes = self.codes_t if columnwise else self.codes
         scales = self.scale_inv_t if columnwise else self.scale_inv
         if codes is None or scales is None:
-            which = "column-wise" if columnwise else "row-wise"
-            raise PrecisionTypeError(
-                f"Quantised.{which}: this copy was not made. Call quantise(..., {which[:3]}=True)."
-            )
+            raise PrecisionTypeError(f"Quantised: the {'column' if columnwise else 'row'}-wise copy was not made.")
         return codes, scales
 
     def values(self, columnwise: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -64,11 +64,7 @@ class QuantSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmPrecision:
-    """The low-precision recipe of one linear layer, with the names that Megatron's `TransformerConfig` uses.
-
-    Raises:
-        PrecisionConfigError: a scheme, format or number that has no meaning here; lists all of them.
-    """
+    """The low-precision recipe of one linear layer, with the names that Megatron's `TransformerConfig` uses."""
 
     scheme: str
     """Megatron's `fp8_recipe` (delayed, tensorwise, blockwise, mxfp8) or `fp4_recipe` (nvfp4)."""

@@ -43,11 +43,7 @@ def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict
 
 
 def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig) -> ModuleSchemes:
-    """Return the schemes of a recipe for a model whose linear layers have these numbers, from 0, and Megatron's names.
-
-    Raises:
-        PrecisionTypeError: A row takes no layer, or the model has no layer that a row names.
-    """
+    """Return the schemes of a recipe for a model whose linear layers have these numbers from 0 and Megatron's names."""
     try:
         schemes = ModuleSchemes.of(config, num_layers=1 + max(layer for layer, _ in places))
     except WrongValueError as error:

@@ -98,11 +98,8 @@ class Rehearsal:
 def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
-    `processes` is the most of one launch, `max_layers` as for `shrink`.
-
-    Raises:
-        RunConfigError: No such model can be built, or its layers cannot be planned.
-        BackendUnavailableError: The process that imports Megatron ended without an answer.
+    `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such model can be built, or
+    planned. BackendUnavailableError: the process that imports Megatron ended without an answer.
     """
     target = run.prediction.target
     small = shrink(run.sections, run.precision, target=target, processes=processes, max_layers=max_layers)

@@ -58,10 +58,7 @@ def shrink(
     """Return a run made small, in launches of at most so many processes.
 
     Without GPUs in the target they are the least that the parallel sizes need. There are more than `max_layers` where
-    first and last layers and the pipeline need more.
-
-    Raises:
-        RunConfigError: No such model can be built, or its layers cannot be planned.
+    first and last layers and the pipeline need more. RunConfigError: no such model can be built, or planned.
     """
     given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
     place = target or Target()

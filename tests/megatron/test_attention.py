@@ -27,7 +27,7 @@ def both(dtype=torch.float32, groups=None, **config):
     query = torch.randn(16, 2, 4, 8).to(dtype)
     key, value = (torch.randn(16, 2, groups or 4, 8).to(dtype) for _ in range(2))
     results = []
-    with training_process(model, seed=1, threads=1):
+    with training_process(model, seed=1):
         for attention in (FusedDotProductAttention, DotProductAttention):
             module = attention(model, layer_number=1, attn_mask_type=AttnMaskType.causal, attention_type="self")
             leaf = query.clone().requires_grad_()

@@ -16,7 +16,7 @@ from bridge.megatron.process import training_process
 
 @pytest.fixture(scope="module")
 def process():
-    with training_process(GPTConfig(num_layers=1, hidden_size=8, num_attention_heads=1), seed=1, threads=1) as started:
+    with training_process(GPTConfig(num_layers=1, hidden_size=8, num_attention_heads=1), seed=1) as started:
         yield started
 
 

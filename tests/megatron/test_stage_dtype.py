@@ -49,7 +49,7 @@ def config_of(fields: dict, **more: object) -> TransformerConfig:
 
 def output_of_a_stage(config: TransformerConfig) -> torch.dtype:
     """Return the dtype of the output of a first stage, in the context in which Megatron's schedules run it."""
-    with training_process(config, seed=1, threads=1):
+    with training_process(config, seed=1):
         model = GPTModel(
             config=config,
             transformer_layer_spec=get_gpt_decoder_block_spec(config, use_transformer_engine=False),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from bridge.errors import PrecisionTypeError
 from bridge.numerics import DelayedScaling, GemmPrecision, scaled_linear, update_scaling_factors
 
 
@@ -101,8 +99,3 @@ def test_state_travels_through_checkpoints_and_stays_fp32() -> None:
     module = torch.nn.Sequential(state).bfloat16()
     assert module[0].scale.dtype == torch.float32
     assert torch.equal(module[0].scale, other.scale)
-
-
-def test_other_schemes_have_no_such_state() -> None:
-    with pytest.raises(PrecisionTypeError, match="keeps state for delayed, got 'tensorwise'"):
-        DelayedScaling(GemmPrecision(scheme="tensorwise"))

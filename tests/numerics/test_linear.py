@@ -352,11 +352,11 @@ def test_what_is_kept_for_the_backward_pass_is_one_bf16_operand_beside_the_weigh
 
 def test_shapes_and_states_that_do_not_fit_are_refused() -> None:
     x, w, _ = tensors()
-    with pytest.raises(PrecisionTypeError, match=r"must be \(..., K\) and \(N, K\), got \(64, 96\) and \(96, 80\)"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         scaled_linear(x, w.T, precision=precision("tensorwise"))
-    with pytest.raises(PrecisionTypeError, match="delayed needs one, got NoneType"):
+    with pytest.raises(PrecisionTypeError, match="keeps state, and no other scheme does, got NoneType for delayed"):
         scaled_linear(x, w, precision=precision("delayed"))
-    with pytest.raises(PrecisionTypeError, match="tensorwise does not, got DelayedScaling. Drop it"):
+    with pytest.raises(PrecisionTypeError, match="got DelayedScaling for tensorwise"):
         scaled_linear(x, w, precision=precision("tensorwise"), state=state_of("delayed"))
     stored = quantise(w, precision("mxfp8").spec("weight"))
     with pytest.raises(PrecisionTypeError, match="must be quantised by the recipe's own rule"):

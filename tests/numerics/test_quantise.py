@@ -129,7 +129,7 @@ def test_scales_have_transformer_engines_shapes(
 def test_only_the_copies_asked_for_are_made() -> None:
     made = quantise(torch.randn(32, 32), spec("mxfp8"), col=False)
     assert made.codes_t is None
-    with pytest.raises(PrecisionTypeError, match="column-wise: this copy was not made"):
+    with pytest.raises(PrecisionTypeError, match="the column-wise copy was not made"):
         made.dequantise(columnwise=True)
     assert quantise(torch.randn(32, 32), spec("mxfp8"), row=False).codes is None
 

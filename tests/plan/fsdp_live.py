@@ -43,7 +43,7 @@ def live(case: dict) -> dict[str, int]:
     runtime_config_update(config)
     for name, value in ddp.items():
         setattr(config.ddp, name, value)
-    with training_process(config.model, seed=1, threads=1) as process:
+    with training_process(config.model, seed=1) as process:
         backend = choose_backend("auto", config.model)
         with running(backend):
             settled, _ = gpt.run_config(config.model, vocab_size=VOCABULARY)

@@ -167,7 +167,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     config = container(run_of(GivenRun(sections={**case, "precision_backend": "te_cpu"})))
     runtime_config_update(config)
     gpt._WITHOUT_CUDA = {name: why for name, why in gpt._WITHOUT_CUDA.items() if name not in FUSED}
-    with training_process(config.model, seed=1, threads=1) as process, running(choose_backend("te_cpu", config.model)):
+    with training_process(config.model, seed=1) as process, running(choose_backend("te_cpu", config.model)):
         settled, _ = gpt.run_config(config.model, vocab_size=256, backend="te_cpu")
         yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend="te_cpu")
 

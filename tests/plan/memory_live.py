@@ -27,7 +27,7 @@ def built(case: dict):
         run_of(GivenRun(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")}))
     )
     runtime_config_update(config)
-    with training_process(config.model, seed=1, threads=1) as process:
+    with training_process(config.model, seed=1) as process:
         backend = choose_backend("auto", config.model)
         with running(backend):
             settled, _ = run_config(config.model, vocab_size=VOCABULARY)

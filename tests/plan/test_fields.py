@@ -160,7 +160,7 @@ def parameters_of(model: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
 def test_a_switch_without_influence_leaves_the_parameters_of_a_real_model_as_they_are():
     base = {**EXPERTS, "num_layers": 1, "bf16": True}
     built = []
-    with training_process(TransformerConfig(**base), seed=1, threads=1):
+    with training_process(TransformerConfig(**base), seed=1):
         plain = parameters_of(base)
         for name in without_modules():
             row = FIELDS["model"][name]

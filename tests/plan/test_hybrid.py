@@ -140,7 +140,7 @@ def test_the_layers_of_a_hybrid_have_the_modules_of_megatrons_stack(changes):
     config = GPTConfig(num_layers=len(pattern), **model)
     config.use_cpu_initialization = True
     shape = ModelShape.of({**model, "hybrid_layer_pattern": pattern})
-    with training_process(config, seed=1, threads=1):
+    with training_process(config, seed=1):
         stack = MambaStack(
             config,
             local_stack(),
@@ -183,7 +183,7 @@ def test_experts_at_a_latent_width_have_the_sizes_of_megatrons_experts(megatron_
     config = megatron_owners(num_layers=5, **given)["model"]
     config.use_cpu_initialization = True
     submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    with training_process(config, seed=1, threads=1):
+    with training_process(config, seed=1):
         groups = ProcessGroupCollection.use_mpu_process_groups()
         experts = SequentialMLP(4, config, submodules, pg_collection=groups)
     built = experts.local_experts[0]

@@ -183,7 +183,7 @@ def megatron_parameters(given: dict) -> list[int]:
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
     )
-    with training_process(config, seed=1, threads=1):
+    with training_process(config, seed=1):
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, qk_l2_norm=config.qk_l2_norm)
         mtp = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None
         model = GPTModel(

@@ -223,8 +223,7 @@ def _set_as_half(set_state: Callable[..., None], parameter: torch.Tensor, name: 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
     """Leave delayed scaling's state out of the load where a checkpoint of another precision has none of its shape.
 
-    Returns:
-        Whether it was left out: scales then begin at 1, as in a fresh run.
+    Return whether it was left out: scales then begin at 1, as in a fresh run.
     """
     held = {key: entry.global_shape for key, entry in dist_checkpointing.load_tensors_metadata(str(source)).items()}
     missing = 0

@@ -49,11 +49,7 @@ def scheme_of(config: Any) -> str | None:
 
 
 def gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs that a `TransformerConfig` asks for; None for high precision.
-
-    Raises:
-        PrecisionConfigError: A value that no scheme knows.
-    """
+    """Return the precision of the GEMMs that a `TransformerConfig` asks for; None for high precision."""
     scheme = scheme_of(config)
     if scheme is None:
         return None
@@ -96,10 +92,8 @@ class EmulatedLinear:
     def prepare(self, payload: dict[str, Any] | None, *, is_low: bool) -> None:
         """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there.
 
-        Args:
-            payload: What a per-module recipe has for this layer.
-            is_low: Whether its transformer layer begins in the precision of the run; in one that is kept in BF16 the
-                recipe alone puts the layer into a low precision.
+        In a transformer layer that is kept in BF16 (not `is_low`) the payload of a per-module recipe alone puts it into
+        a low precision.
         """
         self.payload, self.is_low = payload, is_low
         self.weight_cache = WeightCache()

@@ -59,16 +59,10 @@ def layer_factory(low_precision: QuantizerFactory, *, bf16_layers: Collection[in
 def module_factory(*, num_layers: int | None = None, **precision: Any) -> QuantizerFactory:
     """Return a factory that gives each linear layer the scheme that a precision gives it.
 
-    Args:
-        num_layers: Layers of the model, where the precision chooses single layers.
-        **precision: Fields of `MixedPrecisionConfig`: the scheme, `modules`, `first_last_layers_bf16`.
-
-    Returns:
-        A function from a `QuantizerRole` (or None) to a quantizer. A linear layer is known by Megatron's name, or by
-        that of Transformer Engine's own `TransformerLayer`; any other name, and attention, have the scheme of the run.
-
-    Raises:
-        PrecisionConfigError: The number of layers is not known, or a scheme has no factory.
+    `precision` are fields of `MixedPrecisionConfig`: the scheme, `modules`, `first_last_layers_bf16`; where they choose
+    single layers, `num_layers` are those of the model. A linear layer is known by Megatron's name, or by that of
+    Transformer Engine's own `TransformerLayer`; any other name, and attention, have the scheme of the run.
+    PrecisionConfigError: the number of layers is not known, or a scheme has no factory.
     """
     config = PrecisionConfig.from_dict(precision)
     try:
@@ -129,9 +123,8 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
 def name_te_modules(model: Any) -> int:
     """Give each Transformer Engine module of a model its path as a name; return how many were named.
 
-    Args:
-        model: a `torch.nn.Module`. A layer is what has Megatron's `layer_number`, which counts from 1 over all pipeline
-            stages; its modules become ``layers.<number - 1>.<path>``, others keep their path in the model.
+    A layer is what has Megatron's `layer_number`, which counts from 1 over all pipeline stages; its modules become
+    ``layers.<number - 1>.<path>``, others keep their path in the model.
     """
     named = 0
     for name, module in _named(model):

@@ -219,13 +219,9 @@ def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None
 
 
 def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
-    """Quantise a tensor into a storage of Transformer Engine's; the given one where there is one.
+    """Quantise a tensor into a storage of Transformer Engine's, `output` where it is given.
 
-    Args:
-        tensor: FP32, BF16 or FP16.
-        quantizer: One of Transformer Engine's.
-        output: A quantised tensor whose buffers are filled again; None makes one.
-        noop: Nothing is written where its first element is not zero.
+    Nothing is written where the first element of `noop` is not zero.
     """
     if noop is not None and noop.numel() and noop.reshape(-1)[0].item() != 0.0:
         return output
