@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -67,24 +68,16 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     return f"gradients were not finite in {len(places)} of the last {len(recent)} records; the last time {places[-1]}."
 
 
-def _loss_spike(signs: Signs) -> str | None:
-    spike = _spike([one["loss"] for one in signs.train], 1.2)
-    rule = "more than 1.2 times the median of the records before"
-    return spike and f"the loss is {spike[0]:.4f}, {rule}, {spike[1]:.4f}."
-
-
-def _gradient_spike(signs: Signs) -> str | None:
-    spike = _spike([one["grad_norm"] for one in signs.train], 10)
-    rule = "more than 10 times the median of the records before"
-    return spike and f"the gradient norm is {spike[0]:.3g}, {rule}, {spike[1]:.3g}."
-
-
-def _spike(values: Sequence[float | None], factor: float) -> tuple[float, float] | None:
-    """Return the last value and the median of those before where it is so many times as high, else None."""
-    recent = [value for value in values[-RECENT - 1 :] if value is not None]
-    if len(recent) < RECENT // 2 or recent[-1] <= factor * median(recent[:-1]):
+def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) -> str | None:
+    recent = [one[column] for one in signs.train[-RECENT - 1 :] if one[column] is not None]
+    if len(recent) < RECENT // 2 or recent[-1] <= factor * (usual := median(recent[:-1])):
         return None
-    return recent[-1], median(recent[:-1])
+    rule = f"more than {factor:g} times the median of the records before"
+    return f"the {noun} is {recent[-1]:{digits}}, {rule}, {usual:{digits}}."
+
+
+_loss_spike = partial(_spike, column="loss", factor=1.2, noun="loss", digits=".4f")
+_gradient_spike = partial(_spike, column="grad_norm", factor=10, noun="gradient norm", digits=".3g")
 
 
 def _skipped(signs: Signs) -> str | None:

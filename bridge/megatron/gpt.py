@@ -72,10 +72,8 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
         activation = config.activation_func
         if isinstance(activation, str):
             if activation not in ACTIVATIONS:
-                raise RunConfigError(
-                    f"model.activation_func: must be one of {', '.join(ACTIVATIONS)} or a function, got "
-                    f"{activation!r}. Choose one of them."
-                )
+                rule = f"must be one of {', '.join(ACTIVATIONS)} or a function"
+                raise RunConfigError.of("model.activation_func", rule, activation, "Choose one of them.")
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
@@ -115,10 +113,8 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
     if config.vocab_size is None:
         config.vocab_size = vocab_size
     elif config.vocab_size < vocab_size:
-        raise RunConfigError(
-            f"model.vocab_size: must be at least the data's vocabulary of {vocab_size}, got {config.vocab_size}. "
-            "Leave it at None to take the data's."
-        )
+        rule, remedy = f"must be at least the data's vocabulary of {vocab_size}", "Leave it at None to take the data's."
+        raise RunConfigError.of("model.vocab_size", rule, config.vocab_size, remedy)
     off = {} if has_cuda() else dict(_WITHOUT_CUDA)
     for switch, module in _EXTENSIONS.items():
         if not has_cuda() or importlib.util.find_spec(module) is None:

@@ -1,14 +1,8 @@
 """Results of every GEMM of a model's linear layers in one forward and backward pass, to be compared with another pass.
 
-    with capture(model) as first:
-        ...  # one forward and backward pass
-    with capture(other_model) as second:
-        ...  # the same batch
-    errors = relative_errors(first, second)
-
-Hooks on tensors do it, so that the layers may be Megatron's own, Transformer Engine's or emulated. A result is sampled
-at fixed places, in FP32 on the CPU. Of several micro-batches the first counts, apart from weight gradients, which are
-summed.
+`capture` two passes of one batch, then ask `relative_errors` of the two. Hooks on tensors do it, so that the layers may be
+Megatron's own, Transformer Engine's or emulated. A result is sampled at fixed places, in FP32 on the CPU. Of several
+micro-batches the first counts, apart from weight gradients, which are summed.
 
 Each expert has a number of tokens of its own, to which FP8 adds rows of zeros, so the first elements of its results are
 kept. `Routes` gives the experts of two passes the same tokens.
@@ -135,12 +129,6 @@ class _Route:
 
 class Routes:
     """The experts that a model's routers choose: the first pass chooses them, and each later one takes them.
-
-        routes = Routes()
-        with routes.taken(model):
-            ...  # one forward and backward pass, which chooses
-        with routes.taken(other_model):
-            ...  # the same batch, to the same experts
 
     Two precisions give nearly equal scores other orders, and an expert then multiplies other tokens. With the routes of
     one pass in the other the results of every GEMM are of the same tokens. Megatron asks the object at a router's

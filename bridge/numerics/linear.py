@@ -103,10 +103,8 @@ class LinearCall:
             rule, kind = "delayed scaling keeps state, and no other scheme does", type(self.state).__name__
             raise PrecisionTypeError(f"state: {rule}, got {kind} for {scheme}. Give delayed a DelayedScaling.")
         if stored is not None and stored.spec != self.precision.spec("weight"):
-            raise PrecisionTypeError(
-                f"stored_weight: must be quantised by the recipe's own rule, got {stored.spec!r}. "
-                f'Quantise it with precision.spec("weight").'
-            )
+            rule, remedy = "must be quantised by the recipe's own rule", 'Quantise it with precision.spec("weight").'
+            raise PrecisionTypeError(f"stored_weight: {rule}, got {stored.spec!r}. {remedy}")
 
     def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
         """Quantise input or grad_output."""

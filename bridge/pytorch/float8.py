@@ -151,9 +151,8 @@ def _linears_to_replace(model: torch.nn.Module, skipped: Collection[str]) -> dic
 
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     if any(isinstance(module, EmulatedLinear) for module in model.modules()):
-        raise PrecisionTypeError(
-            "model: must not be emulated already, got a model with EmulatedLinear layers. Convert a fresh one, once."
-        )
+        rule = "must not be emulated already, got a model with EmulatedLinear layers"
+        raise PrecisionTypeError(f"model: {rule}. Convert a fresh one, once.")
     if not linears or "" in linears:
         rule, what = "must contain nn.Linear modules to replace", type(model).__name__
         raise PrecisionTypeError(f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential.")

@@ -130,10 +130,8 @@ def checked(config: object) -> MixedPrecisionConfig:
 def require_config(config: object) -> MixedPrecisionConfig:
     """Return the recipe; PrecisionTypeError for anything else."""
     if not isinstance(config, MixedPrecisionConfig):
-        raise PrecisionTypeError(
-            f"mixed_precision: must be a MixedPrecisionConfig, got {config!r:.80}. "
-            "get_mixed_precision_config makes one of a recipe's name."
-        )
+        remedy = "get_mixed_precision_config makes one of a recipe's name."
+        raise PrecisionTypeError.of("mixed_precision", "must be a MixedPrecisionConfig", config, remedy)
     return config
 
 
