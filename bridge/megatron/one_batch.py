@@ -1,6 +1,6 @@
 """Results of every GEMM of a model's linear layers in one forward and backward pass, to be compared with another pass.
 
-`capture` two passes of one batch, then ask `relative_errors` of the two. Hooks on tensors do it, so that the layers may be
+`capture` two passes of one batch, then ask `relative_errors`. Hooks on tensors do it, so that the layers may be
 Megatron's own, Transformer Engine's or emulated. A result is sampled at fixed places, in FP32 on the CPU. Of several
 micro-batches the first counts, apart from weight gradients, which are summed.
 
