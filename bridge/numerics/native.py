@@ -18,7 +18,7 @@ from bridge.numerics.hadamard import BLOCK, SIGNS
 from bridge.numerics.quantised import Quantised
 from bridge.numerics.tiles import TilePass, TileResult
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE, Tile
+from bridge.precision.schemes import Tile
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
@@ -76,7 +76,8 @@ class Kernel:
 
     def takes(self, todo: TilePass) -> bool:
         """Say whether the kernel's panels can hold the tiles of a pass, whose width must be a power of two."""
-        return todo.tile[1] <= _PANEL and todo.tile[1].bit_count() <= 1
+        width = todo.spec.tile(todo.columnwise)[1]
+        return width <= _PANEL and width.bit_count() <= 1
 
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
         """Return what `backend.amax` describes."""
@@ -87,13 +88,13 @@ class Kernel:
     def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         """Return what `tiles.run` describes."""
         x_MK = x_MK.contiguous()
-        (rows, columns), element = x_MK.shape, todo.element
+        (rows, columns), spec, element = x_MK.shape, todo.spec, todo.spec.element
         rows += -rows % BLOCK if todo.hadamard else 0
-        tile = (1, _PANEL) if todo.tile == WHOLE else todo.tile
+        tile, rule = (1, _PANEL) if spec.whole_tensor else spec.tile(todo.columnwise), spec.scale_rule
         values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
         scale_inv = None
-        if todo.rule != "given":
-            kind = torch.float32 if todo.rule == "fp32" else torch.uint8
+        if rule != "given":
+            kind = torch.float32 if rule == "fp32" else torch.uint8
             scale_inv = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=kind)
         c = _Pass(
             **_source(x_MK, hadamard=todo.hadamard),
@@ -103,15 +104,15 @@ class Kernel:
             tile_rows=tile[0],
             tile_columns=tile[1],
             seed=todo.seed or 0,
-            rule=_RULES[todo.rule],
+            rule=_RULES[rule],
             codes=todo.codes,
             stochastic=todo.seed is not None,
-            power_of_two=todo.power_of_two_scale,
+            power_of_two=spec.power_of_two_scale,
             measure=todo.measure,
             nan_code=(1 << (element.bits - 1)) - 1 if element.nan is None else element.nan,
             nan_bits=_MAX_BITS if element.nan is None else 0x7FC00000,
             max_inv=1.0 / element.max,
-            eps=todo.eps,
+            eps=spec.eps,
             on_overflow=torch.finfo(x_MK.dtype).max,
             scale=todo.scale,
             shift=todo.shift,
@@ -141,7 +142,7 @@ class Kernel:
             tile_columns=tile[1],
             scale_row=strides[0],
             scale_column=strides[1],
-            rule=_RULES["given" if spec.whole_tensor else spec.scale_rule],
+            rule=_RULES[spec.scale_rule],
             transposed=transposed,
             packed=spec.format == "e2m1",
             threads=torch.get_num_threads(),

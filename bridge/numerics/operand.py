@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from bridge.numerics import backend
-from bridge.numerics.quantise import draw_seed, tensor_scale, tile_pass
+from bridge.numerics.quantise import draw_seed, tensor_scale
 from bridge.numerics.quantised import Quantised
 from bridge.numerics.scaling import reciprocal
 from bridge.numerics.spec import QuantSpec
+from bridge.numerics.tiles import TilePass
 from bridge.precision.formats import Format
 
 
@@ -65,7 +66,8 @@ def make_operand(
         amax = backend.amax(x_MK, hadamard=columnwise and spec.hadamard)
         scale = tensor_scale(amax, spec)
     seed = draw_seed(generator) if spec.stochastic else None
-    todo = replace(tile_pass(spec, columnwise, 1.0 if scale is None else scale, seed), measure=amax is None)
+    factor = 1.0 if scale is None else scale
+    todo = TilePass(spec=spec, columnwise=columnwise, scale=factor, seed=seed, measure=amax is None)
     result = backend.run(x_MK, todo)
     amax = result.amax if amax is None else amax
     factor = 1.0

@@ -18,7 +18,6 @@ Shapes: M rows (all leading axes together), K columns.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,20 +48,6 @@ def tensor_scale(amax: float, spec: QuantSpec) -> float:
     if spec.whole_tensor:
         return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
     return 1.0
-
-
-def tile_pass(spec: QuantSpec, columnwise: bool, scale: float, seed: int | None) -> TilePass:
-    """Return the pass that makes one copy's operand values; without a seed it rounds to nearest."""
-    return TilePass(
-        element=spec.element,
-        tile=spec.tile(columnwise),
-        rule="given" if spec.whole_tensor else spec.scale_rule,
-        scale=scale,
-        power_of_two_scale=spec.power_of_two_scale,
-        eps=spec.eps,
-        hadamard=columnwise and spec.hadamard,
-        seed=seed,
-    )
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
@@ -130,8 +115,8 @@ def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, h
 
 
 def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) -> TileResult:
-    todo = tile_pass(spec, columnwise, scale, draw_seed() if spec.stochastic else None)
-    return backend.run(x_MK, replace(todo, codes=True))
+    seed = draw_seed() if spec.stochastic else None
+    return backend.run(x_MK, TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True))
 
 
 def _stored(result: TileResult | None, spec: QuantSpec, columnwise: bool, scale: float) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class QuantSpec:
 
     @property
     def scale_rule(self) -> str:
-        """How the scale of a tile is computed and stored: fp32, e8m0 or nvfp4."""
-        return {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+        """How a scale is computed and stored. given: beforehand. fp32: from each tile's amax. e8m0: MXFP8. nvfp4."""
+        return "given" if self.whole_tensor else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
 
     @property
     def copies_share_values(self) -> bool:

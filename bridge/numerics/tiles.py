@@ -21,7 +21,8 @@ import torch
 
 from bridge.numerics.grid import encode, random_units, round_to_grid
 from bridge.numerics.scaling import divide, e8m0_from_amax, e8m0_value, nvfp4_block_scale, scale_from_amax
-from bridge.precision.formats import FORMATS, Format
+from bridge.numerics.spec import QuantSpec
+from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE, Tile
 
 CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE = 1 << 20, 1 << 26
@@ -32,27 +33,23 @@ CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE = 1 << 20, 1 << 26
 class TilePass:
     """Parameters of one pass."""
 
-    element: Format
-    """The element format."""
-    tile: Tile
-    """Rows and columns that share a scale; `WHOLE` with the rule "given"."""
-    rule: str
-    """given: `scale` is the factor. fp32: from each tile's amax. e8m0: MXFP8. nvfp4: `scale` is S_enc."""
-    scale: float = 1.0
-    """One FP32 number."""
-    power_of_two_scale: bool = False
-    eps: float = 0.0
+    spec: QuantSpec
+    columnwise: bool
+    scale: float
+    """One FP32 number: the factor under the rule "given", S_enc of NVFP4."""
     codes: bool = False
     """Return codes rather than BF16 operand values."""
     shift: float = 1.0
     """Power of two that operand values are multiplied by."""
-    hadamard: bool = False
-    """Quantise the random Hadamard transform of the matrix (`hadamard.py`), whose rows are padded to a multiple of 16.
-    `run` below expects a matrix that is transformed already."""
     seed: int | None = None
     """Round stochastically, with this sequence."""
     measure: bool = True
     """Take the amax also where no scale is made of it (the rule "given")."""
+
+    @property
+    def hadamard(self) -> bool:
+        """Quantise the random Hadamard transform of the matrix (`hadamard.py`), which `run` below expects as it is."""
+        return self.columnwise and self.spec.hadamard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,8 +84,8 @@ def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides; NaN counts for no scale."""
-    rows, columns = x_MK.shape
-    tile = (1, max(1, columns)) if todo.tile == WHOLE else todo.tile
+    (rows, columns), rule, tile = x_MK.shape, todo.spec.scale_rule, todo.spec.tile(todo.columnwise)
+    tile = (1, max(1, columns)) if tile == WHOLE else tile
     values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device)
     scales, amaxes = [], []
     for start, end in chunk_rows(x_MK, tile[0]):
@@ -100,13 +97,13 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         scales, amaxes = [nothing], [nothing]
     amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
     amax = amax_of(amax_BC, (0, 1)).item()
-    if todo.rule == "given":
+    if rule == "given":
         return TileResult(values=values, scale_inv=None, amax=amax)
     used = scale_inv_BC[amax_BC > 0]
     smallest, largest = (used.min().item(), used.max().item()) if used.numel() else (1.0, 1.0)
-    if todo.rule == "e8m0":
-        scale_inv_BC = e8m0_from_amax(amax_BC, todo.element.max).to(torch.uint8)
-    elif todo.rule == "nvfp4":
+    if rule == "e8m0":
+        scale_inv_BC = e8m0_from_amax(amax_BC, todo.spec.element.max).to(torch.uint8)
+    elif rule == "nvfp4":
         scale_inv_BC = encode(scale_inv_BC, FORMATS["e4m3"])
     return TileResult(values=values, scale_inv=scale_inv_BC, amax=amax, smallest=smallest, largest=largest)
 
@@ -115,8 +112,8 @@ def _chunk(
     x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first_row: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
-    x_BRCS = _tiled(x_MK.float(), tile)
-    if todo.rule != "given" or todo.measure:
+    x_BRCS, element = _tiled(x_MK.float(), tile), todo.spec.element
+    if todo.spec.scale_rule != "given" or todo.measure:
         amax_BC = amax_of(x_BRCS, (1, 3))
     else:
         amax_BC = x_BRCS.new_zeros(x_BRCS.shape[0], x_BRCS.shape[2])
@@ -124,9 +121,9 @@ def _chunk(
     units = None
     if todo.seed is not None:
         units = _tiled(random_units(first_row, x_MK.shape, todo.seed, x_MK.device), tile)
-    rounded = round_to_grid(x_BRCS * scale_BC[:, None, :, None], todo.element, units)
+    rounded = round_to_grid(x_BRCS * scale_BC[:, None, :, None], element, units)
     if todo.codes:
-        rounded = encode(rounded, todo.element)
+        rounded = encode(rounded, element)
     else:
         rounded *= (scale_inv_BC * todo.shift)[:, None, :, None]
         rounded.view(torch.int32).bitwise_and_(-0x10000)  # exact in BF16; what lies below BF16 is cut off, not rounded
@@ -145,16 +142,17 @@ def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
 
 def _scales(amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the factors that go in, and those that come back, of some tiles."""
-    if todo.rule == "fp32":
-        most, largest = todo.element.max, torch.finfo(dtype).max
+    spec, most = todo.spec, todo.spec.element.max
+    if spec.scale_rule == "fp32":
+        largest = torch.finfo(dtype).max
         scale_BC = scale_from_amax(
-            amax_BC, most, power_of_two=todo.power_of_two_scale, eps=todo.eps, on_overflow=largest
+            amax_BC, most, power_of_two=spec.power_of_two_scale, eps=spec.eps, on_overflow=largest
         )
         return scale_BC, divide(1.0, scale_BC)
-    if todo.rule == "e8m0":
-        exponent_BC = e8m0_from_amax(amax_BC, todo.element.max)
+    if spec.scale_rule == "e8m0":
+        exponent_BC = e8m0_from_amax(amax_BC, most)
         return e8m0_value(254 - exponent_BC), e8m0_value(exponent_BC)
-    if todo.rule == "nvfp4":
+    if spec.scale_rule == "nvfp4":
         decode_BC, encode_BC = nvfp4_block_scale(amax_BC, todo.scale)
         return encode_BC, decode_BC
     return torch.full_like(amax_BC, todo.scale), torch.ones_like(amax_BC)
