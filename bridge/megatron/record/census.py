@@ -84,9 +84,7 @@ def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRo
 def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
     sizes: Counter[str] = Counter()
     for tensor in tensors:
-        if isinstance(tensor, StoredWeight):
-            sizes[f"{tensor.stored.spec.format} {tensor.stored.spec.scheme}"] += tensor.stored_bytes
-        elif is_quantised(tensor):
+        if is_quantised(tensor):
             held = describe(tensor, columnwise=False)
             sizes[f"{held.format} {held.scheme}"] += stored_bytes(tensor)
         else:

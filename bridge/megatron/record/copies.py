@@ -18,7 +18,6 @@ from megatron.core import parallel_state
 from bridge.audit.compare import Mismatch, folded
 from bridge.audit.record import layer_order
 from bridge.megatron.agreement import from_all_ranks
-from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import parts
 from bridge.pytorch.record.health import error_limit
@@ -97,7 +96,7 @@ def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | Non
         if parameter not in ranges:
             continue
         layer, name = modules[model.get_submodule(path.rpartition(".")[0])]
-        is_stored = isinstance(parameter, StoredWeight) or is_quantised(parameter)
+        is_stored = is_quantised(parameter)
         values = (parameter.dequantize() if is_stored else parameter.detach()).reshape(-1)
         sample = values[:: max(1, len(values) // SAMPLE)].contiguous().cpu()
         yield Copy(
@@ -123,6 +122,6 @@ def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_store
     held = values[own]
     if not is_stored:
         return torch.equal(held, master.to(held.dtype))
-    row = parameter.stored.spec if isinstance(parameter, StoredWeight) else describe(parameter, columnwise=False)
+    row = describe(parameter, columnwise=False)
     norm = master.norm()
     return bool((held.float() - master).norm() <= error_limit(row.format, row.scheme) * norm) or not norm > 0

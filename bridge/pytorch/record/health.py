@@ -63,7 +63,7 @@ def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor |
     Weights that are stored quantised are read from the optimizer's master.
     """
     weight = getattr(module, name, None)
-    if weight is None or not (is_quantised(weight) or hasattr(weight, "stored")):
+    if weight is None or not is_quantised(weight):
         return None if weight is None else weight.detach()
     master = getattr(weight, "main_param", None)
     if master is None or master.numel() != weight.numel():

@@ -81,12 +81,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_quantised(tensor: Any) -> bool:
-    """Return whether a tensor is a storage of Transformer Engine."""
-    return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
+    """Return whether a tensor is a storage of Transformer Engine, or a stored weight of the emulation."""
+    return any(hasattr(tensor, name) for name in ("_fp8_dtype", "_fp4_dtype", "stored"))
 
 
 def stored_bytes(tensor: Any) -> int:
-    """Return the bytes of codes and scales that a storage of Transformer Engine holds, both copies of them."""
+    """Return the bytes of codes and scales that a quantised tensor holds, both copies of them."""
+    if hasattr(tensor, "stored"):
+        return int(tensor.stored_bytes)
     parts = [getattr(tensor, name, None) for name in STORED]
     return sum(part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor))
 
@@ -97,6 +99,8 @@ def describe(tensor: Any, *, columnwise: bool) -> Described:
         return Described(format="custom", scheme="custom")
     if not is_quantised(tensor):
         return Described(format=dtype_name(tensor.dtype))
+    if hasattr(tensor, "stored"):
+        return Described(format=tensor.stored.spec.format, scheme=tensor.stored.spec.scheme)
     code = getattr(tensor, "_fp8_dtype", None)
     name = "e2m1" if code is None else str(getattr(code, "name", code))[-4:].lower()
     quantizer = getattr(tensor, "_quantizer", None)

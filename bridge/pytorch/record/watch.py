@@ -65,7 +65,7 @@ class GemmWatch(Observer):
             parameter.data_ptr()
             for module in self.places
             for parameter in module.parameters(recurse=False)
-            if not is_quantised(parameter) and not hasattr(parameter, "stored")
+            if not is_quantised(parameter)
         }
         of_te = te.watching(self._te_gemm, self._quiet)
         with self.running.following(self.places), observing(self), of_te, _Dispatch(self):
@@ -216,11 +216,8 @@ def _of_operand(operand: GemmOperand) -> Described:
 
 def _storage(module: torch.nn.Module) -> str:
     """Return the format of a module's weight between steps, "" without a weight of its own."""
-    for parameter in module.parameters(recurse=False):
-        if parameter.dim() > 1:
-            stored = getattr(parameter, "stored", None)  # an emulated weight in low precision
-            return stored.spec.format if stored is not None else describe(parameter, columnwise=False).format
-    return ""
+    weights = (parameter for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
+    return next((describe(weight, columnwise=False).format for weight in weights), "")
 
 
 def dtype_of(tensor: torch.Tensor) -> str:
