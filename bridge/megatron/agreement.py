@@ -60,12 +60,12 @@ def from_first_rank(compute: Callable[[], T]) -> T:
     return result
 
 
-def from_all_ranks(compute: Callable[[], T]) -> list[T]:
-    """Return on every rank what `compute` returns on each; the first error of `SHARED` is raised on every rank."""
-    own, ranks = _outcome(compute), torch.distributed.get_world_size()
+def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
+    """Return on every rank, of a group or all, what `compute` returns on each; an error of `SHARED` is raised on all."""
+    own, ranks = _outcome(compute), torch.distributed.get_world_size(group)
     seen: list[Any] = [own] * ranks
     if ranks > 1:
-        torch.distributed.all_gather_object(seen, own)
+        torch.distributed.all_gather_object(seen, own, group=group)
     return _results(seen)
 
 

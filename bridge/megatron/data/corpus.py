@@ -56,9 +56,12 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(cache_dir).expanduser() if cache_dir else home / "precision-bridge"
-    prefix = _existing_prefix(path)
-    if prefix is not None:
-        return _open_pair(prefix, vocab_size, cache)
+    if path is not None:
+        fault, (prefix, there) = path_fault(path), _pair(path)
+        if fault is not None:
+            raise DataError(str(fault))
+        if all(there.values()):
+            return _open_pair(prefix, vocab_size, cache)
     if vocab_size is not None:
         raise DataError(
             f"data.vocab_size: text is tokenised to bytes and always has {BYTES_VOCAB_SIZE} ids, got {vocab_size}. "
@@ -68,10 +71,10 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     pieces = [piece for part in text for piece in _pieces(part)]
     target = cache / f"bytes-{_digest(pieces)}"
     if torch.distributed.get_rank() == 0:
-        fault = pair_fault(target) if _is_complete(target) else None
-        if fault is not None:
-            log.warning("data.cache_dir: %s. The text is tokenised again.", fault)
-        if fault is not None or not _is_complete(target):
+        damage = pair_fault(target) if _is_complete(target) else None
+        if damage is not None:
+            log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
+        if damage is not None or not _is_complete(target):
             _write(pieces, target)
     torch.distributed.barrier()
     if not _is_complete(target):
@@ -101,17 +104,6 @@ def _pair(path: str) -> tuple[Path, dict[str, bool]]:
     given = Path(path).expanduser()
     prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given
     return prefix, {suffix: Path(f"{prefix}{suffix}").is_file() for suffix in (".bin", ".idx")}
-
-
-def _existing_prefix(path: str | None) -> Path | None:
-    """Return the prefix of the ``.bin``/``.idx`` pair that `path` names, or None if it names text."""
-    if path is None:
-        return None
-    fault = path_fault(path)
-    if fault is not None:
-        raise DataError(str(fault))
-    prefix, there = _pair(path)
-    return prefix if all(there.values()) else None
 
 
 def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:

@@ -15,6 +15,7 @@ import torch
 from megatron.core import parallel_state
 
 from bridge.audit.quantisation import OPERANDS, QuantisationRow
+from bridge.megatron.agreement import from_all_ranks
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.model import LAYERS, global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
@@ -154,9 +155,7 @@ class Telemetry:
 
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, those of one step or all; a collective call."""
-        own = [row for row in self.rows if step in (None, row.step)]
         group = parallel_state.get_pipeline_model_parallel_group()
-        parts: list[Any] = [None] * group.size()
-        torch.distributed.all_gather_object(parts, own, group=group)
+        parts = from_all_ranks(lambda: [row for row in self.rows if step in (None, row.step)], group=group)
         rows = [row for part in parts for row in part]
         return sorted(rows, key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
