@@ -61,7 +61,7 @@ def from_first_rank(compute: Callable[[], T]) -> T:
 
 
 def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
-    """Return on every rank, of a group or all, what `compute` returns on each; an error of `SHARED` is raised on all."""
+    """Return on every rank of a group what `compute` returns on each; an error of `SHARED` is raised on all of them."""
     own, ranks = _outcome(compute), torch.distributed.get_world_size(group)
     seen: list[Any] = [own] * ranks
     if ranks > 1:
