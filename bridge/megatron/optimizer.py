@@ -57,18 +57,11 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
         for group in inner.param_groups:
             group.update(fused=True, foreach=False)
             for parameter in group["params"]:
-                if not inner.state[parameter]:
-                    inner.state[parameter] = _fresh_state(parameter)
+                if not inner.state[parameter]:  # as torch would create it
+                    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                    moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    inner.state[parameter] = {"step": step, **moments}
     return optimizer
-
-
-def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return Adam's state before the first step, as torch would create it."""
-    return {
-        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-    }
 
 
 def parts(optimizer: Any) -> list[Any]:

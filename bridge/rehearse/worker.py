@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
-from importlib import import_module, metadata
+from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -30,6 +30,7 @@ from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.own_run import unhonoured
+from bridge.rules.versions import installed_text
 
 ANOTHER_MODEL = frozenset(
     f"model.{name}"
@@ -99,7 +100,7 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
     from bridge.megatron.te_cpu.install import installed_te
 
     te = installed_te() if is_te else None
-    versions = {"mcore": metadata.version("megatron-core"), "te": te.version if te is not None else None}
+    versions = {"mcore": installed_text("mcore"), "te": te.version if te is not None else None}
     return {"left_out": left_out, "launches": launches, "versions": versions}
 
 
