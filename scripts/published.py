@@ -233,6 +233,8 @@ def main() -> None:
         if given.folder.is_file():
             shutil.unpack_archive(given.folder, unpacked, filter="data")
         folder = Path(unpacked) if given.folder.is_file() else given.folder
+        if not any(folder.rglob("*.yaml")):
+            parser.error(f"{given.folder}: must hold recipes as .yaml files. Name their folder, or one archive of them")
         text = rehearsals(folder, given.results) if given.rehearse else tables(answers(folder))
     print(text)
     if given.write is not None:
