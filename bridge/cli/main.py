@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bridge.errors import CONTROL, BridgeError, bounded, close_matches, did_you_mean
 
@@ -39,7 +39,10 @@ COMPARE = "compare"
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers a misspelt command or option with the nearest, in one line."""
+    """Answers a misspelt command or option with the nearest, in one line; an option is written whole."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         known = list(self._choices())

@@ -248,6 +248,8 @@ def _notes(
     notes = []
     if not plan.shape.vocab_size:
         notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
+    if not workload.seq_length:
+        notes.append("Activations are not counted: the sequence length (model.seq_length) is not stated.")
     if ddp["use_custom_fsdp"] or ddp["use_torch_fsdp2"]:
         notes.append("FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here.")
     if plan.settings.fsdp and ddp["data_parallel_sharding_strategy"] in GATHERED and not ddp["fsdp_double_buffer"]:

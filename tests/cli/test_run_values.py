@@ -121,6 +121,10 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
             ["check", "--taget", "h100x8"],
             "precision-bridge: unrecognized arguments: --taget. Did you mean '--target'?\n",
         ),
+        (
+            ["show", "fp8_current", "--config", "run.yaml"],  # not --config-dir in short
+            "precision-bridge: unrecognized arguments: --config run.yaml. Did you mean '--config-dir'?\n",
+        ),
         (["train", "--taget", "h100x8"], "unrecognized arguments: --taget. Write target=VALUE.\n"),
         (["train", "--target", "h100x8"], "unrecognized arguments: --target. Write target=VALUE.\n"),
         (

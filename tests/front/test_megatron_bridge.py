@@ -267,6 +267,28 @@ def test_every_command_refuses_a_diffusion_model_with_one_sentence(
     assert sentence.startswith("model: a diffusion model has no layers of a language model, got ")
 
 
+def test_a_command_that_trains_refuses_a_run_of_another_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(container()), encoding="utf-8")
+    assert main(["quantisation-error", "--config", str(path)]) == 2
+    rule = f"{path}: describes a run of Megatron Bridge, which cannot be started here."
+    assert capsys.readouterr().err == f"{rule} Rehearse it: precision-bridge rehearse --config {path}.\n"
+
+
+def test_memory_says_that_activations_are_not_counted_without_a_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    content = container({"seq_length": None})
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    main(["memory", "--config", str(path), "--target", "h100x8"])
+    assert "note: Activations are not counted: the sequence length (model.seq_length) is not stated." in (
+        " ".join(capsys.readouterr().out.split())
+    )
+
+
 def test_every_row_of_the_start_names_a_field_and_its_source() -> None:
     for row in megatron_bridge_start.ROWS:
         role, _, name = row.path.partition(".")
