@@ -41,6 +41,7 @@ KINDS = {"bool": "bool", "int": "int", "float": "float", "str": "name", "torch.d
 NAMED = ("Literal", "Fp8Recipe", "Fp4Recipe")
 """Annotations whose values are names."""
 OPERATORS: dict[type, Any] = {ast.Pow: operator.pow, ast.Mult: operator.mul, ast.Div: operator.truediv}
+FACTORIES: dict[str, Any] = {"list": [], "tuple": [], "dict": {}}
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
@@ -103,6 +104,8 @@ def _default(value: ast.expr | None) -> Any:
         return float(ast.literal_eval(value.args[0]))
     if isinstance(value, ast.Call):
         given = {keyword.arg: keyword.value for keyword in value.keywords}
+        if "default_factory" in given:
+            return FACTORIES.get(ast.unparse(given["default_factory"]))
         return _default(given.get("default"))
     text = ast.unparse(value) if value is not None else "None"
     if text in DTYPES:

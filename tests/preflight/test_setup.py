@@ -102,7 +102,9 @@ def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> No
     installed = versions.installed("mcore")
     written = json.loads(FILE.read_text(encoding="utf-8"))["fields"]
     for role, owner in megatron_owners().items():
-        theirs = {field.name: field.default for field in dataclasses.fields(owner)}
+        fields = dataclasses.fields(owner)
+        theirs = {field.name: field.default for field in fields}
+        made = {field.name: field.default_factory() for field in fields if callable(field.default_factory)}
         rows = {name: row for name, row in FIELDS[role].items() if row.is_megatron}
         here = {name for name, row in rows.items() if row.has is None or row.has.holds(installed)}
         missing = {name for name in theirs if name not in here and not name.startswith("_")}
@@ -112,6 +114,7 @@ def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> No
             if row.kind != "any" and theirs[name] is not dataclasses.MISSING:
                 default = written[role][name].get("earlier", {}).get(versions.installed_text("mcore"), row.default)
                 assert plain(theirs[name]) == default, f"{role}.{name}"
+        assert {name: rows[name].default for name in made} == made, role
 
 
 def test_the_file_of_fields_is_what_its_script_reads_in_the_installed_release() -> None:
