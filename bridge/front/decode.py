@@ -262,7 +262,7 @@ def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
     is_fixed = kind is tuple and arguments and Ellipsis not in arguments
     if is_fixed and len(value) != len(arguments):
         raise WrongValueError(f"must have {len(arguments)} items", list(value), "Give all of them.")
-    annotations = arguments if is_fixed else [arguments[0] if arguments else Any] * len(value)
+    annotations = arguments if is_fixed else (*arguments[:1], Any)[:1] * len(value)
     try:
         return kind(map(decode, value, annotations))
     except WrongValueError as error:

@@ -194,15 +194,16 @@ def fsdp_groups(
         inner = max(1, everywhere // instances)
         outer = everywhere if is_outer else inner
         buffer = _laid_out(group, ranks=outer if sharded else None)
-        is_frozen = group[0].is_frozen
+        trained = 0 if group[0].is_frozen else buffer.numel
+        states = buffer.shard(data_rank % outer, outer) if sharded else buffer.held
         found.append(
             Group(
                 parameters=tuple(group),
                 whole=buffer.numel,
                 weights=buffer.numel // (inner if "P" in sharded else 1),
-                gradients=0 if is_frozen else buffer.numel // (inner if "G" in sharded else 1),
-                masters=0 if is_frozen else buffer.numel // (outer if sharded else 1),
-                states=0 if is_frozen else buffer.shard(data_rank % outer, outer) if sharded else buffer.held,
+                gradients=trained // (inner if "G" in sharded else 1),
+                masters=trained // (outer if sharded else 1),
+                states=states if trained else 0,
                 unit=_unit(group[0]) if "P" in sharded else None,
             )
         )

@@ -230,9 +230,10 @@ class PrecisionPlan:
     def _cells(self, label: str) -> dict[tuple[str, str, str], str]:
         """Return (module, item, column) -> content of a layer's table."""
         layer = self.by_label.get(label)
+        modules = layer.modules if layer is not None else ()
         return {
             (module.name, row.item, column): getattr(row, column)
-            for module in (layer.modules if layer is not None else ())
+            for module in modules
             for row in module.rows
             for column in COLUMNS[1:]
         }

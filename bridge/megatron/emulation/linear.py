@@ -41,7 +41,8 @@ def scheme_of(config: Any) -> str | None:
     Layers of a hybrid model know FP8 alone before megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
     """
     knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(mamba_block, "get_fp4_context")
-    for kind in ("fp8", "fp4") if knows_fp4 else ("fp8",):
+    kinds = ("fp8", "fp4") if knows_fp4 else ("fp8",)
+    for kind in kinds:
         if getattr(config, kind, None):
             recipe = getattr(config, f"{kind}_recipe", None)
             return str(getattr(recipe, "value", recipe))

@@ -38,7 +38,8 @@ def generic_gemm(
     for name in (name for name, is_asked_for in others.items() if is_asked_for):
         raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
     gemm = GEMM_OF_LAYOUT[transA, transB]
-    dtype: torch.dtype = (A if D is None else D).dtype if output_dtype is None else torch_dtype(output_dtype)
+    own = A if D is None else D
+    dtype: torch.dtype = own.dtype if output_dtype is None else torch_dtype(output_dtype)
     has_bias = bias is not None and bias.numel() > 0
     added = bias.detach() if bias is not None and has_bias and not grad else None
     out = _product(gemm, B, A, added, in_fp32=dtype == torch.float32 or accumulate)
