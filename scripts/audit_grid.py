@@ -204,14 +204,15 @@ def be_rank(plan: Path) -> None:
 def trained(words: Sequence[str], folder: Path) -> Cell:
     """Train as overrides say, and return the number of rows and of equal ones, and the sentence of a refusal."""
     from bridge.audit.record import Record
-    from bridge.front.loader import load_container
+    from bridge.front.decode import container
+    from bridge.front.loader import load_run
     from bridge.training.config import runtime_config_update
     from bridge.training.loop import pretrain  # imports Megatron, after `declare`
 
     different: set[tuple[str, str, str]] = set()
     found: Cell = {}
     try:
-        config = load_container(words, config_path=ROOT / "conf")
+        config = container(load_run(words, ROOT / "conf"))
         runtime_config_update(config)
         pretrain(config, run_dir=folder)
     except AuditError as error:

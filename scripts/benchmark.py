@@ -161,21 +161,23 @@ def _default_run() -> Iterator[Any]:
     """Build the run of `make train`."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    from bridge.front.loader import load_container
+    from bridge.front.decode import container
+    from bridge.front.loader import load_run
     from bridge.megatron.process import training_process
 
-    config = load_container(config_path=HERE.parent / "conf")
+    config = container(load_run((), HERE.parent / "conf"))
     with training_process(config.model, seed=config.train.seed, threads=1) as process:
         yield _built(process)
 
 
 def _built(process: Any, *words: str) -> Any:
     """Build a run of `make train` with some overrides."""
-    from bridge.front.loader import load_container
+    from bridge.front.decode import container
+    from bridge.front.loader import load_run
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
-    config = load_container(words, config_path=HERE.parent / "conf")
+    config = container(load_run(words, HERE.parent / "conf"))
     runtime_config_update(config)
     return build_run(config, process)
 
@@ -232,7 +234,8 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
     """Measure the default run's step for each recipe and return a record each, and one for the telemetry."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    from bridge.front.loader import load_container
+    from bridge.front.decode import container
+    from bridge.front.loader import load_run
     from bridge.megatron.backend import Backend, running
     from bridge.megatron.process import training_process
 
@@ -240,7 +243,7 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
         run = _built(process, f"mixed_precision={recipe}", "precision_backend=emulated")
         return run, run.batches_of(run.splits.train, start=0)
 
-    first = load_container(config_path=HERE.parent / "conf")
+    first = container(load_run((), HERE.parent / "conf"))
     seconds: dict[str, list[float]] = {name: [] for name in ("bf16_mixed", *STEP_GOALS, "measured")}
     with ExitStack() as stack:
         process = stack.enter_context(training_process(first.model, seed=first.train.seed, threads=1))

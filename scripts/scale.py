@@ -33,7 +33,8 @@ from matplotlib import figure  # noqa: F401  (for the forks, whose first rank dr
 
 from bridge.audit.run_folder import RunFolder
 from bridge.errors import BridgeError
-from bridge.front.loader import load_container
+from bridge.front.decode import container
+from bridge.front.loader import load_run
 from bridge.training.config import runtime_config_update
 from bridge.training.loop import pretrain
 
@@ -181,7 +182,7 @@ def measure(row: Row, folder: Path) -> None:
     """Make a run in processes of its own, and add its losses and times, or its refusal, to the row."""
     began, row["seconds"] = time.monotonic(), 0.0
     try:
-        config = load_container(row["words"], config_path=ROOT / "conf")
+        config = container(load_run(row["words"], ROOT / "conf"))
         runtime_config_update(config)
     except BridgeError as error:
         row["refused"] = str(error)

@@ -51,7 +51,7 @@ from bridge.front.problems import (
     Problems,
     leaves,
     recipe_sources,
-    warn_of_recipes,
+    trusted_sources,
 )
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.strict_yaml import require_bounded
@@ -258,7 +258,6 @@ class Composition:
             raise RunConfigError(text) from error
         sections: dict[str, Any] = _without_missing(resolved)
         problems = Problems(self.origins)
-        problems.refuse_targets(sections)
         problems.refuse_sections(sections)
         problems.raise_any()
         return GivenRun(sections=sections, choice=self.choice, recipe=self.recipe, origins=self.origins, name=name)
@@ -305,10 +304,8 @@ def prepared(search: Search, overrides: Sequence[str], *, trust: bool = True) ->
             sources = recipe_sources(None if own[-1].is_delete() else own[-1].value())
         else:
             named: Any = search.primary(RECIPES)
-            sources = recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
-            if not trust:
-                warn_of_recipes(search.config_name, sources)
-                sources = ()
+            plain = OmegaConf.to_container(named) if OmegaConf.is_config(named) else named
+            sources = trusted_sources(search.config_name, plain, trust=trust)
         register(sources)
         loader = Loader(search.path())
         _refuse_unknown(parsed, loader)

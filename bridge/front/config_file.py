@@ -21,7 +21,7 @@ from bridge.front.problems import (
     Problems,
     leaves,
     recipe_sources,
-    warn_of_recipes,
+    trusted_sources,
 )
 from bridge.precision.fields import COMMAND_LINE
 from bridge.registry.config import MixedPrecisionConfig
@@ -58,11 +58,7 @@ class ConfigFile:
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
         """That recipe as the registry made it."""
-        sources = recipe_sources(self.whole.pop(RECIPES, None))
-        if trust:
-            load_recipes_from(sources)
-        else:
-            warn_of_recipes(name, sources)
+        load_recipes_from(trusted_sources(name, self.whole.pop(RECIPES, None), trust=trust))
         self._choose_recipe()
 
     def given(self, name: str) -> GivenRun:

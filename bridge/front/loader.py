@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
-from bridge.front.decode import container, decoded_sections, refuse_impossible_sizes, require_startable
+from bridge.front.decode import decoded_sections, refuse_impossible_sizes
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import MADE_BY, PRECISION, RUN_KEYS, SECTIONS, GivenRun, Layer, Origins, Problems, leaves
@@ -27,7 +27,6 @@ from bridge.rules.section import ROLES, read_section
 from bridge.rules.target import target_of
 from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
-from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
@@ -179,27 +178,6 @@ def _run_of_tree(
         run = run_of(composition.given(name=name))
     decoded_sections(run, SECTIONS)
     return run
-
-
-def load_container(
-    overrides: Sequence[str] = (),
-    *,
-    config_path: Path | str,
-    config_name: str = "config",
-    config_dir: Path | str | None = None,
-) -> ConfigContainer:
-    """Return the run that ``python scripts/train.py OVERRIDES`` describes; arguments and errors as for `load_run`.
-
-    RecipeSourceError where a module or file of `recipes_from` cannot be loaded.
-    """
-    from bridge.front.compose import Search, composed
-
-    search = Search(str(Path(config_path).resolve()), config_name, config_dir)
-    with composed(search, overrides) as composition:
-        run = run_of(composition.given(name=config_name, missing=False))
-        made = container(run)
-        require_startable(made, run)
-        return made
 
 
 def run_of(given: GivenRun, *, resolve: bool = True) -> RunValues:

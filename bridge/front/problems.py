@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,11 +114,14 @@ def leaves(value: Any, prefix: str) -> dict[str, Any]:
     return found
 
 
-def warn_of_recipes(name: str, sources: Sequence[str]) -> None:
-    """Warn that what `recipes_from` names in a config was not run, where it names anything."""
-    if sources:
-        named = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
-        warnings.warn(f"{named}. Give --trust to run it.", BridgeWarning, stacklevel=2)
+def trusted_sources(name: str, named: Any, *, trust: bool) -> tuple[str, ...]:
+    """Return the modules and files that a config's `recipes_from` names; a `BridgeWarning` and none without `trust`."""
+    sources = recipe_sources(named)
+    if trust or not sources:
+        return sources
+    text = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
+    warnings.warn(f"{text}. Give --trust to run it.", BridgeWarning, stacklevel=2)
+    return ()
 
 
 def recipe_sources(named: Any) -> tuple[str, ...]:
@@ -180,7 +183,9 @@ class Problems:
             self.refuse_targets(inner, where)
 
     def refuse_sections(self, sections: Mapping[str, Any]) -> None:
-        """Add every key of a run that does not exist."""
+        """Raise for a ``_target_`` anywhere in a run, and add every key of it that does not exist."""
+        self.refuse_targets(sections)
+        self.raise_any()
         for key, value in sections.items():
             if key not in KEYS:
                 self.unknown(str(key), value, "no such section", KEYS)

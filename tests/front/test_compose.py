@@ -1,4 +1,4 @@
-"""The same composition from Python: `bridge.front.loader.load_container`, and Hydra's own compose API."""
+"""The same composition from Python: `bridge.front.loader.load_run`, and Hydra's own compose API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
 from bridge.front.compose import register
-from bridge.front.loader import load_container, load_run
+from bridge.front.decode import container
+from bridge.front.loader import load_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
@@ -29,7 +30,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def precision(*overrides: str, config_dir: Path | None = None) -> MixedPrecisionConfig:
-    composed = load_container(["model=gpt_tiny", *overrides], config_path=CONF, config_dir=config_dir).mixed_precision
+    composed = container(load_run(["model=gpt_tiny", *overrides], CONF, config_dir=config_dir)).mixed_precision
     assert isinstance(composed, MixedPrecisionConfig)
     return composed
 
@@ -71,7 +72,7 @@ def test_a_sweep_and_what_looks_for_its_runs_read_the_clock_once(monkeypatch: py
 
 
 def test_null_means_no_precision() -> None:
-    assert load_container(["model=gpt_tiny", "mixed_precision=null"], config_path=CONF).mixed_precision is None
+    assert container(load_run(["model=gpt_tiny", "mixed_precision=null"], CONF)).mixed_precision is None
 
 
 def test_a_precision_can_be_stated_without_an_option() -> None:

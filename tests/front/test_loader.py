@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.front.loader import RunValues, load_container, load_run
+from bridge.front.decode import container
+from bridge.front.loader import RunValues, load_run
 from bridge.registry.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +244,7 @@ def test_sizes_that_no_model_has_are_one_sentence_each(word, sentence):
             load_run([f"model.{word}"], CONF, strict=strict)
         assert str(raised.value) == sentence
     with pytest.raises(RunConfigError) as raised:  # the run itself, before Megatron Core's classes
-        load_container([f"model.{word}"], config_path=CONF)
+        container(load_run([f"model.{word}"], CONF))
     assert str(raised.value) == sentence
 
 
@@ -257,5 +258,5 @@ def test_the_registry_makes_a_recipe_once_for_a_run(monkeypatch):
     made = []
     original = REGISTRY.get
     monkeypatch.setattr(REGISTRY, "get", lambda name: made.append(name) or original(name))
-    load_container(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], config_path=CONF)
+    container(load_run(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], CONF))
     assert made == ["bf16_with_fp8_current_scaling_mixed"]

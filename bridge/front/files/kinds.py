@@ -73,8 +73,6 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
 
 def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     problems = Problems(Origins.of_keys(map(str, whole), name))
-    problems.refuse_targets(whole)
-    problems.raise_any()
     problems.refuse_sections(whole)
     for key in MAPPINGS:
         if not isinstance(whole.get(key), dict | None):

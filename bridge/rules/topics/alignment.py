@@ -1,6 +1,5 @@
 """Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
@@ -31,26 +30,27 @@ class Width(NamedTuple):
     """Size on one rank."""
 
 
-def widths(run: RuleContext) -> Iterator[Width]:
-    """Yield the widths that GEMMs contract over or produce.
+def widths(run: RuleContext) -> list[Width]:
+    """Return the widths that GEMMs contract over or produce.
 
     A width that does not divide by the ranks is left out: that is a fault of its own (PB408).
     """
-    model, tp = run.model, run.parallel.tensor
-    if model.hidden_size:
-        yield Width("model.hidden_size", "", model.hidden_size)
-    if model.ffn_hidden_size and not model.ffn_hidden_size % tp:
-        yield Width("model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size // tp)
-    if model.hidden_size and model.num_attention_heads and not model.multi_latent_attention and not run.shape.is_hybrid:
-        head = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
-        groups = model.num_query_groups or model.num_attention_heads
-        qkv = head * (model.num_attention_heads + 2 * groups)
-        if not model.num_attention_heads % tp and not qkv % tp:
-            yield Width("model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv // tp)
-    etp = run.parallel.expert_tensor
-    if run.shape.is_moe and model.moe_ffn_hidden_size and not model.moe_ffn_hidden_size % etp:
-        how = f" / expert TP {etp}" if etp > 1 else ""
-        yield Width("model.moe_ffn_hidden_size", how, model.moe_ffn_hidden_size // etp)
+    model, heads, tp, etp = run.model, run.model.num_attention_heads, run.parallel.tensor, run.parallel.expert_tensor
+    qkv = 0
+    if model.hidden_size and heads and not heads % tp and not model.multi_latent_attention and not run.shape.is_hybrid:
+        head = model.kv_channels or model.hidden_size // max(1, heads)
+        qkv = head * (heads + 2 * (model.num_query_groups or heads))
+    sizes = (
+        ("model.hidden_size", "", model.hidden_size, "TP", 1),
+        ("model.ffn_hidden_size", "", model.ffn_hidden_size, "TP", tp),
+        ("model.kv_channels", " x (heads + 2 x groups)", qkv, "TP", tp),
+        ("model.moe_ffn_hidden_size", "", model.moe_ffn_hidden_size if run.shape.is_moe else 0, "expert TP", etp),
+    )
+    return [
+        Width(path, f"{how} / {by} {ranks}" if ranks > 1 else how, whole // ranks)
+        for path, how, whole, by, ranks in sizes
+        if whole and not whole % ranks
+    ]
 
 
 def _alignment(run: RuleContext) -> tuple[int, ...]:
