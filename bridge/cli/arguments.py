@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.precision.config import PrecisionConfig
     from bridge.rules.rule import RuleFinding
-    from bridge.sync.schedule import Phase
 
 
 def add_command(
@@ -83,20 +83,11 @@ def _quoted(word: str) -> str:
     return f"{key}='{value}'" if key == "target" and "," in value and value[0] not in "['\"" else word
 
 
-def plan_of(run: RunValues) -> PrecisionPlan:
-    """Return the precision plan of a run, whatever the number of its GPUs."""
+def plan_of(run: RunValues, precision: PrecisionConfig | None = None) -> PrecisionPlan:
+    """Return the precision plan of a run, or of the same run in another precision, whatever the number of its GPUs."""
     from bridge.plan.precision_plan import plan_of
 
-    return plan_of(run.prediction)
-
-
-def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
-    """Return the later phases of a run's precision schedule, each with its plan."""
-    from bridge.plan.precision_plan import plan_of
-    from bridge.preflight.check import phases_of
-
-    first = run.prediction
-    return [(phase, plan_of(first.under(phase.precision))) for phase in phases_of(run.sections, first)[1:]]
+    return plan_of(run.prediction if precision is None else run.prediction.under(precision))
 
 
 def decisive_findings(run: RunValues) -> list[RuleFinding]:

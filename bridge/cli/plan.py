@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.arguments import (
     add_run_command,
     answer,
-    later_plans,
     plan_of,
     print_planned,
     read_run,
@@ -38,8 +37,11 @@ def add_parsers(commands: Any) -> None:
 
 
 def _plan(chosen: argparse.Namespace) -> None:
+    from bridge.preflight.check import phases_of
+
     run = read_run(chosen)
-    plan, later = plan_of(run), later_plans(run)
+    plan = plan_of(run)
+    later = [(phase, plan_of(run, phase.precision)) for phase in phases_of(run.sections, run.prediction)[1:]]
     if later and (chosen.picture or chosen.against or chosen.csv):
         print("Phase 1 of the precision schedule.", file=sys.stderr)
     if chosen.picture:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
+from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Matcher, Matchers, recipe_of
 from bridge.precision.module_schemes import row_matchers
 from bridge.rules.shape.parallel import Parallel
@@ -138,12 +139,9 @@ def _selection(
     for module in modules:
         recipe, path = recipe_of(recipes, module.chunk), module.local if is_foreign else module.path
         by_module[module] = [one.name for one in recipe.matchers if one.takes(path)] if recipe is not None else []
-    matchers: dict[str, Matcher] = {}
-    for one in recipes:
-        for matcher in one.matchers:
-            matchers.setdefault(matcher.name, matcher)
+    matchers = grouped((one.name, one) for recipe in recipes for one in recipe.matchers)
     return ModuleSelection(
-        rows=tuple(_selected(matcher, by_module, num_layers) for matcher in matchers.values()),
+        rows=tuple(_selected(same[0], by_module, num_layers) for same in matchers.values()),
         is_foreign=is_foreign,
         left=tuple(module for module, names in by_module.items() if module.kind == "linear" and not names),
         num_layers=num_layers,

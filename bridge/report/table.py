@@ -109,8 +109,10 @@ def cell(value: float | None, form: str = ".4f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def mib(size_bytes: float) -> str:
-    """Return a size in MiB as a cell; what is there is never 0.0."""
+def mib(size_bytes: float | None) -> str:
+    """Return a size in MiB as a cell, "-" without one; what is there is never 0.0."""
+    if size_bytes is None:
+        return "-"
     text = f"{size_bytes / 2**20:,.1f}"
     return "< 0.1" if text == "0.0" and size_bytes > 0 else text
 

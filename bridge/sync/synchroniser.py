@@ -95,10 +95,7 @@ def write(
 
     `known` is the run as it was foreseen, whose plan is applied where it was made for these very values.
     """
-    if on_conflict not in POLICIES:
-        matches = ["error"] if on_conflict == "raise" else close_matches(str(on_conflict), POLICIES)
-        rule = f"must be one of {', '.join(POLICIES)}"
-        raise UnknownPolicyError.of("on_conflict", rule, on_conflict, did_you_mean(matches), matches)
+    _require_policy(on_conflict)
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
     refuse_wrong_objects(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
@@ -125,6 +122,13 @@ def write(
         findings=(*trial.findings, *asked),
         megatron_version=megatron_version(),
     )
+
+
+def _require_policy(given: str) -> None:
+    if given not in POLICIES:
+        matches = ["error"] if given == "raise" else close_matches(str(given), POLICIES)
+        rule = f"must be one of {', '.join(POLICIES)}"
+        raise UnknownPolicyError.of("on_conflict", rule, given, did_you_mean(matches), matches)
 
 
 def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:

@@ -26,7 +26,7 @@ STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 def render_page(runs: Sequence[Run]) -> str:
     """Return the page of some runs, each the result of `run_content`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=_number, mib=_mib, layers=compact, heat=_heat_table, charts=_charts)
+    environment.filters.update(number=_number, mib=mib, layers=compact, heat=_heat_table, charts=_charts)
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _told_apart(runs)
     curves = {run["name"]: points(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
@@ -113,7 +113,3 @@ def _number(value: object, form: str = ",.4g") -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return format(value, form) if isinstance(value, float) else str(value)
-
-
-def _mib(value: float | None) -> str:
-    return "-" if value is None else mib(value)

@@ -38,8 +38,7 @@ def _broken_batch(run: RuleContext) -> list[Violation]:
     A run of scripts/train.py is judged by its launch, which knows the ranks; configs whose model has no sequence length
     are not yet a run, and their batch is a class default.
     """
-    whole, micro, ranks = run.train.global_batch_size, run.train.micro_batch_size, run.parallel
-    replica = ranks.tensor * ranks.pipeline * ranks.context
+    whole, micro, replica = run.train.global_batch_size, run.train.micro_batch_size, run.parallel.replica
     is_run = run.has_model and run.model.seq_length and not run.is_own
     if not (is_run and whole and micro and run.target.count) or run.target.count % replica:
         return []
