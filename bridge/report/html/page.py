@@ -107,9 +107,9 @@ def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return tables
 
 
-def _number(value: object, form: str = ",.4g") -> str:
+def _number(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, int):
         return f"{value:,}"
-    return format(value, form) if isinstance(value, float) else str(value)
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
