@@ -1,9 +1,9 @@
 """DeepSpeed's JSON configuration.
 
-Its `fp16` and `bf16` blocks are Megatron's O2: the engine casts the module and keeps FP32 master weights. Its
-`torch_autocast` block is AMP over FP32 weights. With all of them off the engine casts nothing, and the model trains in
-the dtype it was loaded in. Gradients are accumulated and reduced in the model's own dtype unless two settings in two
-places say FP32; FP32 accumulation of half-precision gradients takes ZeRO.
+Its `fp16` and `bf16` blocks are Megatron's O2: the engine casts the module and keeps FP32 master weights. With both off
+the engine casts nothing, and the model trains in the dtype it was loaded in, unless its `torch_autocast` block is on,
+which is written here and not read. Gradients are accumulated and reduced in the model's own dtype unless two settings
+in two places say FP32; FP32 accumulation of half-precision gradients takes ZeRO.
 
 Blocks forbid names they do not know, and the top of the file ignores them silently; both are reported.
 Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
@@ -16,7 +16,7 @@ from typing import Any
 from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.meaning import semantics_of
-from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
+from bridge.interop.pytorch.amp import export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.values import TORCH_NAMES
@@ -25,8 +25,6 @@ from bridge.registry.config import MixedPrecisionConfig
 TABLE = table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
 """Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES` only, in any case."""
-OFF = (None, False, 0, "auto", "false", "False")
-"""Values of an `amp` block that is off; DeepSpeed refuses any, and such a one has a row."""
 SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
 
 
@@ -35,17 +33,12 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
-    apex = top.values.get("amp")
-    if (apex.get("enabled", False) if isinstance(apex, Mapping) else apex) not in OFF:
-        raise TABLE.wrong("apex-was-removed", top, "amp")
     blocks = {"fp16": top.section("fp16"), "bf16": top.section("bf16" if top.given("bf16") else "bfloat16")}
     mode = _mode(builder, blocks, above)
-    autocast = _autocast(builder, top.section("torch_autocast"), mode)
+    autocast = top.section("torch_autocast").values.get("enabled")
     if mode is not None:
         builder.fields |= {mode: True, "params_dtype": mode}
-    elif autocast is not None:
-        builder.fields |= amp_fields(autocast)
-    elif above is not None:
+    elif above is not None and not autocast:
         builder.fields["fp32"] = True
     dynamic = mode == "fp16" and _is_dynamic(builder, blocks["fp16"])
     for name, block in blocks.items():
@@ -57,16 +50,17 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         builder.record("deepspeed.an-overflow-at-the-smallest", name, value)
     _gradients(builder, top, mode)
     _param_dtype(builder, top.section("data_types"), mode)
-    if mode is None and autocast is None and "fp32" not in builder.fields:
-        switches = [block.values.get("enabled") for block in (*blocks.values(), top.section("torch_autocast"))]
+    if mode is None and "fp32" not in builder.fields:
+        switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
         source = "trainer" if switches == [None] * 3 else "model"
-        builder.leave_mode(TABLE.data["decides"]["above" if "auto" in switches else source])
+        source = "above" if "auto" in switches else source
+        builder.leave_mode(TABLE.data["decides"]["autocast" if autocast else source])
     msamp = top.values.get("msamp")
     if isinstance(msamp, Mapping) and not msamp.get("enabled"):
         top.values["msamp"] = False
-    TABLE.read(builder, top, no_bf16=not top.given("bf16"), never=False)
+    TABLE.read(builder, top, no_bf16=not top.given("bf16"), autocast=bool(autocast), never=False)
     if mode is None:
-        return builder.finish("amp_o1" if autocast else "fp32")
+        return builder.finish("fp32")
     has_masters = all(blocks[mode].values.get(key) is not True for key in TABLE.data["low memory"])
     return builder.finish("megatron_o2" if has_masters else "true")
 
@@ -118,26 +112,6 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
     if len(on) > 1:
         raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
     return on[0] if on else None
-
-
-def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str | None:
-    """Return the dtype of a `torch_autocast` block that acts."""
-    is_on, compute = block.values.get("enabled"), DTYPE_NAMES.get(str(block.values.get("dtype")))
-    if is_on and is_on not in (True, 1):
-        builder.record("deepspeed.deepspeed-asks-whether", block.name("enabled"), is_on)
-    if is_on and compute not in ("bf16", "fp16"):
-        raise TABLE.wrong("dtypes-of-autocast", block, "dtype")
-    for key in filter(block.given, ("enabled", "dtype")):
-        if is_on and mode is not None:
-            builder.record("deepspeed.weights-under-autocast", block.name(key), block[key], mode=mode)
-        else:
-            builder.map(block.name(key), **(amp_fields(str(compute)) if is_on else {}))
-    if not is_on or mode is not None:
-        return None
-    if compute == "fp16":
-        assume_torch_scaler(builder, f"{TABLE.title} under torch_autocast")
-    builder.record("deepspeed.gradients-of-the-cast-modules-are", "communication_data_type", compute)
-    return compute
 
 
 def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
@@ -192,9 +166,8 @@ def _param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> N
     if param not in (None, mode or "fp32"):
         raise TABLE.wrong("dtype-of-the-mode", types, "param_dtype", mode=mode or "fp32")
     if param is not None:
-        under_autocast = builder.fields.get("autocast_enabled")
         builder.map(types.name("param_dtype"), **({"params_dtype": mode} if mode else {}))
-        builder.fields |= {} if mode or under_autocast else {"fp32": True}
+        builder.fields |= {} if mode else {"fp32": True}
 
 
 def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:

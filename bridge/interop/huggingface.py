@@ -63,7 +63,7 @@ def import_(
     outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title)
     stated, environment = outside.word("weights_dtype", MODES), outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
-    _switches(builder, top)
+    _switches(top)
     compute = next((mode for mode in ("bf16", "fp16") if top.values.get(mode)), "fp32")
     if environment is not None:
         compute = _environment(builder, environment, compute)
@@ -85,7 +85,7 @@ def import_(
         not_pure=model.setting != "pure_bf16",
         **{f"{one}_launched": one == sharding and not top.values.get(one) for one in ("deepspeed", "fsdp")},
     )
-    return builder.finish(semantics, is_whole=sharding != "deepspeed")
+    return builder.finish(semantics, is_whole=sharding != "deepspeed" and is_fp8 == ("fp8" in builder.fields))
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -101,18 +101,13 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten)
 
 
-def _switches(builder: ImportBuilder, top: Settings) -> None:
-    """Read switches as Python takes them: transformers checks no types, and "false" in quotes is true."""
+def _switches(top: Settings) -> None:
+    """Raise PayloadError for a switch that is neither true nor false, and for two that exclude each other."""
+    for name in (*SWITCHES, "fp8"):
+        top.switch(name)
     for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if top.values.get(one) and top.values.get(other):
             raise TABLE.wrong("both-halves", top, other, other=one)
-    for name in (*SWITCHES, "fp8"):
-        value = top.values.get(name)
-        if not isinstance(value, str | int | float | None):
-            raise top.wrong(name, "must be true or false", value, "Write true or false, without quotes")
-        if value is not None and not isinstance(value, bool):
-            top.values[name] = bool(value)
-            builder.record("huggingface.types-are-not-checked", name, value, taken=str(bool(value)).lower())
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
@@ -129,19 +124,17 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
 
 
 def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
-    """Map LLaMA-Factory's FP8, and return the compute that it runs under."""
-    backend = top.word("fp8_backend", ("auto", "torchao", "te", "msamp")) or "auto"
+    """Map LLaMA-Factory's FP8 in torchao, and return the compute that it runs under."""
+    backend = top.word("fp8_backend", ("auto", "torchao", "te", "msamp"))
     if compute == "fp16":
         builder.record("huggingface.fp8-runs-under", "fp16", True)
     if backend == "te":
-        fields = {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_amax_history_len": 16, "fp8_amax_compute_algo": "max"}
-        builder.map("fp8", **fields)
-        builder.record("huggingface.llama-factory-asks", "fp8_backend", "te")
-        return "bf16"
-    answer = "no" if compute == "fp32" else compute
-    builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
-    builder.map("fp8_backend", fp8_recipe="tensorwise") if backend == "torchao" else None
-    builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=answer)
+        builder.record("huggingface.transformer-engine-is-not-mapped", "fp8_backend", "te")
+    else:
+        answer = "no" if compute == "fp32" else compute
+        builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
+        builder.map("fp8_backend", fp8_recipe="tensorwise") if backend == "torchao" else None
+        builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=answer)
     return "bf16"
 
 

@@ -148,6 +148,7 @@ def test_half_a_minimum_is_not_a_whole_number() -> None:
         ({"communication_data_type": "fp16"}, "communication_data_type", "unsupported"),
         ({"float8": {"enabled": True}}, "float8", "dead knob"),
         ({"amp": {"enabled": False}}, "amp", "dead knob"),
+        ({"amp": {"enabled": True}}, "amp", "dead knob"),
         ({"amp": {"enabled": "auto", "opt_level": "auto"}}, "amp", "dead knob"),
     ],
     ids=str,
@@ -213,11 +214,12 @@ def test_an_export_brings_the_zero_that_its_gradients_need(recipe: str, in_fp32:
     )
 
 
-@pytest.mark.parametrize("written", ["auto", "true", "false"])
-def test_any_word_enables_autocast(written: str) -> None:
+@pytest.mark.parametrize("written", [True, "auto", "true", "false"])
+def test_the_engines_autocast_is_not_mapped(written: object) -> None:
     imported = deepspeed.import_({"torch_autocast": {"enabled": written, "dtype": "bfloat16"}})
-    assert imported.semantics == "amp_o1"
-    assert reasons(imported, "torch_autocast.enabled") == ["semantics"]
+    decides = "the engine's autocast over the dtype that the model is loaded in, which is not read,"
+    assert (imported.semantics, imported.decided_by, imported.recipe) == ("unstated", decides, None)
+    assert reasons(imported, "torch_autocast.enabled") == reasons(imported, "torch_autocast.dtype") == ["unsupported"]
 
 
 def test_low_memory_switches_leave_nothing_in_fp32() -> None:
@@ -225,25 +227,15 @@ def test_low_memory_switches_leave_nothing_in_fp32() -> None:
     assert deepspeed.import_(payload).semantics == "true"
 
 
-def test_torch_autocast_is_amp() -> None:
-    imported = deepspeed.import_({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}})
-    assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
-
-
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ({"amp": {"enabled": True}}, "removed Apex"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, r"bf16\.enabled: must be off where fp16 is on"),
         ({"communication_data_type": "float32"}, "must be fp32, fp16, bf16, got 'float32'. Write 'fp32'"),
         ({"communication_data_type": ""}, "communication_data_type: must be fp32, fp16, bf16"),
         ({"communication_data_type": "bfp16"}, "communication_data_type: must be fp32, fp16, bf16"),
         ({"data_types": {"grad_accum_dtype": "FP32"}}, r"grad_accum_dtype: must be 'fp32'.*got 'FP32'\. Did you mean"),
         ({"data_types": {"grad_accum_dtype": "int8"}}, r"data_types\.grad_accum_dtype: must be 'fp32', 'float32'"),
-        ({"torch_autocast": {"enabled": True, "dtype": "auto"}}, r"torch_autocast\.dtype: must be bfloat16"),
-        ({"torch_autocast": {"enabled": True, "dtype": "float32"}}, r"torch_autocast\.dtype: must be bfloat16"),
-        ({"torch_autocast": {"enabled": True}}, r"torch_autocast\.dtype: must be bfloat16"),
-        ({"torch_autocast": {"enabled": True, "dtype": "fp8"}}, r"torch_autocast\.dtype: must be"),
         ({"bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}}, "must be the dtype of the mode, bf16"),
         ({"fp16": {"enabled": "perhaps"}}, r"fp16\.enabled: must be true or false, got 'perhaps'"),
         ({"fp16": [1]}, r"DeepSpeed: fp16: must be a mapping of settings, got \[1\]"),
@@ -343,11 +335,6 @@ class TestTheRealConfig:
 
         assert self.made({"optimizer": {"type": "OneBitAdam"}}).optimizer_name == "OneBitAdam"
         assert not hasattr(torch.optim, "OneBitAdam")
-
-
-def test_a_dtype_that_is_a_list_is_one_sentence() -> None:
-    with pytest.raises(BridgeError, match=r"torch_autocast\.dtype: must be bfloat16"):
-        deepspeed.import_({"torch_autocast": {"enabled": True, "dtype": ["bfloat16"]}, "zero_optimization": {}})
 
 
 def test_another_letter_case_and_ms_amp_are_reported() -> None:

@@ -35,8 +35,8 @@ from tests.interop.properties import (
 NAMES = ("accelerate", "axolotl", "deepspeed", "huggingface", "lightning", "torchtitan")
 MEGATRONS = ("megatron_bridge", "megatron_lm", "nemo1", "nemo2")
 """These write for Megatron Core; what they export is tested in their own files, with their own readers."""
-WRITTEN_PARTS = {"converters", "plugins"}
-"""Converted linear layers of torchtitan, and plugins of Lightning: they are written and not read."""
+WRITTEN_PARTS = {"converters", "plugins", "torch_autocast"}
+"""Of torchtitan, Lightning and DeepSpeed: these are written and not read."""
 WRITTEN = ("fsdp", "pytorch", "te_recipe", "torchao")
 """These are written and not read."""
 MODULES = {

@@ -44,10 +44,9 @@ def test_fp16_has_torchs_scaler_and_not_megatrons() -> None:
 
 
 @pytest.mark.parametrize("value", ["false", "full", "auto", 1])
-def test_words_are_true_however_they_read(value: Any) -> None:
-    imported = huggingface.import_({"bf16": value})
-    assert imported.config.autocast_enabled
-    assert reasons(imported, "bf16") == ["semantics"]
+def test_a_word_or_a_number_for_a_switch_is_refused(value: Any) -> None:
+    with pytest.raises(BridgeError, match="bf16: must be true or false"):
+        huggingface.import_({"bf16": value})
 
 
 def test_a_file_is_read_whole() -> None:
@@ -289,13 +288,19 @@ def test_pure_bf16_has_neither_autocast_nor_masters() -> None:
     assert reasons(huggingface.import_({"pure_bf16": True}), "pure_bf16") == ["unsupported"]
 
 
-@pytest.mark.parametrize(("backend", "recipe"), [(None, "tensorwise"), ("torchao", "tensorwise"), ("te", "delayed")])
-def test_fp8_is_carried_and_what_became_of_it_is_said(backend: str | None, recipe: str) -> None:
+@pytest.mark.parametrize("backend", [None, "torchao"])
+def test_fp8_is_carried_and_what_became_of_it_is_said(backend: str | None) -> None:
     payload = {"bf16": True, "fp8": True, **({"fp8_backend": backend} if backend else {})}
     imported = huggingface.import_(payload)
-    assert (imported.config.fp8, imported.config.fp8_recipe) == ("hybrid", recipe)
+    assert (imported.config.fp8, imported.config.fp8_recipe) == ("hybrid", "tensorwise")
     assert "semantics" in reasons(imported, "fp8") + reasons(imported, "fp8_backend")
     check_nothing_dropped(payload, imported)
+
+
+def test_fp8_in_transformer_engine_is_not_mapped() -> None:
+    imported = huggingface.import_({"bf16": True, "fp8": True, "fp8_backend": "te"})
+    assert (imported.config.fp8, imported.recipe) == (None, None)
+    assert reasons(imported, "fp8_backend") == ["unsupported"]
 
 
 def test_fp8_runs_under_bf16() -> None:

@@ -143,6 +143,8 @@ def of_accelerate(payload: dict[str, Any], request: pytest.FixtureRequest, folde
 
 
 def of_deepspeed(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
+    if "torch_autocast" in payload:  # written and not read
+        return Ran("fp32", True, dtype_token(payload["torch_autocast"]["dtype"]), None)
     return of_import(deepspeed.import_(held(payload)))
 
 

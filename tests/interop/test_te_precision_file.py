@@ -2,27 +2,23 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from megatron.core.extensions.transformer_engine import TEQuantizationParams
 from megatron.core.quantization.quant_config import MatchContext, RecipeConfig
 
-from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
+from bridge import get_mixed_precision_config, synchronize
 from bridge.errors import PayloadError
 from bridge.interop.contract import as_yaml
 from bridge.interop.conversion import Run, convert, runs_of
 from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.megatron_lm import exporter
-from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of
+from bridge.interop.megatron_lm.te_precision_file import parse, read
 from bridge.interop.reading.document import Document
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.foreign_names import DENSE
 from bridge.precision.module_schemes import ModuleSchemes, file_of
 from tests.interop.properties import reasons
-from tests.precision.module_lists import module_lists
 
 HERE = Path(__file__).parent
 HYBRID = {
@@ -44,47 +40,13 @@ def test_a_file_is_read_and_written_without_loss(name: str) -> None:
     assert list(parse(as_yaml(content), name)["matchers"]) == list(content["matchers"])
 
 
-def test_a_hybrids_file_is_read_planned_exported_and_read_again() -> None:
+def test_a_hybrids_file_is_read_and_planned() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     content = read(HERE / "te_quant.cfg")
     plan = precision_plan(precision, {**HYBRID, "quant_recipe": content})
     kinds = {(layer.label, module.name): module.scheme for layer in plan.layers for module in layer.modules}
     assert kinds["1", "out_proj"] == kinds["1", "in_proj"] == "mxfp8"
     assert kinds["2", "linear_qkv"] is kinds["2", "linear_proj"] is None
-    rows = rows_of(content, is_low=True)
-    assert rows is not None
-    precision.modules = rows
-    exported = megatron_bridge.export(precision)
-    back = megatron_bridge.import_(exported.payload)
-    assert back.config.modules == rows
-    again = precision_plan(back.config, HYBRID)
-    assert [layer.modules for layer in again.layers] == [layer.modules for layer in plan.layers]
-    held = RecipeConfig.from_config_dict(exported.payload["model"]["quant_recipe"]["config"])
-    own = RecipeConfig.from_yaml_file(HERE / "te_quant.cfg")
-    for name in (
-        "decoder.layers.1.self_attention.linear_qkv",
-        "decoder.layers.0.mixer.out_proj",
-        "mtp.layers.0.eh_proj",
-    ):
-        one, two = (recipe.match(MatchContext(name, None)) for recipe in (held, own))
-        parsed = [TEQuantizationParams.parse_from_config(found) for found in (one, two) if found is not None]
-        assert parsed[0] == parsed[1]
-
-
-@given(rows=module_lists())
-def test_rows_without_layers_return_from_the_file(rows: list[dict[str, Any]]) -> None:
-    config = MixedPrecisionConfig(bf16=True, modules=rows)
-    config.modules = [row for row in config.modules or [] if "layers" not in str(row["select"])]
-    file = file_of(config)
-    back = rows_of(file, is_low=False)
-    assert back is not None
-    assert file_of(MixedPrecisionConfig(bf16=True, modules=back)) == file
-
-
-def test_a_file_that_numbers_layers_has_no_rows() -> None:
-    content = read(HERE / "te_quant.cfg")
-    content["matchers"]["attention_in"]["pattern"] = "decoder.layers.0.*"
-    assert rows_of(content, is_low=True) is None
 
 
 def test_keys_of_a_later_release_are_kept() -> None:
@@ -236,7 +198,8 @@ def test_convert_reads_the_recipe_of_a_run_of_megatron_bridge(megatron_owners) -
     }
     one = _run_of(as_yaml(run), "run_config.yaml")
     assert one.system.name == "megatron-bridge"
-    assert one.imported.config.modules == precision.modules
+    assert reasons(one.imported, "model.quant_recipe") == ["unsupported"]
+    assert one.imported.config.fp8_recipe == "mxfp8"
     fields = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
     plans = [precision_plan(precision, {**fields, "quant_recipe": held}) for held in (None, recipe)]
     precision.modules = None
@@ -244,19 +207,11 @@ def test_convert_reads_the_recipe_of_a_run_of_megatron_bridge(megatron_owners) -
     assert plans[0].layers == plans[1].layers == plans[2].layers
 
 
-def test_convert_reads_the_file_as_rows_and_leaves_the_mode_open() -> None:
+def test_convert_reports_a_file_and_leaves_the_mode_open() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
     one = _run_of(as_yaml(file_of(precision)), "te.yaml")
     assert one.system.name == "megatron-lm"
-    assert one.imported.config.to_dict() == {"modules": precision.modules}
-    assert one.imported.decided_by == "the command line that names this file"
-
-
-def test_convert_reports_a_file_that_has_no_rows() -> None:
-    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
-    precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
-    text = as_yaml(file_of(precision)).replace("*.linear_qkv", "decoder.layers.0.*")
-    one = _run_of(text, "te.yaml")
     assert one.imported.config.to_dict() == {}
     assert [entry.field for entry in one.imported.unmapped] == ["matchers", "mode"]
+    assert one.imported.decided_by == "the command line that names this file"

@@ -22,7 +22,6 @@ from bridge.interop.meaning import meaning, recipe_named
 from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
 from bridge.interop.megatron_lm.flags import OWNERS, report_other
 from bridge.interop.megatron_lm.stage_files import LAYOUT
-from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
@@ -206,11 +205,7 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
         elif name == "quant_recipe" and MODULES in builder.fields:
             builder.map(where)  # a sync wrote it from the rows
         elif name == "quant_recipe" and isinstance(value, Mapping):
-            rows = rows_of(value, is_low=bool(builder.fields.get("fp8") or builder.fields.get("fp4")))
-            if rows is not None:
-                builder.map(where, modules=rows)
-            else:
-                builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
+            builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
         else:
             dtype = str(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else None
             plain = value if dtype is None else SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype)

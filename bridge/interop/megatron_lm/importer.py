@@ -83,15 +83,9 @@ def write(payload: list[str]) -> str:
 
 
 def _per_module(content: Mapping[str, Any]) -> ImportReport:
-    """Import a per-module recipe as rows of `modules`, where there are rows that mean the same."""
+    """Report a per-module recipe, whose numbers count within a stage."""
     builder = ImportBuilder(TITLE)
-    found = (te_precision_file.rows_of(content, is_low=is_low) for is_low in (True, False))
-    rows = next((rows for rows in found if rows is not None), None)
-    if rows is not None:
-        builder.map("matchers", modules=rows)
-        builder.map("configs")
-    else:
-        builder.record("megatron_lm.its-numbers-of-layers-count", "matchers", list(content["matchers"]))
+    builder.record("megatron_lm.its-numbers-of-layers-count", "matchers", list(content["matchers"]))
     builder.leave_mode("the command line that names this file", default="bf16")
     return builder.finish("unstated")
 

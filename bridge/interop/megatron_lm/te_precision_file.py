@@ -1,32 +1,18 @@
 """The file behind `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
 
 The content is kept as it is written; a fault that stops Megatron is one sentence each. It counts layers within one
-stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of `modules`, except where no matcher names
-a layer: `rows_of` returns the rows that mean the same.
+stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of `modules`.
 
 Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions/transformer_engine.py.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
+from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision import strict_yaml
-from bridge.precision.matchers import (
-    CONFIG_TYPE,
-    EVALUATION,
-    HIGH,
-    PAYLOAD_KEYS,
-    TRAINING,
-    Effect,
-    Matcher,
-    Matchers,
-    payload_faults,
-)
-from bridge.precision.module_schemes import row_matchers
-from bridge.precision.modules import module_rows, plain_rows
+from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, PAYLOAD_KEYS, TRAINING, payload_faults
 
 TYPE_KEY = next(iter(CONFIG_TYPE))
 
@@ -47,54 +33,6 @@ def parse(text: str, name: str) -> dict[str, Any]:
     if faults:
         raise PayloadError("\n".join(faults))
     return content
-
-
-def rows_of(content: Mapping[str, Any], *, is_low: bool) -> list[dict[str, Any]] | None:
-    """Return the rows of `modules` that mean the same as a file, in a run in FP8 or FP4 or not; None where none do."""
-    recipe = Matchers.of(content)
-    if recipe is None:
-        return None
-    try:
-        rows = plain_rows([_row(matcher) for matcher in recipe.matchers])
-    except (WrongValueError, PayloadError):
-        return None
-    parsed = module_rows(rows)
-    if any(row.layer_numbers for row in parsed):
-        return None
-    back = row_matchers(parsed, 0, run="e4m3" if is_low else None)  # each row states its own format
-    pairs = zip(recipe.matchers, back.matchers, strict=True)
-    return list(rows) if all(_meaning(one) == _meaning(two) for one, two in pairs) else None
-
-
-def _meaning(matcher: Matcher) -> list[Any]:
-    """Return the globs and the effects of a matcher: what is not stated is off."""
-    effects = (
-        replace(one, stored=bool(one.stored), tp_only_amax_red=bool(one.tp_only_amax_red)) for one in matcher.effects
-    )
-    return [matcher.patterns, *effects]
-
-
-def _row(matcher: Matcher) -> dict[str, Any]:
-    row = {"select": matcher.select, **_precision(matcher.training)}
-    if matcher.evaluation is not None:
-        row["evaluation"] = _precision(matcher.evaluation)
-    return row
-
-
-def _precision(effect: Effect | None) -> dict[str, Any]:
-    """Return an effect as the keys of a row; PayloadError for a payload of another library."""
-    if effect is None:
-        raise PayloadError("no row means a payload of another library")
-    if effect.family is None:
-        return {"precision": HIGH}
-    found = {
-        f"{effect.family}_recipe": effect.scheme,
-        "fp8": effect.format if effect.family == "fp8" else None,
-        f"{effect.family}_quantizer_factory": effect.factory,
-        "tp_only_amax_red": effect.tp_only_amax_red,
-        f"{effect.family}_param": effect.stored,
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 Fault = tuple[str, str, object, str]
