@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,6 @@ class GemmRow:
     """Dtype of the result."""
     accumulate: str = ""
     """Accumulator of the products: fp32, or "fp32 fast" for Hopper's short accumulator."""
-    weight: str = ""
-    """Origin of the weight's operand: quantised for this GEMM, cached from an earlier one, or stored quantised."""
     storage: str = ""
     """Format of the weight's parameter."""
     by: str = ""
@@ -153,9 +151,5 @@ def layer_order(label: str) -> tuple[float, str]:
 
 
 def merged(rows: Iterable[GemmRow]) -> tuple[GemmRow, ...]:
-    """Return the different rows, in the order of layers; of one GEMM the origins of the weight are one row."""
-    found: dict[GemmRow, set[str]] = {}
-    for row in rows:
-        found.setdefault(replace(row, weight=""), set()).update(filter(None, row.weight.split(", ")))
-    together = [replace(row, weight=", ".join(sorted(origins, reverse=True))) for row, origins in found.items()]
-    return tuple(sorted(together, key=lambda row: (layer_order(row.layer), row)))
+    """Return the different rows, in the order of layers."""
+    return tuple(sorted({*rows}, key=lambda row: (layer_order(row.layer), row)))

@@ -44,7 +44,7 @@ NOT_HERE = {
 FSDP = ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
 """How fields of DDP begin that act under Megatron-FSDP alone."""
 INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
-"""Functions, which Megatron makes of other fields."""
+"""Functions, saved as text, which Megatron makes of other fields."""
 
 
 def shrink(
@@ -73,7 +73,8 @@ def shrink(
     _replace_schedule(run)
     _replace_optimizer(run)
     _replace_kernels(run)
-    _drop(run)
+    for name in (*INITIALISERS, *Round().fields(), "overlap_p2p_comm", "batch_p2p_comm"):  # each launch has its own
+        run.model.pop(name, None)
     _leave_out(run, sections, place)
     run.rounds = layout.rounds(processes, split)
     return run
@@ -166,9 +167,3 @@ def _replace_optimizer(run: SmallRun) -> None:
     settings = run.plan.settings
     if settings.low_parameters and settings.scheme == "mxfp8":
         run.set("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True, f"the distributed optimizer, which {why}")
-
-
-def _drop(run: SmallRun) -> None:
-    """Take the sizes out of the model, which each launch has, and functions, saved as text."""
-    for name in (*INITIALISERS, *Round().fields(), "overlap_p2p_comm", "batch_p2p_comm"):
-        run.model.pop(name, None)

@@ -42,7 +42,6 @@ class GemmWatch(Observer):
         self._depth = 0
         self._contexts: dict[torch.nn.Module, str] = {}
         self._parameters: set[int] = set()
-        self._quantised: GemmOperand | None = None
         self._inputs: dict[torch.nn.Module, Any] = {}
         self._source: torch.Tensor | None = None
         self._pending: tuple[torch.nn.Module, tuple[GemmOperand, GemmOperand]] | None = None
@@ -85,27 +84,17 @@ class GemmWatch(Observer):
             self._depth -= 1
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Remember the weight and the input that were quantised last."""
-        if operand.role == "weight":
-            self._quantised = operand
-        elif operand.role == "input" and not operand.columnwise:
+        """Remember the input that was quantised last."""
+        if operand.role == "input" and not operand.columnwise:
             self._source = source.detach()
 
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Note an emulated GEMM."""
         self._depth += 1
-        self._note(gemm, _of_operand(left), _of_operand(right), weight=self._origin(right))
+        self._note(gemm, _of_operand(left), _of_operand(right))
         module = self.running.module
         if gemm == "fprop" and module is not None and (module, None) not in self._health:
             self._pending = module, (left, right)
-
-    def _origin(self, right: GemmOperand) -> str:
-        """Return where the operand of a weight comes from; empty for another tensor."""
-        if right.role != "weight":
-            return ""
-        if right.amax is None:
-            return "stored"
-        return "quantised" if right is self._quantised else "cached"
 
     def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG002
         """Leave an emulated GEMM."""
@@ -125,7 +114,7 @@ class GemmWatch(Observer):
             self.calls[dtype_of(call.right)] += 1
         else:
             columns["accumulate"] = "fp32" if call.split_accumulator else "fp32 fast"
-        self._note(call.gemm, left, right, weight=self._te_weight(call), **columns)
+        self._note(call.gemm, left, right, **columns)
         if call.gemm == "fprop" and left.scheme not in ("none", "custom"):
             self._check_te(call, (left.format, left.scheme))
 
@@ -135,18 +124,6 @@ class GemmWatch(Observer):
             with self._quiet():
                 health = of_te(module, self.places[module], self._inputs[module], call, format_)
             self._health[module, call.part] = health
-
-    def _te_weight(self, call: TeGemm) -> str:
-        """Return where Transformer Engine's quantised weight of a forward pass comes from; Megatron says which."""
-        module = self.running.module
-        if call.gemm != "fprop" or module is None or not is_quantised(call.right):
-            return ""
-        if any(is_quantised(parameter) for parameter in module.parameters(recurse=False)):
-            return "stored"
-        first = getattr(module, "is_first_microbatch", None)
-        if first is None:
-            return ""
-        return "quantised" if first else "cached"
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
         """Note an operator of torch."""
