@@ -10,7 +10,6 @@ Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder
@@ -55,9 +54,6 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         source = "trainer" if switches == [None] * 3 else "model"
         source = "above" if "auto" in switches else source
         builder.leave_mode(TABLE.data["decides"]["autocast" if autocast else source])
-    msamp = top.values.get("msamp")
-    if isinstance(msamp, Mapping) and not msamp.get("enabled"):
-        top.values["msamp"] = False
     TABLE.read(builder, top, no_bf16=not top.given("bf16"), autocast=bool(autocast), never=False)
     if mode is None:
         return builder.finish("fp32")

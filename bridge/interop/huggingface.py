@@ -40,12 +40,15 @@ class Loaded(NamedTuple):
     setting: str = "weights_dtype"
     """The setting that states it, or leaves it open."""
     value: object = None
-    is_open: bool = False
-    """`setting` says that the checkpoint decides, and that was reported."""
     adapter: str | None = None
     """The setting that has an adapter trained over frozen weights."""
     upcasts: bool = False
     """Trained weights are upcast to FP32 after loading."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `setting` says that the checkpoint decides."""
+        return self.dtype is None and self.value is not None
 
 
 def import_(
@@ -72,14 +75,13 @@ def import_(
         compute = _float8(builder, top, compute)
     model, sharding = _loaded(builder, top, stated), _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
-    if compute == "fp16" and (top.values.get("use_cpu") or top.values.get("no_cuda")):
-        builder.record("huggingface.without-cuda-accelerate", "fp16", True)
     if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
     TABLE.read(
         builder,
         top,
         fp8=is_fp8,
+        fp16=compute == "fp16",
         torchao=top.values.get("fp8_backend") != "te",
         fsdp=bool(top.values.get("fsdp")),
         not_pure=model.setting != "pure_bf16",
@@ -156,17 +158,16 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
     factory = top.given("finetuning_type")
     setting, value = next(iter(dtypes.items()), ("weights_dtype", stated))
     dtype = half_or_fp32(value) if dtypes else stated
-    model = Loaded(dtype, setting, value, dtype is None and bool(dtypes), adapter)
+    model = Loaded(dtype, setting, value, adapter)
     if factory and top.values.get("pure_bf16"):
         builder.record("huggingface.llama-factory-leaves", "pure_bf16", top["pure_bf16"])
         model = Loaded(stated or "bf16", "pure_bf16", top["pure_bf16"])
     elif stated not in (None, dtype):
         builder.record("huggingface.weights_dtype-was-passed", setting, value, stated=stated)
         model = Loaded(stated, value=stated, adapter=adapter)
-    elif model.is_open and value == "auto":
-        builder.record("huggingface.the-checkpoint-own-dtype", setting, value)
     elif model.is_open:
-        builder.record("huggingface.not-one-of-float32-bfloat16", setting, str(value))
+        sentence = "the-checkpoint-own-dtype" if value == "auto" else "not-one-of-float32-bfloat16"
+        builder.record(f"huggingface.{sentence}", setting, str(value))
     for name, other in dtypes.items():
         if name != setting or model.setting == "pure_bf16":
             if half_or_fp32(other) == model.dtype:

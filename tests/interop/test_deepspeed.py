@@ -339,6 +339,6 @@ class TestTheRealConfig:
 
 def test_another_letter_case_and_ms_amp_are_reported() -> None:
     on = {"msamp": {"enabled": True, "opt_level": "O3"}, "BF16": {"enabled": True}}
-    assert reasons(deepspeed.import_(on), "msamp") == ["unsupported"]
+    assert reasons(deepspeed.import_(on), "msamp.enabled") == ["unsupported"]
     assert reasons(deepspeed.import_(on), "BF16") == ["dead knob"]
-    assert reasons(deepspeed.import_({"msamp": {"enabled": False}}), "msamp") == []
+    assert reasons(deepspeed.import_({"msamp": {"enabled": False}}), "msamp.enabled") == []

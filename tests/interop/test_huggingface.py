@@ -102,7 +102,7 @@ def test_compiling_turns_tf32_on_unless_it_is_written() -> None:
 
 
 def test_fp16_without_cuda_is_fp32_and_said_so() -> None:
-    assert "semantics" in reasons(huggingface.import_({"fp16": True, "use_cpu": True}), "fp16")
+    assert "semantics" in reasons(huggingface.import_({"fp16": True, "use_cpu": True}), "use_cpu")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
-from bridge.interop.builders import ImportBuilder
+from bridge.interop.builders import MODES, ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named
 from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
@@ -85,26 +85,27 @@ def _named(name: str, builder: ImportBuilder) -> ImportReport:
 def _fields(
     values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None, *, opens_autocast: bool = False
 ) -> ImportReport:
-    """Import a mapping of fields; with `_target_` it is a constructor call, without it is assigned key by key."""
-    if MADE_BY in values or MODULES in values:
-        return _own_fields(values, prefix, builder, base)
-    constructed = "_target_" in values
-    if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
+    """Import a mapping of fields, the peer's or ours, of which each counts as stated.
+
+    With `_target_` it is a constructor call of the peer's, without it is assigned key by key.
+    """
+    is_ours, constructed = bool({MADE_BY, MODULES} & values.keys()), "_target_" in values
+    if not is_ours and constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
         rule = "must name MixedPrecisionConfig"
         raise PayloadError(f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated.")
     stated = without_references(values)
     for name in values.keys() - stated.keys():
         builder.map(f"{prefix}{name}")
-    values = stated
-    for name, value in _known(values, prefix, PEER_FIELDS, "not-a-field-of-mixedprecisionconfig-megatron", builder):
-        if name not in (*TWINS, *TWINS.values()):
-            builder.map(prefix + name, **({} if value is None and name in DTYPES else {name: value}))
-    if (base or not (constructed or prefix)) and not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
+    _map_fields(stated, prefix, builder, is_ours=is_ours)
+    is_open = is_ours or base is not None or not (constructed or prefix)
+    if is_open and not any(stated.get(name) for name in MODES):
         builder.leave_mode(base or "the config that these fields override")
-    elif base:
+    elif base is not None and not is_ours:
         builder.record("megatron_bridge.is-not-read-and-decides-the", "mixed_precision", None, base=base)
-    _twins(values, prefix, builder, constructed=constructed)
-    if values.get("autocast_enabled") and not opens_autocast:
+    if is_ours:
+        return builder.finish(recipe=str(stated[MADE_BY]) if stated.get(MADE_BY) in REGISTRY else None)
+    _twins(stated, prefix, builder, constructed=constructed)
+    if stated.get("autocast_enabled") and not opens_autocast:
         builder.record("megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True)
     if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
         in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
@@ -113,28 +114,19 @@ def _fields(
     return builder.finish()
 
 
-def _own_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None) -> ImportReport:
-    """Import a mapping of our own fields, each of which counts as stated."""
-    named = values.get(MADE_BY)
-    for name, value in _known(values, prefix, FIELD_DEFAULTS, "no-field", builder):
-        builder.map(prefix + name, **{name: value})
-    if not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
-        builder.leave_mode(base or "the config that these fields override")
-    return builder.finish(recipe=str(named) if named in REGISTRY else None)
-
-
-def _known(
-    values: Mapping[Any, Any], prefix: str, fields: Collection[str], otherwise: str, builder: ImportBuilder
-) -> Iterator[tuple[str, Any]]:
-    """Yield the settings that are one of some fields, dtypes read; report each other one by a sentence."""
+def _map_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, is_ours: bool) -> None:
+    """Map the settings that are fields, dtypes read, but the peer's two names of stored weights; report the others."""
+    fields: Collection[str] = FIELD_DEFAULTS if is_ours else PEER_FIELDS
+    words = TABLE.sentences["no-field" if is_ours else "not-a-field-of-mixedprecisionconfig-megatron"]
     for name, value in ((str(key), value) for key, value in values.items()):
         if name in (*INSTANTIATION, MADE_BY):
             builder.map(prefix + name)
-        elif name in fields:
-            yield name, named_dtype(value, prefix + name) if name in DTYPES else value
-        else:
-            words, near = TABLE.sentences[otherwise], did_you_mean(close_matches(name, fields))
+        elif name not in fields:
+            near = did_you_mean(close_matches(name, fields))
             builder.report(prefix + name, value, words.reason, words.detail, near or words.remedy)
+        elif is_ours or name not in (*TWINS, *TWINS.values()):
+            read = named_dtype(value, prefix + name) if name in DTYPES else value
+            builder.map(prefix + name, **({} if read is None and name in DTYPES and not is_ours else {name: read}))
 
 
 def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool) -> None:
@@ -193,10 +185,9 @@ def _field(where: str) -> str:
 
 def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, Any]]:
     """Yield the owners' own settings that have a field of the peer's class, and their values; report the others."""
-    sections = [(owner, payload[owner]) for owner in OWNERS if isinstance(payload.get(owner), Mapping)]
-    for owner, where, value in (
-        (owner, f"{owner}.{key}", value) for owner, held in sections for key, value in held.items()
-    ):
+    sections = {owner: payload[owner] for owner in OWNERS if isinstance(payload.get(owner), Mapping)}
+    for owner, key in ((owner, key) for owner, section in sections.items() for key in section):
+        where, value = f"{owner}.{key}", sections[owner][key]
         name = _field(where)
         if name in PEER_FIELDS:
             yield where, named_dtype(value, where) if name in DTYPES else value
