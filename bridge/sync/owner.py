@@ -200,9 +200,11 @@ def role_of(target: Any) -> str:
 
 
 def in_one_form(value: Any) -> Any:
-    """Return a value as a plan compares it: a dtype's token, an enum's value, anything else as it is."""
+    """Return a value as a plan compares it: a dtype's token, an enum's value, a list for a tuple, else as it is."""
     if is_torch_dtype(value):
         return dtype_token(value)
+    if isinstance(value, tuple):
+        return list(value)
     return value.value if isinstance(value, enum.Enum) else value
 
 

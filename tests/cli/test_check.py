@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from bridge.rules.versions import installed_text
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_the_default_run_is_checked_without_torch_and_megatron() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-3:] == [
         "nothing found",
-        f"  megatron-core {version('megatron-core')} (installed here).",
+        f"  megatron-core {installed_text('mcore')} (installed here).",
         "[] 0",
     ]
 

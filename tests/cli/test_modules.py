@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 
 from bridge.cli.main import main
+from bridge.rules.versions import installed_text
 
 RECIPE = "bf16_with_fp8_current_scaling_mixed"
 ROWS = (
@@ -92,7 +92,7 @@ def test_without_rows_the_linear_layers_are_listed(capsys: pytest.CaptureFixture
         "  decoder.layers.0.self_attention.linear_proj",
         "  decoder.layers.0.mlp.linear_fc1",
         "  decoder.layers.0.mlp.linear_fc2",
-        f"  megatron-core {version('megatron-core')} (installed here).",
+        f"  megatron-core {installed_text('mcore')} (installed here).",
     ]
 
 
