@@ -64,7 +64,7 @@ class OwnerValues:
         return cls(
             role=role,
             section=section,
-            values={name: section.values[name] for name in names},
+            values={name: in_one_form(section.values[name]) for name in names},
             defaults={name: DEFAULTS[role][name] for name in names},
             is_megatron=role != "train",
             class_name=OWNERS[role],
