@@ -190,9 +190,9 @@ class ExportBuilder:
         words = record_named(row, system=self.system, **facts)
         self.report(field, words.reason, words.detail, words.remedy)
 
-    def record_if_stated(self, row: str, fields: str | tuple[str, ...], /, **facts: object) -> None:
-        """Record that one field, or each of several, cannot be converted exactly, where it is stated."""
-        for field in (fields,) if isinstance(fields, str) else fields:
+    def record_if_stated(self, row: str, /, *fields: str, **facts: object) -> None:
+        """Record that fields cannot be converted exactly, each that is stated."""
+        for field in fields:
             if field in self.config.stated:
                 self.record(row, field, **facts)
 

@@ -100,7 +100,8 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
         elif written == "auto" and above is None:
             builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
         elif written is not None:
-            on += [mode] if (above == mode if written == "auto" else block.switch("enabled")) else []
+            is_on = above == mode if written == "auto" else block.switch("enabled")
+            on += [mode] if is_on else []
             builder.map(name, **({mode: True, "params_dtype": mode} if mode in on else {}))
     if not on and above in blocks and not blocks[above].values:
         builder.record("deepspeed.the-layer-above-adds-the-block", f"{above}.enabled", True, {above: True}, mode=above)

@@ -225,8 +225,9 @@ def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
     acts = is_on and engine
     if acts and not formats:
         raise TABLE.wrong("fp8-without-a-format", given, "fp8")
-    for key in ("fp8", f"fp8_{formats[0]}") if acts else ():
-        builder.map(f"model.{key}", fp8=formats[0])
+    if acts:
+        builder.map("model.fp8", fp8=formats[0])
+        builder.map(f"model.fp8_{formats[0]}", fp8=formats[0])
     if is_on and not given.given("transformer_engine"):
         builder.implied("model.transformer_engine", False)
     facts = {

@@ -61,7 +61,7 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     mode, setting = config.mode, "training.mixed_precision_param"
     if compute_dtype(config) == "fp16":
         compute = "bf16"
-        builder.record_if_stated("torchtitan.there-is-no-fp16-bf16-was", (mode, "params_dtype", "autocast_dtype"))
+        builder.record_if_stated("torchtitan.there-is-no-fp16-bf16-was", mode, "params_dtype", "autocast_dtype")
     else:
         compute = export_as_cast(builder, "torchtitan.fp32-weights-are-gathered", setting, "training.dtype")
     builder.exported_mode = compute

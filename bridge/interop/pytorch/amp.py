@@ -91,7 +91,7 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
     compute = builder.exported_mode = compute_dtype(builder.config)
     if semantics_of(builder.config) == "amp_o1":
         fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
-        builder.record_if_stated(autocast, fields, compute=compute)
+        builder.record_if_stated(autocast, *fields, compute=compute)
     else:
         builder.map(mode, *settings)
         builder.map_dtype("params_dtype", settings[0])

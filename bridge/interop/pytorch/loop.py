@@ -26,7 +26,8 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.map("tf32", "tf32")
     linear = torchao.export(config)
     payload |= linear.payload
-    for field in ("fp8", "fp8_recipe", "fp8_wgrad") if linear.payload else ():
+    fields = ("fp8", "fp8_recipe", "fp8_wgrad") if linear.payload else ()
+    for field in fields:
         if field in linear.mapped:
             builder.map(field, *linear.mapped[field])
         for loss in linear.unmapped:

@@ -88,7 +88,7 @@ def module_filter(left_out: Collection[str]) -> Callable[[torch.nn.Module, str],
 def export_gather(builder: ExportBuilder) -> None:
     """Report FP8 weights, which torchao has between ranks only."""
     if builder.config.fp8_param_gather:
-        builder.record_if_stated("torchao.gathered-under-fsdp", ("fp8_param_gather", "fp8_param"))
+        builder.record_if_stated("torchao.gathered-under-fsdp", "fp8_param_gather", "fp8_param")
 
 
 def export_layers(builder: ExportBuilder, remedy: str) -> None:

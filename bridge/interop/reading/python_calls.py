@@ -132,7 +132,8 @@ def _live(node: ast.AST) -> Iterator[ast.AST]:
     """Walk a file, leaving out the body of `if False:`."""
     yield node
     is_dead = isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
-    for child in node.orelse if isinstance(node, ast.If) and is_dead else ast.iter_child_nodes(node):
+    children = node.orelse if isinstance(node, ast.If) and is_dead else ast.iter_child_nodes(node)
+    for child in children:
         yield from _live(child)
 
 
