@@ -108,7 +108,7 @@ def _of_script(
     if len(started) > MOST_LAUNCHES:
         rule = f"a launch script must not start more than {MOST_LAUNCHES} programs, got {len(started)}"
         raise PayloadError(f"{document.path}: {rule}. Give a part of it.")
-    lines = [None if chosen == ours.name else command_lines.read(launch, context, chosen) for launch in started]
+    lines = [None if chosen == ours.name else command_lines.read(launch, chosen) for launch in started]
     known = [system(line.system) for line in lines if line is not None]
     _check_context(context, [ours, *known, *targets])
     if not known and chosen not in (None, ours.name):

@@ -341,10 +341,10 @@ def test_an_options_string_inside_sh_c_is_read() -> None:
 
 
 def test_branches_that_matter_are_both_reported() -> None:
-    without, with_fp8, with_fp16 = sample("branches.sh")
+    without, with_fp16, with_fp8 = sample("branches.sh")
     assert (with_fp8.config.fp8_recipe, without.recipe) == ("mxfp8", "bf16_mixed")
     assert 'line 13, if [ "$USE_FP8" = "1" ]' in with_fp8.label
-    assert reasons(without, "$PRECISION") == ["implied default"]
+    assert reasons(without, "line 7, if [[ $PRECISION == bf16 ]]") == ["unsupported"]
     assert (with_fp16.config.mode, "line 9, elif [[ $PRECISION == fp16 ]]" in with_fp16.label) == ("fp16", True)
     (half,) = sample("branches.sh", variables={"PRECISION": "fp16", "1": "0"})
     assert (half.config.fp16, half.config.loss_scale) == (True, 4096)

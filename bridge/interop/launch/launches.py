@@ -10,12 +10,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.interop.launch.script import MODES
-from bridge.interop.launch.word import UNKNOWN, Word
-from bridge.interop.megatron_lm.flags import SWITCH
+from bridge.interop.launch.word import Word
 from bridge.interop.table import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 ROWS = rows("command_lines")
 
@@ -26,12 +25,10 @@ def pattern(row: str, flags: int = 0) -> re.Pattern[str]:
 
 
 COMMAND_WORDS, RUNNERS, STATING = pattern("commands"), pattern("runners"), pattern("stating")
-OTHER_OPTIONS, PATH = pattern("other options"), pattern("path", re.IGNORECASE)
+OTHER_OPTIONS = pattern("other options")
 PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
-SCALE = re.compile(r'"(?:enabled|initial_scale_power)"')
-"""Settings of a loss scale that name no precision."""
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 RAY = ["ray", "job", "submit"]
@@ -39,21 +36,6 @@ RAY = ["ray", "job", "submit"]
 SWIFT = frozenset({"sft", "pt", "rlhf"})
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenFile:
-    """A file that a script writes."""
-
-    line: int
-    text: str | None = None
-    """The content, in which `${X:-1}` is a default; None: a program changes it."""
-
-    @cached_property
-    def precise(self) -> tuple[Word, ...]:
-        """The lines of its text that bear on precision."""
-        lines = [Word.of(line) for line in (self.text or "").split("\n")]
-        return tuple(line for line in lines if bears(line) or SCALE.search(line))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +56,6 @@ class Launch:
     """What was not read: a sourced file, a heredoc that is a configuration."""
     unread: str = ""
     """Where text that was not executed states a precision, as a noun."""
-    defaulted: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the environment may set, and whose default in the script decides about the precision."""
-    files: Mapping[str, WrittenFile] = field(default_factory=dict)
-    """Files that the script has written before."""
-    place: int = 0
-    """Which start it is among those on its line."""
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """Its line, and which start it is among those on that line."""
-        return self.line, self.place
 
     @property
     def label(self) -> str:
@@ -93,9 +64,9 @@ class Launch:
         return "; ".join(filter(None, (f"line {self.line}, {self.name}" if self.line else held, *self.decisions)))
 
     @property
-    def defaults(self) -> dict[str, None]:
-        """Variables whose defaults are in what bears on precision."""
-        return {name: None for words in self.known for word in words for name in word.defaults}
+    def defaulted(self) -> dict[str, Word]:
+        """Variables that the environment may set, with their defaults in what bears on precision."""
+        return {name: Word.of(text) for words in self.known for word in words for name, text in word.defaults.items()}
 
     @cached_property
     def flags(self) -> frozenset[str]:
@@ -104,15 +75,9 @@ class Launch:
 
     @cached_property
     def known(self) -> tuple[tuple[Word, ...], ...]:
-        """All that bears on precision without words that only the run knows.
-
-        That is words of the runner and the arguments, variables, and files of the script's own that arguments name.
-        """
+        """All that bears on precision: words of the runner and of the arguments, and variables."""
         own = sorted(name for name in self.environment if bears(name) or name.startswith("ACCELERATE_"))
-        named = {str(PurePosixPath(word.rpartition("=")[2])) for word in self.arguments}
-        files = [(Word(name), *file.precise) for name, file in self.files.items() if name in named]
-        variables = [(Word(name), self.environment[name]) for name in own]
-        return _known(self.runner), _known(self.arguments), *variables, *files
+        return _known(self.runner), _known(self.arguments), *((Word(name), self.environment[name]) for name in own)
 
     @cached_property
     def name(self) -> str:
@@ -126,50 +91,16 @@ def bears(text: str) -> bool:
     return PRECISION_WORDS.search(text) is not None or OTHER_OPTIONS.fullmatch(text) is not None
 
 
-def may_hold_options(word: Word) -> bool:
-    """Return whether a word with unknown pieces may be options once they are known: not a path, not part of a name."""
-    rest = UNKNOWN.sub("", word)
-    return not rest.strip() or (UNKNOWN.match(word) is not None and "/" not in rest)
-
-
-def _after(words: Sequence[Word]) -> Iterator[tuple[Word, str]]:
-    """Yield words, each with the option before it whose value it is; empty where it is none."""
-    before = ""
-    for word in words:
-        takes = before.startswith("--") and "=" not in before and not SWITCH.fullmatch(before) and before not in MODES
-        yield word, before if takes and not word.startswith("-") else ""
-        before = word
-
-
 def _known(words: Sequence[Word]) -> tuple[Word, ...]:
-    """Return the words that bear on precision and are known: such flags with their values."""
+    """Return the words that bear on precision: options, their values, and files of options."""
     found = []
-    for word, of in _after(words):
-        is_option = bears(word) and (word.startswith("-") or "/" not in word)
-        if not _may_hold(word, of) and (OWN_FILE.search(word) or (bears(of) if of else is_option)):
+    for option, word in pairwise((Word(), *words)):
+        is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
+        is_value &= option not in MODES or not word.is_unknown
+        is_path = "/" in word and not word.startswith("-")
+        if OWN_FILE.search(word) or (bears(option) if is_value else bears(word) and not is_path):
             found.append(word)
     return tuple(found)
-
-
-def _may_hold(word: Word, of: str) -> bool:
-    """Return whether a word that only the run knows may hold options: not the value of one, and no path."""
-    if word.startswith("--"):
-        return word.option()[0].is_unknown
-    return word.is_unknown and not of and may_hold_options(word)
-
-
-def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
-    """Return launches; where some have Megatron-LM's flags, the certain ones first, and alone with `strict`."""
-    if not any((MEGATRON_ARGUMENTS | MODES) & launch.flags for launch in found):
-        return tuple(found)
-    return tuple(filter(_may_train, found) if strict else sorted(found, key=lambda launch: not _may_train(launch)))
-
-
-def _may_train(launch: Launch) -> bool:
-    """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
-    late = [word for word, of in _after(launch.arguments) if _may_hold(word, of)]
-    known = (MEGATRON_ARGUMENTS | MODES) & launch.flags
-    return bool(known) or any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
 
 
 def found_launch(words: list[Word], line: int) -> Launch | None:
@@ -196,10 +127,7 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
 
 def nested_script(words: Sequence[str]) -> str | None:
     """Return the script that a command hands to a shell as one word: `bash -c "..."`."""
-    program = ""
-    for word, following in pairwise(words):
-        if not word.startswith("-"):
-            program = PurePosixPath(word).name
-        elif program in SHELLS and words[0] not in QUIET and re.fullmatch(r"-\w*c", word):
-            return following
+    for program, option, script in zip(words, words[1:], words[2:], strict=False):
+        if PurePosixPath(program).name in SHELLS and re.fullmatch(r"-\w*c", option) and words[0] not in QUIET:
+            return script
     return None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.interop.launch import launches as starts
 from bridge.interop.launch.conditions import Test, answer, matched
-from bridge.interop.launch.script import WORDS, name_of, parse, redirects, shown, statements, targets, text_of
+from bridge.interop.launch.script import WORDS, name_of, parse, statements, text_of
 from bridge.interop.launch.variables import Variables
 from bridge.interop.launch.word import DEFAULT, UNKNOWN, Word, variable_of
 from bridge.interop.reading.document import Document
@@ -27,29 +27,27 @@ MAX_STEPS = 12_000
 MAX_DEPTH = 12
 """Of functions, strings and sourced files within each other."""
 NAME = re.compile(r"[A-Za-z_]\w*")
-NEXT_TO_TEXT = re.compile(r"(?<=[^\s\"'])\$(\d)|\$(\d)(?=[^\s\"'])")
-"""A positional parameter next to a text, whose dollar sign the grammar takes for a text of its own in some places."""
-CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf")
 DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
-WRITING = frozenset({">", ">>", ">|", "&>"})
-EDITORS = frozenset({"sed", "cp", "mv"})
 NO_BODY = ("comment", "elif_clause", "else_clause")
 ANSWERS = {"true": True, ":": True, "false": False}
-READ_A_SCRIPT = starts.SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
 
 
 class Arm(NamedTuple):
     """A condition with its answer, and the commands that it decides about."""
 
     test: Test
-    key: str
+    text: str
     """The condition as it is written."""
-    labels: tuple[str, str]
-    """The branch where it does not hold, and the one where it does."""
+    line: int
     body: Sequence[Node]
+    word: str = "if"
+
+    def label(self, *, holds: bool) -> str:
+        """The branch where it holds, or where not."""
+        return f"line {self.line}, {self.word if holds else 'not'} {self.text}"
 
 
 class Reader(Variables):
@@ -64,7 +62,6 @@ class Reader(Variables):
         """Conditions that the file does not decide, each with the branch that is taken."""
         self.exported: dict[str, None] = {}
         self.functions: dict[str, Node] = {}
-        self.files: dict[str, starts.WrittenFile] = {}
         self.launches: list[starts.Launch] = []
         self.notes: dict[str, None] = {}
         """What was not read."""
@@ -72,8 +69,12 @@ class Reader(Variables):
         """Nodes of the commands that were read."""
         self.stray: list[Word] = []
         """Options that stand where a command should."""
-        self.has_failed = self.has_ended = False
-        """The last command was `false`, or a condition that did not hold; and the script, or a function, has ended."""
+        self.redirected: list[Node] = []
+        """Words of the command behind its redirections."""
+        self.has_failed = False
+        """The last command was `false`, or a condition that did not hold."""
+        self.end = ""
+        """`exit` or `return` where the script, or a function, has ended."""
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
         self.steps = self.depth = 0
@@ -85,7 +86,7 @@ class Reader(Variables):
             self.steps += 1
             if self.steps > MAX_STEPS:
                 self.notes[f"what follows after {MAX_STEPS} commands"] = None
-            elif not self.has_ended:
+            elif not self.end:
                 self._one(node)
 
     def _one(self, node: Node) -> None:
@@ -97,7 +98,14 @@ class Reader(Variables):
         elif kind in COMMANDS:
             self._command(node)
         elif kind == "redirected_statement":
-            self._one(node.named_children[0])
+            inner, *redirects = node.named_children
+            head, _, body = text_of(node).partition("\n")
+            is_read = name_of(inner) == "cat" and ">" not in head
+            if "<<" in head and not is_read and starts.PRECISION_WORDS.search(body):
+                self.notes[f"heredoc on line {self._line(node)}"] = None
+            targets = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
+            self.redirected = [word for words in targets for word in words[1:]] if inner.type == "command" else []
+            self._one(inner)
         elif kind == "list":
             self._pair(node)
         elif kind == "if_statement":
@@ -109,11 +117,12 @@ class Reader(Variables):
                 self.set(variable, [f"${variable}"])
             self.run(node.children_by_field_name("body"))
         elif kind == "function_definition":
-            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-            if name is not None and body is not None:
-                self.functions[text_of(name)] = body
+            self.functions |= {text_of(name): node for name in node.children_by_field_name("name")}
         elif kind in CONTAINERS:
             self.run(statements(node))
+
+    def _line(self, node: Node) -> int:
+        return self.line or node.start_point.row + 1
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -121,11 +130,11 @@ class Reader(Variables):
         left, right, is_and = node.children[0], node.children[-1], node.children[1].type == "&&"
         test = self._test(left)
         if test is not None:
-            arm = self._arm(test, [left], node, "if", [right] if is_and else [])
+            arm = self._arm(test, [left], [right] if is_and else [])
             self.has_failed = not self._branch([arm], [] if is_and else [right])
         else:
             self._one(left)
-            if self.has_failed != is_and and not self.has_ended:
+            if self.has_failed != is_and and not self.end:
                 self._one(right)
 
     def _conditional(self, node: Node) -> None:
@@ -136,51 +145,55 @@ class Reader(Variables):
             body = [child for child in clause.children[then:] if child.is_named and child.type not in NO_BODY]
             self.run(child for child in condition if self._test(child) is None)
             test = (self._test(condition[-1]) if condition else None) or Test(holds=False)
-            arms.append(self._arm(test, condition, clause, "if" if clause is node else "elif", body))
+            arms.append(self._arm(test, condition or [clause], body, "if" if clause is node else "elif"))
         self._branch(arms, [child for child in node.children if child.type == "else_clause"])
         self.has_failed = False
 
-    def _arm(self, test: Test, condition: list[Node], at: Node, word: str, body: Sequence[Node]) -> Arm:
-        text, line = shown(condition), f"line {self.line or at.start_point.row + 1}"
-        return Arm(test, text, (f"{line}, not {text}", f"{line}, {word} {text}"), body)
+    def _arm(self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if") -> Arm:
+        text = " ".join(" ".join(map(text_of, condition)).split())
+        return Arm(test, text, self._line(condition[0]), body, word)
 
     def _case(self, node: Node) -> None:
         subject, arms = self.text(node.children_by_field_name("value")[0]), list[Arm]()
         name = f"${variable_of(subject)}" if variable_of(subject) else Word.of(subject)
-        items = [(one, one.children_by_field_name("value")) for one in node.named_children if one.type == "case_item"]
-        heads = [" ".join(text_of(item).removeprefix("(").partition(")")[0].split()) for item, _ in items]
-        neither = f"{'neither' if len(heads) > 1 else 'not'} {' nor '.join(heads)}"
-        label = f"line {self.line or node.start_point.row + 1}, case {name} is {neither}"
-        for (item, patterns), head in zip(items, heads, strict=True):
-            like = f"line {self.line or item.start_point.row + 1}, if case {name} in {head})"
+        for item in (child for child in node.named_children if child.type == "case_item"):
+            patterns = item.children_by_field_name("value")
+            head = " ".join(text_of(item).removeprefix("(").partition(")")[0].split())
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
-            arms.append(Arm(test, f"{name} in {head}", (label, like), item.named_children[len(patterns) :]))
+            body = item.named_children[len(patterns) :]
+            arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
         self._branch(arms, [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
         """Read the commands of the first condition that holds; return whether there is one.
 
-        A branch that only ends the script is not taken.
+        A branch that ends the script and starts nothing is left for the next one that the run may take.
         """
-        taken = None
-        for arm in arms:
-            test = arm.test
-            holds = self.answers.get(arm.key, test.holds) if test.is_free else test.holds
-            rest = otherwise if arm is arms[-1] else ()
-            if holds != (self._ends(arm.body if holds else rest) and (test.is_open or not self.launches)):
-                taken = arm
+        free = [arm for arm in arms if arm.test.is_free]
+        arm = next((arm for arm in arms if self._holds(arm)), None)
+        others = [other for other in (None, *free) if other is not arm] if free or not self.launches else []
+        ended, outer, self.questions = list[Arm | None](), self.questions, {}
+        for taken in (arm, *others):
+            arm, count, self.end = taken, len(self.launches), ""
+            self.run(otherwise if arm is None else arm.body)
+            if not self.end or len(self.launches) > count:
                 break
-        if arms and not self._ends(otherwise):
-            label = arms[0].labels[0] if taken is None else taken.labels[1]
-            for arm in arms:
-                if arm.test.is_free and not self._ends(arm.body):
-                    self.questions.setdefault(arm.test.equal or (arm.key, not arm.test.holds), (arm, label))
-        self.run(otherwise if taken is None else taken.body)
-        return taken is not None
+            ended.append(arm)
+        inner, self.questions = self.questions, outer
+        if arms and None not in ended:
+            label = arms[0].label(holds=False) if arm is None else arm.label(holds=True)
+            asked = {one.test.equal or (one.text, one.test.holds): (one, label) for one in free if one not in ended}
+            inner = asked | inner
+        for key, question in inner.items():
+            self.questions.setdefault(key, question)
+        return arm is not None
+
+    def _holds(self, arm: Arm) -> bool:
+        return self.answers.get(arm.text, arm.test.holds) if arm.test.is_free else arm.test.holds
 
     def _test(self, node: Node) -> Test | None:
-        """Return what a condition says, None for a command that is none."""
+        """Return the answer of a condition, None for a command that is none."""
         kind, first = node.type, node.children[0].type if node.children else ""
         if kind == "negated_command":
             inner = self._test(node.named_children[-1])
@@ -190,29 +203,12 @@ class Reader(Variables):
             left = None if right is None else self._test(node.children[0])
             return left.joined(right, is_or=node.children[1].type == "||") if left and right else None
         if kind == "test_command" and first in ("[", "[["):
-            words = [self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)]
-            return answer(words)
+            return answer([self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)])
         if kind == "command" and name_of(node) == "test":
             return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
-            return Test(holds=ANSWERS[name_of(node)], is_open=False)
+            return Test(holds=ANSWERS[name_of(node)], is_free=False)
         return Test(holds=False) if kind == "test_command" or first == "((" else None
-
-    def _ends(self, nodes: Iterable[Node], depth: int = 0) -> bool:
-        """Return whether commands end the script and start nothing."""
-        for node in nodes:
-            inner = node.named_children[0] if node.type == "redirected_statement" else node
-            if inner.type in CONTAINERS and self._ends(statements(inner), depth):
-                return True
-            if inner.type != "command":
-                continue
-            first = name_of(inner)
-            body = self.functions.get(first)
-            if first in ("exit", "return") or (body and depth < MAX_DEPTH and self._ends([body], depth + 1)):
-                return True
-            if starts.COMMAND_WORDS.search(text_of(inner)) and first not in starts.QUIET:
-                return False
-        return False
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +224,7 @@ class Reader(Variables):
                     self.set(name, [value])
             self.exported |= names if words[0] == "export" else {}
         elif words:
-            self._simple(node, words, names)
+            self._simple(words, self._line(node), names)
             for name in names:  # `NAME=value command` sets it for the command only
                 self.values.pop(name)
                 if name in before:
@@ -242,7 +238,9 @@ class Reader(Variables):
                 words += self.words(child.children[:1] if child.type == "command_name" else [child])
             elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
                 words.append(text_of(child))
-        return words + self.words(one for redirect in redirects(node) for one in targets(redirect)[1:])
+        words += self.words(self.redirected)
+        self.redirected = []
+        return words
 
     def _assigned(self, node: Node) -> dict[str, None]:
         """Set the variables of a command, and return their names."""
@@ -262,10 +260,10 @@ class Reader(Variables):
             names[name] = None
         return names
 
-    def _simple(self, node: Node, words: list[str], prefix: Iterable[str]) -> None:
-        first, line = Word.of(words[0]), node.start_point.row + 1
+    def _simple(self, words: list[str], line: int, prefix: Iterable[str]) -> None:
+        first = words[0]
         if first in ("exit", "return"):
-            self.has_ended = True
+            self.end = first
         elif first.startswith("-") and len(first) > 1:
             self.stray += map(Word.of, words)
             if self.launches:
@@ -276,11 +274,17 @@ class Reader(Variables):
         elif first == "eval":
             self._string(" ".join(words[1:]), line)
         elif first in self.functions:
-            before, self.arguments = self.arguments, words[1:]
-            self._within([self.functions[first]], self.line)
-            self.arguments = before
+            self._call(self.functions[first], words[1:])
         else:
-            self._start(node, words, prefix)
+            self._start(words, line, prefix)
+
+    def _call(self, function: Node, words: list[str]) -> None:
+        """Read the commands of a function with its arguments."""
+        outer = {name: self.values.pop(name) for name in [*self.values] if not NAME.fullmatch(name)}
+        self.values |= {"@": words, "*": words, "#": [str(len(words))]}
+        self.values |= {str(place): [word] for place, word in enumerate(words, 1)}
+        self._within(function.children_by_field_name("body"), self.line)
+        self.values = {name: held for name, held in self.values.items() if NAME.fullmatch(name)} | outer
 
     def _within(self, nodes: Iterable[Node], line: int) -> None:
         """Read commands of a function, a string or another file."""
@@ -290,7 +294,8 @@ class Reader(Variables):
         self.depth += 1
         self.run(nodes)
         self.depth -= 1
-        self.line, self.has_ended = before, False
+        self.line = before
+        self.end = self.end.removeprefix("return")
 
     def _string(self, text: str, line: int) -> None:
         """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
@@ -298,7 +303,7 @@ class Reader(Variables):
             return
         names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
         hidden = {name: self.values.pop(name) for name in names & self.values.keys() - self.exported.keys()}
-        self._read(NEXT_TO_TEXT.sub(r"${\1\2}", text), line, f"the string on line {line}")
+        self._read(text, line, f"the string on line {line}")
         self.values = hidden | self.values
 
     def _read(self, text: str | None, line: int, name: str) -> None:
@@ -311,50 +316,20 @@ class Reader(Variables):
             self.notes[name] = None
             return
         self.scripts.append(root)
-        self._within(statements(root), self.line or line)
+        self._within(statements(root), line)
 
-    def _start(self, node: Node, words: list[str], prefix: Iterable[str]) -> None:
-        """Note what a command starts, or the file that it writes."""
-        line, name, text = node.start_point.row + 1, PurePosixPath(words[0]).name, self._input_of(node)
-        is_fed = text is not None and name in READ_A_SCRIPT
-        inner = text if is_fed else starts.nested_script(words)
+    def _start(self, words: list[str], line: int, prefix: Iterable[str]) -> None:
+        """Note what a command starts."""
+        count, inner = len(self.launches), starts.nested_script(words)
         if inner is not None:
-            count = len(self.launches)
             self._string(inner, line)
-            if is_fed or len(self.launches) > count:
-                return
-        started = starts.found_launch([Word.of(word) for word in words], self.line or line)
-        if started is not None:
-            place = sum(one.line == started.line for one in self.launches)
-            environment = self.environment(prefix)
-            self.launches.append(replace(started, environment=environment, files=self.files.copy(), place=place))
-        for redirect in redirects(node):
-            self._write(redirect, line, text if words == ["cat"] else None)
-        changed = self.files.keys() & {*words} if name in EDITORS else ()
-        self.files |= {file: starts.WrittenFile(line=line) for file in changed}
+        started = starts.found_launch([Word.of(word) for word in words], line)
+        if started is not None and len(self.launches) == count:
+            self.launches.append(replace(started, environment=self.environment(prefix)))
 
     def environment(self, prefix: Iterable[str] = ()) -> dict[str, Word]:
         """Return the variables that programs are given."""
         return {name: Word.of(" ".join(self.values[name])) for name in (*self.exported, *prefix) if name in self.values}
-
-    def _input_of(self, node: Node) -> str | None:
-        """Return the here-document that a command reads."""
-        for redirect in redirects(node):
-            parts = {child.type: child for child in redirect.named_children}
-            if "heredoc_body" in parts:
-                body, is_quoted = parts["heredoc_body"], text_of(parts["heredoc_start"]).startswith(("'", '"', "\\"))
-                return text_of(body) if is_quoted else self.text(body)
-        return None
-
-    def _write(self, redirect: Node, line: int, text: str | None) -> None:
-        """Note the file that a redirection writes, without a text one that it changes."""
-        signs = {child.type for child in redirect.children}
-        for path in map(self.text, targets(redirect)[:1] if signs & WRITING else ()):
-            if text is not None and path.endswith(CONFIGURATIONS) and starts.PRECISION_WORDS.search(text):
-                self.notes[f"heredoc on line {line}"] = None
-            key = str(PurePosixPath(Word.of(path)))
-            if text is not None or key in self.files:
-                self.files[key] = starts.WrittenFile(line=line, text=None if ">>" in signs else text)
 
 
 def neighbour(path: str, word: Word) -> str | None:

@@ -21,8 +21,17 @@ if TYPE_CHECKING:
 MAX_SECONDS = 0.6
 CHUNK = 4_096
 """Bytes that are handed to the parser at once."""
-LIMITS = (("(", ")", 300), ("${", "}", 300), ("|", "\0", 2_000), ("<<", "\0", 500))
-"""Opening sign, closing sign, and how many more of the first: the parser's time is quadratic in their number."""
+LIMITS = (
+    ("(", ")", 300),
+    ("${", "}", 300),
+    ("|", "\0", 2_000),
+    ("<<", "\0", 500),
+    ("&&", "\0", 300),
+    ("||", "\0", 300),
+)
+"""Opening sign, closing sign, and how many more of the first: the parser's time is quadratic in their number.
+
+The last two nest as deeply as they are many."""
 PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
@@ -38,7 +47,6 @@ WORDS = LATE.union(
 BRANCHES = frozenset({"if_statement", "case_item", "list"})
 MODES = frozenset({"--bf16", "--fp16"})
 """Switches in Megatron-LM, and followed by a value elsewhere."""
-NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})
 
 
 @lru_cache(maxsize=64)
@@ -81,32 +89,9 @@ def text_of(node: Node | None) -> str:
     return (node.text or b"").decode() if node is not None else ""
 
 
-def shown(nodes: list[Node]) -> str:
-    """Return neighbours as they are written, in one line."""
-    return " ".join(" ".join(map(text_of, nodes)).split())
-
-
 def name_of(command: Node) -> str:
     """Return the first word of a command as it is written."""
     return text_of(command.child_by_field_name("name") or command.children[0])
-
-
-def redirects(node: Node) -> list[Node]:
-    """Return the redirections behind a command or behind the list that it ends."""
-    found: list[Node] = []
-    parent = node.parent
-    while parent is not None and parent.type in NESTING:
-        if parent.type == "redirected_statement":
-            found += parent.children_by_field_name("redirect")
-        elif parent.named_children[-1] != node:
-            break
-        node, parent = parent, parent.parent
-    return [inner for one in found for inner in (one, *one.children_by_field_name("redirect"))]
-
-
-def targets(redirect: Node) -> list[Node]:
-    """Return the words of a redirection: its file first."""
-    return [child for child in redirect.named_children if child.type in WORDS]
 
 
 def broken_line(root: Node) -> int:
@@ -118,25 +103,32 @@ def broken_line(root: Node) -> int:
 
 
 def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Collection[int]) -> str:
-    """Return where the text of scripts that no command executes matches a pattern, as a noun; empty: nowhere.
+    """Return where text that no command executes matches a pattern, as a noun; empty: nowhere.
 
-    Text of comments and messages does not count, the alternative of `${X:+...}` does. A mode comes before other flags,
-    the script itself before what it reads.
+    Comments and messages do not count. A mode comes before other flags, the script itself before what it reads.
     """
     found = []
-    waiting = [(root, place, False, False) for place, root in enumerate(scripts) if pattern.search(text_of(root))]
-    while waiting:
-        node, place, is_branch, is_executed = waiting.pop()
-        if node.type == "comment" or (node.type == "command" and name_of(node) in ("echo", "printf")):
-            continue
-        is_branch |= node.type in BRANCHES
-        is_executed |= node.id in executed
-        is_executed &= all(child.type not in (":+", "+") for child in node.children)
-        if node.children and node.type != "heredoc_body":
-            waiting += [(child, place, is_branch, is_executed) for child in node.children]
-        elif not is_executed:
-            for match in pattern.finditer(text_of(node)):
-                line = node.start_point.row + text_of(node).count("\n", 0, match.start()) + 1
-                where = f"{'the branch at ' if is_branch else ''}line {line}{' of what it reads' if place else ''}"
-                found.append((match[0] not in MODES, place > 0, line, f"{where}, which holds {match[0]},"))
+    for place, root in enumerate(scripts):
+        text = text_of(root)
+        for match in pattern.finditer(text):
+            start = root.start_byte + len(text[: match.start()].encode())
+            around = _around(root.descendant_for_byte_range(start, start + 1))
+            if not any(node.id in executed or _is_message(node) for node in around):
+                line = root.start_point.row + text.count("\n", 0, match.start()) + 1
+                where = f"line {line}{' of what it reads' if place else ''}"
+                where = f"the branch at {where}" if any(node.type in BRANCHES for node in around) else where
+                found.append((match[0] not in MODES, place, line, f"{where}, which holds {match[0]},"))
     return min(found)[-1] if found else ""
+
+
+def _around(node: Node | None) -> list[Node]:
+    """Return a node and those that it is in."""
+    found = []
+    while node is not None:
+        found.append(node)
+        node = node.parent
+    return found
+
+
+def _is_message(node: Node) -> bool:
+    return node.type == "comment" or (node.type == "command" and name_of(node) in ("echo", "printf"))

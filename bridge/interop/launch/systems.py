@@ -4,7 +4,6 @@ A launch script holds programs of several systems, so that each of its launches 
 says is handed to the system's own `import_`; what it leaves to another file is named, never guessed.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -17,13 +16,11 @@ from bridge.interop.reading.command_words import CommandWords, nested
 from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import record_named
 
-NEMO, TORCHTITAN, FAIRSEQ = pattern("nemo1"), pattern("torchtitan"), pattern("fairseq")
+NEMO, FAIRSEQ = pattern("nemo1"), pattern("fairseq")
 OF_TRAINING = frozenset(ROWS["of training"].split())
 TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
 FILES = tuple(ROWS["files"].split())
 BATCH = "per_device_train_batch_size"
-OWNERS = ("model", "optimizer", "ddp")
-SCHEME = ("bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 OF_ACCELERATE = ("mixed_precision", "dynamo_backend", "downcast_bf16")
 
@@ -48,8 +45,8 @@ class CommandLine:
 class Line:
     """A launch with its words sorted."""
 
-    def __init__(self, launch: Launch, context: Mapping[str, object]) -> None:
-        self.launch, self.context = launch, context
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
         self.words = CommandWords(launch.arguments)
         names = [word if word == "accelerate.commands.launch" else PurePosixPath(word).name for word in launch.runner]
         places = [at for at, name in enumerate(names) if name in ("accelerate", "accelerate.commands.launch")]
@@ -62,26 +59,26 @@ class Line:
         `read` are the program's options and overrides that were read (None: all); `files` are options that name
         a file which was not.
         """
-        own, launch, found = self.words, self.launch, list[Unmapped]()
-        for name, value in {**own.options, **own.overrides}.items() if read is not None else ():
+        launch, found = self.launch, list[tuple[str, str, object]]()
+        for name, value in {**self.words.options, **self.words.overrides}.items() if read is not None else ():
             if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
-                found.append(lost("command_lines.option", own.written.get(name, name), value))
-        for words in (own, self.launcher):
-            named = [name for name in files if isinstance(words.options.get(name), str)]
-            found += [lost("command_lines.file", words.written[name], words.options[name]) for name in named]
+                found.append(("command_lines.option", self.words.written.get(name, name), value))
+        for words in (self.words, self.launcher):
+            named = {name: words.options[name] for name in files if isinstance(words.options.get(name), str)}
+            found += [("command_lines.file", words.written[name], file) for name, file in named.items()]
             for name, late in words.undecided.items():
                 if bears_on_precision(name) or name in (*FILES, *words.overrides):
-                    found.append(lost("megatron_lm.only-the-run-decides", words.written.get(name, name), late))
-            found += [lost("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)]
-        found += [lost("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions]
-        found += [lost("command_lines.file", note, None) for note in launch.notes]
-        for name, value in launch.defaulted.items():
-            found.append(lost("megatron_lm.the-environment-or-the-command", f"${name}", value))
+                    found.append(("megatron_lm.only-the-run-decides", words.written.get(name, name), late))
+            found += [("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)]
+        found += [("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions]
+        found += [("command_lines.file", note, None) for note in launch.notes]
+        for name, default in launch.defaulted.items():
+            found.append(("megatron_lm.the-environment-or-the-command", f"${name}", default))
         for name, variable in launch.environment.items():
             if bears_on_precision(name.lower()):
                 row = "megatron_lm.only-the-run-decides" if variable.is_unknown else "command_lines.variable"
-                found.append(lost(row, name, variable))
-        return tuple(found)
+                found.append((row, name, variable))
+        return tuple(lost(*record) for record in found)
 
 
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
@@ -89,9 +86,9 @@ def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
     return Unmapped(name, value, *record_named(row, **facts))
 
 
-def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
+def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     """Return what a launch says to the system `chosen`, or to the first that knows it; None for Megatron-LM's."""
-    line, is_forced = Line(launch, context), chosen is not None
+    line, is_forced = Line(launch), chosen is not None
     if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
         return None
     if FAIRSEQ.search(launch.program) and not is_forced:
@@ -121,74 +118,37 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     from bridge.registry.registry import REGISTRY
 
-    given, options = line.words.overrides, line.words.options
-    own = {key: value for key, value in given.items() if key.split(".")[0] == "mixed_precision"}
-    others = {key: value for key, value in given.items() if key.split(".")[0] in OWNERS}
-    recipe = options.get("recipe", line.words.undecided.get("recipe"))
-    named = isinstance(recipe, str)
-    if not (own or named) and not (forced and others):
+    own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
+    recipe = line.words.options.get("recipe", line.words.undecided.get("recipe"))
+    if not (own or isinstance(recipe, str) or forced):
         return None
     evidence = "has the override `mixed_precision`, which Megatron Bridge's scripts and ours take"
-    if named and not own:
+    if not own and recipe is not None:
         evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
-        if not forced and recipe not in REGISTRY:
+        if recipe not in REGISTRY:
             return CommandLine(evidence=evidence, elsewhere=f"the recipe {recipe}")
-    unread = line.unread(read=(*own, "mixed_precision", "compute_dtype", *others))
-    name = own.pop("mixed_precision", recipe if named and recipe in REGISTRY else None)
+    unread = line.unread(read=(*own, "mixed_precision"))
+    name = own.pop("mixed_precision", recipe if recipe in REGISTRY else None)
     fields = nested(own).get("mixed_precision", {})
-    context: dict[str, Any] = {}
-    if name is not None and fields:
-        fields = {**REGISTRY.get(str(name)).to_dict(), **fields}
-    elif name is None:
-        context["base"] = f"the recipe {recipe}" if named else f"the recipe that {line.launch.name} loads"
-        compute = str(options.get("compute_dtype"))
-        compute = ROWS["compute dtypes"].get(compute, compute)
-        scheme = REGISTRY.get(compute).to_dict() if compute in REGISTRY else {}
-        fields = {key: value for key, value in scheme.items() if key in SCHEME} | fields
-    payload = ({"mixed_precision": fields or name} if fields or name else {}) | nested(others)
-    return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
+    if name is not None:
+        payload = {"mixed_precision": {**REGISTRY.get(str(name)).to_dict(), **fields} if fields else name}
+        return CommandLine(evidence=evidence, payload=payload, unread=unread)
+    context = {"base": f"the recipe {recipe or f'that {line.launch.name} loads'}"}
+    return CommandLine(evidence=evidence, payload=nested(own), context=context, unread=unread)
 
 
 def _nemo1(line: Line, forced: bool) -> CommandLine | None:
-    overrides = line.words.overrides
+    overrides, file = line.words.overrides, line.words.options.get("config_name")
     own = [key for key in overrides if NEMO.match(key)]
     if not own and not forced:
         return None
-    evidence, file = _evidence(own, "an override of NeMo's"), line.words.options.get("config_name")
-    shown = f"{re.sub(r'[.]ya?ml$', '', file)}.yaml" if isinstance(file, str) else None
-    where = shown or "the configuration file of the program"
+    evidence = _evidence(own, "an override of NeMo's")
+    where = f"{file.removesuffix('.yaml')}.yaml" if isinstance(file, str) else "the configuration file of the program"
     if not any(key.endswith("precision") for key in overrides):
         return CommandLine(evidence=evidence, elsewhere=where)
-    under = lost("command_lines.under-the-overrides", "--config-name" if shown else where, shown)
-    unread = (under, *line.unread(read=overrides))
+    named = ("--config-name", where) if isinstance(file, str) else (where, None)
+    unread = (lost("command_lines.under-the-overrides", *named), *line.unread(read=overrides))
     return CommandLine(evidence=evidence, payload=nested(overrides), context={"base": where}, unread=unread)
-
-
-def _lightning(line: Line, forced: bool) -> CommandLine | None:
-    given = line.words.overrides | line.words.options
-    own = [key for key in given if key.startswith("trainer.")]
-    said = {key.removeprefix("trainer."): given[key] for key in own}
-    late = ["trainer.precision"] if "trainer.precision" in line.words.undecided else []
-    if not (forced or late or "precision" in said or "plugins" in said):
-        return None
-    evidence = _evidence([key for key in own if "precision" in key] or own or late, "an argument of Lightning's")
-    return CommandLine(evidence=evidence, payload=nested(said), unread=line.unread(read=own))
-
-
-def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
-    options = line.words.options
-    own = {key: value for key, value in options.items() if TORCHTITAN.match(key)}
-    if not (own or "torchtitan" in line.launch.program.lower() or forced):
-        return None
-    if not own:
-        file = str(options.get("job.config_file", "its configuration"))
-        return CommandLine(evidence="starts torchtitan", elsewhere=file)
-    said = nested(own)
-    converters = said.get("model", {}).get("converters")
-    if isinstance(converters, str):
-        said["model"]["converters"] = [name for name in re.split(r"[,\s]+", converters) if name]
-    evidence = _evidence(list(own), "an option of torchtitan's")
-    return CommandLine(evidence=evidence, payload=said, unread=line.unread(read=own))
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
@@ -284,7 +244,5 @@ READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {
     "nemo1": _nemo1,
     "huggingface": _huggingface,
     "accelerate": _accelerate,
-    "torchtitan": _torchtitan,
-    "lightning": _lightning,
 }
 """System -> what reads its command lines, in the order they are asked."""

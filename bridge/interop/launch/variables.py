@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from bridge.interop.launch.script import LATE, WORDS, text_of
-from bridge.interop.launch.word import DEFAULT, FIELD, UNKNOWN, Word, glued, is_plain, variable_of
+from bridge.interop.launch.word import DEFAULT, FIELD, UNKNOWN, Word, glued, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,6 +18,7 @@ MAX_WORDS = 20_000
 BEFORE_A_NODE = re.compile(rb"(?:\s|\\\n)*")
 PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
+DEFAULTS = (":-", "-", ":=", "=")
 PLAIN = frozenset({"word", "number", "variable_name"})
 
 Pieces = list[str | None]
@@ -32,10 +33,6 @@ class Variables:
         """Variables that are set from outside; they hold where the script sets one to what only the run decides."""
         self.values = {name: [value] for name, value in stated.items()}
         """The words of each variable; an array may have any number, another variable has one."""
-        self.arguments: list[str] | None = None
-        """Those of the function that is read; None outside of one."""
-        self.defaulted: dict[str, str] = {}
-        """Variables that nothing sets, and the default that was taken."""
 
     def set(self, name: str, words: list[str], *, append: bool = False, is_array: bool = False) -> None:
         """Set a variable, or add to it."""
@@ -112,37 +109,26 @@ class Variables:
 
     def _value(self, own: str, name: str, index: str, operator: str, argument: str) -> list[str]:
         """Return the words of a parameter, which is one unless it is a list; `own` is it as it is written."""
-        held = self._held(name)
+        held = self.values.get(name)
         if held is not None and not {index, name} & {"@", "*"}:
-            place = int(index or 0) if (index or "0").isdigit() else len(held)
-            held = held[place : place + 1] or (None if place else [])
+            held = held[:1]
         text = " ".join(held or ())
         is_unset = held is None or bool(text and not Word.of(text).with_nothing_set)
-        if operator in (":-", "-", ":=", "="):
-            if not (is_unset or (operator[0] == ":" and not text)):
-                return held or []
-            variable = variable_of(text) or name
-            self.defaulted.setdefault(variable, argument)
-            default = f"${{{variable}:-{argument}}}"
-            if operator[-1] == "=" and not index:
-                self.set(name, [default])
-            return [default]
-        if operator in (":+", "+"):
-            return [] if is_unset or not text else [argument]
-        return held if held is not None and operator in ("", ":?", "?") else [own]
-
-    def _held(self, name: str) -> list[str] | None:
-        """Return the words of a variable or of the arguments of a function, None where nothing sets it."""
-        if self.arguments is None or not (name.isdigit() or name in "@*#"):
-            return self.values.get(name)
-        if name == "#":
-            return [str(len(self.arguments))]
-        return self.arguments[int(name) - 1 : int(name)] or None if name.isdigit() else self.arguments
+        if index not in ("", "@", "*") or operator not in ("", ":?", "?", *DEFAULTS):
+            return [own]
+        if operator not in DEFAULTS:
+            return [own] if held is None else held
+        if not (is_unset or (operator[0] == ":" and not text)):
+            return held or []
+        default = f"${{{variable_of(text) or name}:-{argument}}}"
+        if operator[-1] == "=":
+            self.set(name, [default])
+        return [default]
 
 
 def split(text: str) -> list[str]:
     """Return the words of a text that bash splits at blanks, each of a default with its variable."""
-    if is_plain(text):
+    if not any(mark in text for mark in "$`<>"):
         return text.split()
 
     def spread(found: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 MAX_LENGTH = 65_536
 """Of a word: a script that doubles a string forty times is not a launch script."""
@@ -21,37 +21,32 @@ DEFAULT = re.compile(rf"\$(?={_BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{_BRACES})
 _LATE = rf"(?:\$(?:{_BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
 UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{_LATE}")
 """A piece that only the run decides, with its variable where it is no more than that."""
-MARKS = "$`<>"
-"""Characters with which such pieces begin."""
 FIELD = re.compile(rf"(?:{_LATE}|\S)+")
 """A text between blanks."""
-NAME = re.compile(r"\w+")
 
 
 class Word(str):
     """A word of a command as it is shown; methods of `str` return plain texts."""
 
     __slots__ = ("defaults",)
-    defaults: tuple[str, ...]
-    """Variables whose defaults are in it."""
+    defaults: Mapping[str, str]
+    """Variables whose defaults are in it, with these."""
 
-    def __new__(cls, text: str = "", defaults: Iterable[str] = ()) -> Word:
-        """Return a word with the variables whose defaults are in it."""
+    def __new__(cls, text: str = "", defaults: Mapping[str, str] | None = None) -> Word:
+        """Return a word with the defaults that are in it."""
         made = super().__new__(cls, text)
-        made.defaults = tuple(defaults)
+        made.defaults = defaults or {}
         return made
 
     @classmethod
     def of(cls, text: str) -> Word:
         """Return the text of a script with its defaults in place."""
-        if "$" not in text:
-            return cls(text)
-        names: dict[str, None] = {}
-        place = 0
+        defaults, place = dict[str, str](), 0
         while (found := DEFAULT.search(text, place)) is not None:
-            names[found[1]], place = None, found.start()
-            text = glued([text[: found.start()], found[2], text[found.end() :]])
-        return cls(text, names)
+            place = found.start()
+            defaults[found[1]] = found[2]
+            text = glued([text[:place], found[2], text[found.end() :]])
+        return cls(text, defaults)
 
     @property
     def is_unknown(self) -> bool:
@@ -61,8 +56,6 @@ class Word(str):
     @property
     def with_nothing_set(self) -> str:
         """The text as bash has it with nothing set; the output of a command becomes a question mark."""
-        if is_plain(self):
-            return self
         unset = {"": "?", "#": "0"}
         return UNKNOWN.sub(lambda found: unset.get(found[1] or found[2] or "", ""), self)
 
@@ -72,29 +65,18 @@ class Word(str):
         return Word(name), Word(value) if sign else None
 
 
-def is_plain(text: str) -> bool:
-    """Return whether a text can hold no piece that only the run decides."""
-    return not any(mark in text for mark in MARKS)
-
-
 def variable_of(text: str) -> str:
     """Return the variable that nothing sets and that a text is, or whose default it is; empty for any other text."""
     found = DEFAULT.fullmatch(text) or UNKNOWN.fullmatch(text)
     return (found[1] or found[2] or "") if found is not None else ""
 
 
-def joined(words: Iterable[Word], sign: str = " ") -> Word:
+def joined(words: Iterable[Word]) -> Word:
     """Return several words as one."""
     words = list(words)
-    return Word(sign.join(words), dict.fromkeys(name for word in words for name in word.defaults))
+    return Word(" ".join(words), {name: text for word in words for name, text in word.defaults.items()})
 
 
 def glued(texts: Iterable[str | None]) -> str:
-    """Return texts side by side; a variable at the end of one gets braces where a letter follows."""
-    pieces: list[str] = []
-    for text in filter(None, texts):
-        if pieces and (text[0].isalnum() or text[0] == "_"):
-            before, sign, name = pieces[-1].rpartition("$")
-            pieces[-1] = f"{before}${{{name}}}" if sign and NAME.fullmatch(name) else pieces[-1]
-        pieces.append(text)
-    return "".join(pieces)[:MAX_LENGTH]
+    """Return texts side by side."""
+    return "".join(filter(None, texts))[:MAX_LENGTH]

@@ -7,8 +7,9 @@ from itertools import takewhile
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
-from bridge.interop.launch.word import Word, joined
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, UNREADABLE, Launch
+from bridge.interop.launch.script import MODES
+from bridge.interop.launch.word import UNKNOWN, Word, joined
 from bridge.interop.megatron_lm.flags import (
     BY_NAME,
     FILES,
@@ -123,7 +124,8 @@ def runs_of(payload: object) -> list[Arguments]:
     if isinstance(payload, Mapping):
         return _of_mapping(payload)
     if isinstance(payload, Sequence) and all(isinstance(item, Launch) for item in payload) and payload:
-        return [_of_launch(item) for item in trainings(payload, strict=True)]
+        own = [item for item in payload if item.flags & (MEGATRON_ARGUMENTS | MODES)]
+        return [_of_launch(item) for item in own or payload]
     if isinstance(payload, Sequence) and all(isinstance(item, str | int | float) for item in payload):
         return [_of_words([Word(str(item)) for item in payload])]
     rule = "must be arguments, a mapping of them, or a launch script"
@@ -175,7 +177,9 @@ def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     is_list = TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(word)
     is_value = is_list or (is_first and option and not is_switch(option))
     is_named = HOLDS_ARGUMENTS.search(word) or bears_on_precision(word.lower())
-    return may_hold_options(word) and bool(is_named or not is_value)
+    rest = UNKNOWN.sub("", word)
+    is_path_or_part = bool(rest.strip()) and ("/" in rest or UNKNOWN.match(word) is None)
+    return not is_path_or_part and bool(is_named or not is_value)
 
 
 def _take(found: Arguments, option: Option) -> int:

@@ -102,14 +102,13 @@ def _imported(run: Arguments) -> ImportReport:
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
-    engine, semantics = deepspeed_engine.is_engine(run), None
+    engine = deepspeed_engine.is_engine(run)
     for key, written in run.settings.items():
         if not (engine and key in deepspeed_engine.OWNED):
             _setting(key, written, builder)
     if engine:
-        mode, semantics = deepspeed_engine.cross(run, mode, builder)
-        is_open |= semantics is None
-        is_unstated &= semantics is None or mode == "fp32"
+        deepspeed_engine.cross(run, builder)
+        is_open = True
     else:
         effects.reduction(run, mode, builder)
     if is_unstated:
@@ -118,8 +117,8 @@ def _imported(run: Arguments) -> ImportReport:
     effects.unread(run, builder)
     effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
-    effects.undecided(run, builder, reads_files=semantics is not None)
-    semantics = semantics or ("fp32" if mode == "fp32" else "megatron_o2")
+    effects.undecided(run, builder)
+    semantics = "fp32" if mode == "fp32" else "megatron_o2"
     return builder.finish(semantics=semantics, label=run.label, is_whole=not is_open)
 
 

@@ -1,6 +1,7 @@
 """Defaults of a script's variables: those on which the precision depends are named, and no others."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,23 +25,34 @@ def defaults(script: str) -> list[set[str]]:
 
 
 @pytest.mark.parametrize(
+    "script",
+    [
+        f'X=${{X:-1}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A',
+        f'X=${{X:-0}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A',
+        f'X=${{Y:-1}}\n[[ "$X" == 1 ]] && A="--fp8-format hybrid"\n{RUN} $A',
+        f'X=${{X:-0}}\n[ "$X" = 1 ] || A="--fp8-format hybrid"\n{RUN} $A',
+        f"X=${{X:-1}}\n[ $X -gt 0 ] && A=--fp8-param-gather\n{RUN} $A",
+        f"case ${{X:-a}} in a) A=(--fp4-format e2m1);; b) A=();; esac\n{RUN} ${{A[@]}}",
+        f'X=${{1:-fp8}}\nif [ $X = bf16 ]; then :; elif [ $X = fp8 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A',
+        f'if [ "${{X:-1}}" = 1 ]; then {RUN} --fp8-format e4m3; else {RUN}; fi',
+        # through other variables
+        f"X=${{X:-a}}\nM=$X\ncase $M in a) N=1;; *) N=2;; esac\n[ $N = 1 ] && A=--fp8-param-gather\n{RUN} $A",
+        f'f() {{ if [ "$1" = fp8 ]; then A="--fp8-format e4m3"; fi; }}\nf ${{X:-bf16}}\n{RUN} $A',
+    ],
+)
+def test_a_branch_behind_a_default_is_a_run_of_its_own(script: str) -> None:
+    first, second = launches(script)
+    assert sorted(bool(re.search("--fp|--grad", " ".join(one.arguments[3:]))) for one in (first, second)) == [
+        False,
+        True,
+    ]
+    assert first.decisions != second.decisions
+    assert (first.defaulted, second.defaulted) == ({}, {})
+
+
+@pytest.mark.parametrize(
     ("script", "expected"),
     [
-        # a condition decides
-        (f'X=${{X:-1}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A', {"X"}),
-        (f'X=${{X:-0}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A', {"X"}),
-        (f'X=${{Y:-1}}\n[[ "$X" == 1 ]] && A="--fp8-format hybrid"\n{RUN} $A', {"Y"}),
-        (f'X=${{X:-0}}\n[ "$X" = 1 ] || A="--fp8-format hybrid"\n{RUN} $A', {"X"}),
-        (f"X=${{X:-1}}\n[ $X -gt 0 ] && A=--fp8-param-gather\n{RUN} $A", {"X"}),
-        (f"case ${{X:-a}} in a) A=(--fp4-format e2m1);; b) A=();; esac\n{RUN} ${{A[@]}}", {"X"}),
-        (
-            f'X=${{1:-fp8}}\nif [ $X = bf16 ]; then :; elif [ $X = fp8 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A',
-            {"1"},
-        ),
-        (f'if [ "${{X:-1}}" = 1 ]; then {RUN} --fp8-format e4m3; else {RUN}; fi', {"X"}),
-        # through other variables
-        (f"X=${{X:-a}}\nM=$X\ncase $M in a) N=1;; *) N=2;; esac\n[ $N = 1 ] && A=--fp8-param-gather\n{RUN} $A", {"X"}),
-        (f'f() {{ if [ "$1" = fp8 ]; then A="--fp8-format e4m3"; fi; }}\nf ${{X:-bf16}}\n{RUN} $A', {"X"}),
         # a flag's value
         (f"{RUN} --fp8-format ${{X:-hybrid}} --lr ${{LR:-1}}", {"X"}),
         (f"{RUN} --transformer-impl=${{X:-local}}", {"X"}),
@@ -75,8 +87,7 @@ def test_a_default_that_decides_nothing_is_not_named(script: str) -> None:
 
 
 def test_a_default_is_a_default_of_the_launch_that_it_decides() -> None:
-    script = f'if [ "${{X:-1}}" = 1 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A\n{RUN}\n{RUN} --hysteresis ${{Y:-2}}'
-    assert defaults(script) == [{"X"}, set(), {"Y"}]
+    assert defaults(f"{RUN}\n{RUN} --hysteresis ${{Y:-2}}") == [set(), {"Y"}]
 
 
 def test_what_somebody_states_is_no_default() -> None:
