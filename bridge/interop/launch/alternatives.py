@@ -66,16 +66,13 @@ def _listed(first: Reader, others: Sequence[tuple[Arm, Reader]]) -> list[Launch]
     """Return the launches of the first reading, and those of others whose precision is new there."""
     known, added = _known(first.launches), list[Launch]()
     decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in first.launches}
-    labels: dict[str, str] = {}
-    for arm, taken in first.questions.values():
-        labels.setdefault(_decider(arm), taken)
-    for arm, reader in others:
+    for (arm, reader), (_, taken) in zip(others, first.questions.values(), strict=False):
         if reader.end and not any(launch.line for launch in reader.launches):
             continue  # the branch only ends the script
         there = _known(reader.launches)
         for launch in first.launches:
             if there.isdisjoint(_known([launch])):
-                decisions[launch.line][labels[_decider(arm)]] = None
+                decisions[launch.line][taken] = None
         started = [launch for launch in reader.launches if launch.line or not first.launches[0].line]
         label = arm.label(holds=not arm.test.holds)
         added += [replace(one, decisions=(label,)) for one in started if known.isdisjoint(_known([one]))]
@@ -89,7 +86,3 @@ def _listed(first: Reader, others: Sequence[tuple[Arm, Reader]]) -> list[Launch]
 def _known(found: Iterable[Launch]) -> set[object]:
     """Return what bears on precision in launches, each with its line and with its program."""
     return {(key, launch.known) for launch in found for key in (launch.line, launch.name)}
-
-
-def _decider(arm: Arm) -> str:
-    return f"${arm.test.equal[0]}" if arm.test.equal else arm.text

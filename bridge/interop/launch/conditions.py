@@ -12,7 +12,6 @@ from bridge.interop.launch.word import Word, variable_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EQUALITY = {"=": True, "==": True, "!=": False}
 NUMERIC = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 INTEGERS = re.compile(r"-?\d{1,18} -?\d{1,18}")
 
@@ -46,14 +45,13 @@ def answer(words: Sequence[str]) -> Test:
     if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
         is_empty = compared(words[-1], "")
         return is_empty if words[0] == "-z" else is_empty.negated
-    if len(words) == 3 and words[1] in EQUALITY:
-        is_equal = compared(words[0], words[2])
-        return is_equal if EQUALITY[words[1]] else is_equal.negated
-    known = [Word.of(word) for word in words]
-    if len(words) == 3 and words[1] in NUMERIC and INTEGERS.fullmatch(f"{known[0]} {known[2]}"):
-        holds = NUMERIC[words[1]](int(known[0]), int(known[2]))
-        return Test(holds, is_free=any(word.defaults for word in known))
-    return Test(holds=False)
+    if len(words) != 3:
+        return Test(holds=False)
+    left, right = Word.of(words[0]), Word.of(words[2])
+    if words[1] in NUMERIC and INTEGERS.fullmatch(f"{left} {right}"):
+        return Test(NUMERIC[words[1]](int(left), int(right)), is_free=bool(left.defaults or right.defaults))
+    is_equal = compared(words[0], words[2])
+    return {"=": is_equal, "==": is_equal, "!=": is_equal.negated}.get(words[1], Test(holds=False))
 
 
 def matched(subject: str, patterns: Sequence[str]) -> Test:

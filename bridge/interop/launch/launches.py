@@ -24,8 +24,7 @@ def pattern(row: str, flags: int = 0) -> re.Pattern[str]:
     return re.compile(ROWS[row].replace(" |", "|"), flags)
 
 
-COMMAND_WORDS, RUNNERS, STATING = pattern("commands"), pattern("runners"), pattern("stating")
-OTHER_OPTIONS = pattern("other options")
+RUNNERS, STATING, OTHER_OPTIONS = pattern("runners"), pattern("stating"), pattern("other options")
 PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
@@ -113,8 +112,7 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
     for place, word in enumerate(words):
         following = words[place + 1 :]
         is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*following[:1]})
-        is_file = word.endswith((".py", ".py'") if is_run else ".py") and not word.startswith("-")
-        if is_swift or is_file:
+        if is_swift or (word.endswith(".py") and not word.startswith("-")):
             return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*following,))
         if word == "-m" and is_run and following and not following[0].startswith(STARTERS):
             return Launch(line=line, runner=(*words[:place],), program=following[0], arguments=(*following[1:],))

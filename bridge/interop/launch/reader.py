@@ -32,6 +32,7 @@ COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", 
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 NO_BODY = ("comment", "elif_clause", "else_clause")
+READ_A_SCRIPT = starts.SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
 ANSWERS = {"true": True, ":": True, "false": False}
 
 
@@ -100,8 +101,9 @@ class Reader(Variables):
         elif kind == "redirected_statement":
             inner, *redirects = node.named_children
             head, _, body = text_of(node).partition("\n")
-            is_read = name_of(inner) == "cat" and ">" not in head
-            if "<<" in head and not is_read and starts.PRECISION_WORDS.search(body):
+            is_used = name_of(inner) != "cat" or ">" in head
+            bears = is_used and starts.PRECISION_WORDS.search(body) is not None
+            if "<<" in head and (bears or name_of(inner) in READ_A_SCRIPT):
                 self.notes[f"heredoc on line {self._line(node)}"] = None
             targets = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
             self.redirected = [word for words in targets for word in words[1:]] if inner.type == "command" else []
@@ -227,8 +229,7 @@ class Reader(Variables):
             self._simple(words, self._line(node), names)
             for name in names:  # `NAME=value command` sets it for the command only
                 self.values.pop(name)
-                if name in before:
-                    self.values[name] = before[name]
+            self.values |= {name: before[name] for name in names if name in before}
 
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command, those behind a redirection too."""
@@ -251,10 +252,9 @@ class Reader(Variables):
             name, _, index = text_of(one.children[0]).partition("[")
             given = one.child_by_field_name("value")
             is_array = given is not None and given.type == "array"
+            words = [self.text(given)] if given is not None else [""]
             if given is not None and is_array:
                 words = self.words(child for child in given.named_children if child.type in WORDS)
-            else:
-                words = ["" if given is None else self.text(given)]
             append = len(one.children) > 1 and one.children[1].type == "+="
             self.set(name, words, append=append or bool(index), is_array=is_array or bool(index))
             names[name] = None
@@ -299,8 +299,6 @@ class Reader(Variables):
 
     def _string(self, text: str, line: int) -> None:
         """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
-        if not starts.COMMAND_WORDS.search(text):
-            return
         names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
         hidden = {name: self.values.pop(name) for name in names & self.values.keys() - self.exported.keys()}
         self._read(text, line, f"the string on line {line}")

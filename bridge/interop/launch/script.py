@@ -21,17 +21,9 @@ if TYPE_CHECKING:
 MAX_SECONDS = 0.6
 CHUNK = 4_096
 """Bytes that are handed to the parser at once."""
-LIMITS = (
-    ("(", ")", 300),
-    ("${", "}", 300),
-    ("|", "\0", 2_000),
-    ("<<", "\0", 500),
-    ("&&", "\0", 300),
-    ("||", "\0", 300),
-)
-"""Opening sign, closing sign, and how many more of the first: the parser's time is quadratic in their number.
-
-The last two nest as deeply as they are many."""
+LIMITS = {"(": 300, "${": 300, "|": 2_000, "<<": 500, "&&": 300, "||": 300}
+"""Opening sign -> how many more than closing ones: the parser's time is quadratic in their number, or they nest."""
+CLOSING = {"(": ")", "${": "}"}
 PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
@@ -53,8 +45,8 @@ MODES = frozenset({"--bf16", "--fp16"})
 def parse(text: str, path: str) -> Node:
     """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
     text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text)
-    for sign, closing, most in LIMITS:
-        if text.count(sign) - text.count(closing) > most:
+    for sign, most in LIMITS.items():
+        if text.count(sign) - text.count(CLOSING.get(sign, "\0")) > most:
             rule = f"a launch script must not have more than {most} open {sign!r}"
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
     source = f"{text}\n\n".encode()

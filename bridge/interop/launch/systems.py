@@ -15,6 +15,7 @@ from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.reading.command_words import CommandWords, nested
 from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import record_named
+from bridge.registry.registry import REGISTRY
 
 NEMO, FAIRSEQ = pattern("nemo1"), pattern("fairseq")
 OF_TRAINING = frozenset(ROWS["of training"].split())
@@ -116,25 +117,19 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
 
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
-    from bridge.registry.registry import REGISTRY
-
     own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
-    recipe = line.words.options.get("recipe", line.words.undecided.get("recipe"))
-    if not (own or isinstance(recipe, str) or forced):
+    if not (own or forced):
         return None
-    evidence = "has the override `mixed_precision`, which Megatron Bridge's scripts and ours take"
-    if not own and recipe is not None:
-        evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
-        if recipe not in REGISTRY:
-            return CommandLine(evidence=evidence, elsewhere=f"the recipe {recipe}")
-    unread = line.unread(read=(*own, "mixed_precision"))
-    name = own.pop("mixed_precision", recipe if recipe in REGISTRY else None)
-    fields = nested(own).get("mixed_precision", {})
+    evidence, unread = (
+        _evidence([*own], "an override of Megatron Bridge's"),
+        line.unread(read=(*own, "mixed_precision")),
+    )
+    name = own.pop("mixed_precision", None)
+    payload, context = nested(own), {} if name else {"base": f"the recipe that {line.launch.name} loads"}
     if name is not None:
-        payload = {"mixed_precision": {**REGISTRY.get(str(name)).to_dict(), **fields} if fields else name}
-        return CommandLine(evidence=evidence, payload=payload, unread=unread)
-    context = {"base": f"the recipe {recipe or f'that {line.launch.name} loads'}"}
-    return CommandLine(evidence=evidence, payload=nested(own), context=context, unread=unread)
+        fields = {**REGISTRY.get(name).to_dict(), **payload["mixed_precision"]} if own else name
+        payload = {"mixed_precision": fields}
+    return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
 
 
 def _nemo1(line: Line, forced: bool) -> CommandLine | None:

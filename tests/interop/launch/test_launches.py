@@ -339,6 +339,11 @@ def test_a_heredoc_that_a_program_reads_or_a_file_gets_is_not_read_and_named(rea
     assert (launch.program, launch.notes) == ("t.py", ("heredoc on line 1",))
 
 
+def test_a_script_in_a_heredoc_is_named_whatever_it_holds() -> None:
+    (launch,) = launches("sbatch <<EOF\ntorchrun text.py $ARGS\nEOF\ntorchrun t.py")
+    assert (launch.program, launch.notes) == ("t.py", ("heredoc on line 1",))
+
+
 def test_only_programs_that_may_train_are_runs() -> None:
     script = (
         "python tools/preprocess_data.py --input $IN --output-prefix x\npython -m pip install --quiet x\n"

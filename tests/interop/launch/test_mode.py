@@ -119,11 +119,10 @@ def test_a_file_beside_that_is_sourced_is_read(tmp_path: Path) -> None:
     assert (run.imported.config.fp8, run.imported.decided_by) == ("hybrid", None)
 
 
-def test_a_recipe_decides_unless_the_registry_knows_its_name() -> None:
-    with pytest.raises(PayloadError, match="takes its precision from the recipe llama3_8b_pretrain_config"):
-        only("python run_recipe.py --recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=2")
-    run = only("python run_recipe.py --recipe bf16_mixed")
+def test_the_name_of_a_recipe_is_read_and_fields_go_over_it() -> None:
+    run = only("python train.py mixed_precision=bf16_mixed mixed_precision.grad_reduce_in_fp32=false")
     assert (run.system.name, run.imported.config.mode) == ("megatron-bridge", "bf16")
+    assert run.imported.config.grad_reduce_in_fp32 is False
 
 
 @pytest.mark.parametrize("switch", ["--bf16", "--fp16"])
@@ -131,8 +130,6 @@ def test_a_lone_switch_of_an_unknown_program_names_no_system(switch: str) -> Non
     helper = f"python inference.py --output_dir out --batch_size=8 {switch}"
     with pytest.raises(PayloadError, match="line 2, inference.py: no system here knows the program's arguments"):
         only(helper)
-    with pytest.raises(PayloadError, match="takes its precision from the recipe llama3_8b_pretrain_config"):
-        only(f"{helper}\npython run_recipe.py --recipe llama3_8b_pretrain_config")
     for known in (f"pretrain_gpt.py {switch}", f"inference.py {switch} --tokenizer-type GPT2BPETokenizer"):
         assert only(f"python {known}").imported.config.mode == switch.removeprefix("--")
 
@@ -142,21 +139,11 @@ def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
     assert (run.imported.label, run.imported.config.fp8) == ("line 2, train.py", "hybrid")
 
 
-@pytest.mark.parametrize(
-    ("words", "decided_by"),
-    [
-        ("run_recipe.py --recipe llama3_8b_pretrain_config", "the recipe llama3_8b_pretrain_config"),
-        ("pretrain.py", "the recipe that pretrain.py loads"),
-    ],
-)
 @pytest.mark.parametrize("override", ["grad_reduce_in_fp32=false", "fp8_recipe=mxfp8"])
-def test_overrides_of_a_recipe_that_is_not_read_state_no_mode(words: str, decided_by: str, override: str) -> None:
-    run = only(f"python {words} mixed_precision.{override}")
-    assert (run.system.name, run.imported.decided_by, run.imported.semantics) == (
-        "megatron-bridge",
-        decided_by,
-        "unstated",
-    )
+def test_overrides_of_a_recipe_that_is_not_read_state_no_mode(override: str) -> None:
+    run = only(f"python run_recipe.py --recipe llama3_8b_pretrain_config mixed_precision.{override}")
+    found = run.system.name, run.imported.decided_by, run.imported.semantics
+    assert found == ("megatron-bridge", "the recipe that run_recipe.py loads", "unstated")
     assert run.imported.config.stated == {override.partition("=")[0]}
 
 
