@@ -31,6 +31,8 @@ DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
+WRITING = frozenset({">", ">>", ">|", "&>"})
+EDITORS = frozenset({"sed", "cp", "mv", "tee"})
 NO_BODY = ("comment", "elif_clause", "else_clause")
 READ_A_SCRIPT = starts.SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
 ANSWERS = {"true": True, ":": True, "false": False}
@@ -63,6 +65,7 @@ class Reader(Variables):
         """Conditions that the file does not decide, each with the branch that is taken."""
         self.exported: dict[str, None] = {}
         self.functions: dict[str, Node] = {}
+        self.files: dict[str, starts.WrittenFile] = {}
         self.launches: list[starts.Launch] = []
         self.notes: dict[str, None] = {}
         """What was not read."""
@@ -99,15 +102,7 @@ class Reader(Variables):
         elif kind in COMMANDS:
             self._command(node)
         elif kind == "redirected_statement":
-            inner, *redirects = node.named_children
-            head, _, body = text_of(node).partition("\n")
-            is_used = name_of(inner) != "cat" or ">" in head
-            bears = is_used and starts.PRECISION_WORDS.search(body) is not None
-            if "<<" in head and (bears or name_of(inner) in READ_A_SCRIPT):
-                self.notes[f"heredoc on line {self._line(node)}"] = None
-            targets = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
-            self.redirected = [word for words in targets for word in words[1:]] if inner.type == "command" else []
-            self._one(inner)
+            self._redirected(node)
         elif kind == "list":
             self._pair(node)
         elif kind == "if_statement":
@@ -125,6 +120,39 @@ class Reader(Variables):
 
     def _line(self, node: Node) -> int:
         return self.line or node.start_point.row + 1
+
+    def _redirected(self, node: Node) -> None:
+        """Read a command with its redirections: a here-document is a script for a shell, or a file's content."""
+        inner, *redirects = node.named_children
+        redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
+        targets = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
+        text, line = self._document(redirects), self._line(node)
+        if text is not None and name_of(inner) in READ_A_SCRIPT:
+            self.executed.add(inner.id)
+            return self._string(text, line)
+        self.redirected = [word for words in targets for word in words[1:]] if inner.type == "command" else []
+        self._one(inner)
+        paths = {
+            starts.path_of(Word.of(self.text(words[0]))): redirect.children[0].type
+            for redirect, words in zip(redirects, targets, strict=True)
+            if words and redirect.type == "file_redirect" and redirect.children[0].type in WRITING
+        }
+        for path, sign in paths.items():
+            self.files.pop(path, None)
+            if text is not None and text_of(inner) == "cat" and sign == ">":
+                self.files[path] = starts.WrittenFile(line, text)
+        if text is not None and (paths or name_of(inner) != "cat") and starts.PRECISION_WORDS.search(text):
+            self.notes[f"heredoc on line {line}"] = None
+        return None
+
+    def _document(self, redirects: Iterable[Node]) -> str | None:
+        """Return the here-document among redirections."""
+        for redirect in redirects:
+            parts = {child.type: child for child in redirect.named_children}
+            if "heredoc_body" in parts:
+                body, is_quoted = parts["heredoc_body"], text_of(parts["heredoc_start"]).startswith(("'", '"', "\\"))
+                return text_of(body) if is_quoted else self.text(body)
+        return None
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -323,7 +351,9 @@ class Reader(Variables):
             self._string(inner, line)
         started = starts.found_launch([Word.of(word) for word in words], line)
         if started is not None and len(self.launches) == count:
-            self.launches.append(replace(started, environment=self.environment(prefix)))
+            self.launches.append(replace(started, environment=self.environment(prefix), files=self.files.copy()))
+        if words[0] in EDITORS:
+            self.files = {name: file for name, file in self.files.items() if name not in words}
 
     def environment(self, prefix: Iterable[str] = ()) -> dict[str, Word]:
         """Return the variables that programs are given."""

@@ -123,15 +123,17 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
             builder.record("megatron_lm.an-environment-variable-which", name, value)
 
 
-def undecided(run: Arguments, builder: ImportBuilder) -> None:
-    """Report what only a run of the script decides."""
+def undecided(run: Arguments, builder: ImportBuilder, *, reads_files: bool) -> None:
+    """Report what only a run of the script decides; `reads_files`: the files that the script writes are read."""
     for text in dict.fromkeys(run.undecided):
         builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     if run.has_end is False and not run.decided_by:
         builder.record("megatron_lm.incomplete", "arguments", None)
+    read = [f"heredoc on line {file.line}" for file in run.launch.files.values()] if reads_files else []
     for note in run.launch.notes:
-        builder.record("megatron_lm.it-is-not-read-and-may", note, None)
+        if note not in read:
+            builder.record("megatron_lm.it-is-not-read-and-may", note, None)
     for name, value in run.launch.defaulted.items():
         builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)

@@ -102,13 +102,14 @@ def _imported(run: Arguments) -> ImportReport:
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
-    engine = deepspeed_engine.is_engine(run)
+    engine, file = deepspeed_engine.is_engine(run), None
     for key, written in run.settings.items():
         if not (engine and key in deepspeed_engine.OWNED):
             _setting(key, written, builder)
     if engine:
-        deepspeed_engine.cross(run, builder)
-        is_open = True
+        mode, file = deepspeed_engine.cross(run, mode, builder)
+        is_open |= file is None
+        is_unstated &= file is None or mode == "fp32"
     else:
         effects.reduction(run, mode, builder)
     if is_unstated:
@@ -117,8 +118,9 @@ def _imported(run: Arguments) -> ImportReport:
     effects.unread(run, builder)
     effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
-    effects.undecided(run, builder)
+    effects.undecided(run, builder, reads_files=file is not None)
     semantics = "fp32" if mode == "fp32" else "megatron_o2"
+    semantics = file.semantics if file is not None else semantics
     return builder.finish(semantics=semantics, label=run.label, is_whole=not is_open)
 
 

@@ -332,15 +332,16 @@ def test_a_file_of_bare_arguments_is_one_run() -> None:
     assert (run.config.mode, run.config.fp8) == ("bf16", "hybrid")
 
 
-@pytest.mark.parametrize("reader", ["bash", "sbatch", "ssh host bash -s", "cat > job.sh", "tee job.sh"])
-def test_a_heredoc_that_a_program_reads_or_a_file_gets_is_not_read_and_named(reader: str) -> None:
+@pytest.mark.parametrize("reader", ["bash", "sbatch", "ssh host bash -s", "srun"])
+def test_a_heredoc_that_a_shell_reads_is_a_script(reader: str) -> None:
+    found = launches(f"{reader} <<EOF\ntorchrun text.py --num-layers 2 --fp16\nEOF\ncat <<EOF\ntorchrun no.py\nEOF")
+    assert [launch.program for launch in found] == ["text.py"]
+
+
+@pytest.mark.parametrize("reader", ["python", "cat > job.sh", "tee job.sh"])
+def test_a_heredoc_that_a_program_reads_or_a_file_gets_is_named(reader: str) -> None:
     text = f"{reader} <<EOF\ntorchrun text.py --fp16\nEOF\ncat <<EOF\ntorchrun no.py --fp16\nEOF\ntorchrun t.py"
     (launch,) = launches(text)
-    assert (launch.program, launch.notes) == ("t.py", ("heredoc on line 1",))
-
-
-def test_a_script_in_a_heredoc_is_named_whatever_it_holds() -> None:
-    (launch,) = launches("sbatch <<EOF\ntorchrun text.py $ARGS\nEOF\ntorchrun t.py")
     assert (launch.program, launch.notes) == ("t.py", ("heredoc on line 1",))
 
 
