@@ -262,7 +262,8 @@ class Reader(Variables):
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command, those behind a redirection too."""
         words: list[str] = []
-        for child in () if node.type == "variable_assignment" else node.children:
+        children = () if node.type == "variable_assignment" else node.children
+        for child in children:
             if child.type == "command_name" or child.type in WORDS:
                 words += self.words(child.children[:1] if child.type == "command_name" else [child])
             elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
@@ -274,9 +275,8 @@ class Reader(Variables):
     def _assigned(self, node: Node) -> dict[str, None]:
         """Set the variables of a command, and return their names."""
         names = dict[str, None]()
-        for one in [node] if node.type == "variable_assignment" else node.children:
-            if one.type != "variable_assignment":
-                continue
+        children = [node] if node.type == "variable_assignment" else node.children
+        for one in (child for child in children if child.type == "variable_assignment"):
             name, _, index = text_of(one.children[0]).partition("[")
             given = one.child_by_field_name("value")
             is_array = given is not None and given.type == "array"

@@ -61,7 +61,8 @@ class Line:
         a file which was not.
         """
         launch, found = self.launch, list[tuple[str, str, object]]()
-        for name, value in {**self.words.options, **self.words.overrides}.items() if read is not None else ():
+        given = {**self.words.options, **self.words.overrides} if read is not None else {}
+        for name, value in given.items():
             if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
                 found.append(("command_lines.option", self.words.written.get(name, name), value))
         for words in (self.words, self.launcher):
