@@ -15,10 +15,9 @@ from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
 from bridge.errors import PrecisionConfigError
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
-from bridge.precision.values import dtype_token
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.section import read_section
-from bridge.sync.owner import OwnerValues
+from bridge.sync.owner import OwnerValues, in_one_form
 from bridge.sync.prediction import plan
 from bridge.sync.routes import ROUTES, Route, notes, routes_of
 from bridge.sync.synchroniser import megatron_version
@@ -210,7 +209,7 @@ def owner_of(route: Route, values: dict[str, Any]) -> OwnerValues:
 def test_an_owners_own_value_of_a_field_that_is_not_stated_stays_and_is_listed(field: str) -> None:
     (route,) = routes_of(field)
     own = getattr(config_with(field), field)
-    held = {field: dtype_token(own) if isinstance(own, torch.dtype) else own}
+    held = {field: in_one_form(own)}
     for recipe in (MixedPrecisionConfig(bf16=True), MixedPrecisionConfig(fp32=True), config_with("tp_only_amax_red")):
         if recipe.is_stated(field):
             continue
