@@ -11,6 +11,7 @@ The shim has to stay installed while training: schedules and optimizer steps cre
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,20 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
+def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
+    """`ProcessGroupGloo.__init__` whose groups share the thread that wakes each 10 ms; torch starts one per group."""
+    gloo = torch.distributed.ProcessGroupGloo
+    shared = functools.cache(gloo.create_default_device)
+
+    def started(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        options = gloo._Options()  # noqa: SLF001 torch gives these no public names
+        for name, value in (("_devices", [shared()]), ("_threads", 1), ("_timeout", timeout)):
+            setattr(options, name, value)
+        start(self, store, rank, size, options)
+
+    return started
+
+
 REPLACEMENTS: Rows = {
     **{f"torch.{name}": on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
     "torch.Tensor.type": _cuda_type_name,
@@ -109,6 +124,7 @@ REPLACEMENTS: Rows = {
     "megatron.core.distributed.param_and_grad_buffer.dist_reduce_scatter_func": _in_place,
     "megatron.core.distributed.param_and_grad_buffer.dist_all_gather_func": _in_place,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _to_numpy_too,
+    "torch.distributed.ProcessGroupGloo.__init__": _of_one_loop,
     "torch.amp.autocast_mode.autocast.__init__": on_cpu,  # a subclass would miss names bound at import
     "torch.is_autocast_enabled": _asked_about_cpu,
     "torch.get_autocast_dtype": _asked_about_cpu,

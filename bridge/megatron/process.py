@@ -259,7 +259,7 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
 
 
 MANY_THREADS = 200
-"""Threads of a process at which a sweep's earlier models are collected; a run has some fifty."""
+"""Threads of a process at which a sweep's earlier models are collected; a run has some twenty."""
 _chunks: list[Any] = []
 
 
