@@ -106,6 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         (main_train if words[0] == TRAIN else main_compare)(words[1:])
         return 0
+    if arguments is None:
+        gc.set_threshold(50_000, 20)  # the imports and the parsed files stay: looking for garbage finds none
     chosen = _parsed(words)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     code: int = 128 + signal.SIGPIPE  # of an answer that no reader waits for
