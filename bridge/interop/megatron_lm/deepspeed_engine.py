@@ -64,13 +64,7 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, Impor
         builder.record("megatron_deepspeed.two-modes", f"--{mode}", True, **facts)
     if mode != found.config.mode:
         builder.fields = {field: value for field, value in builder.fields.items() if field not in MODE}
-    stated = found.config.to_dict()
-    for setting, fields in found.mapped.items():
-        builder.map(f"{name}: {setting}", **{field: stated[field] for field in fields})
-    builder.fields.update(stated)
-    for loss in found.unmapped:
-        if loss.field != "mode":
-            builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
+    builder.take(found, f"{name}: ")
     return "fp32" if found.decided_by else found.config.mode, found
 
 
