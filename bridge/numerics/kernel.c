@@ -17,7 +17,6 @@
 
 #define PANEL 1024
 #define GROUP 16 /* rows that the Hadamard transform mixes */
-#define LANES 16 /* columns that it mixes in registers, */
 #define STRIP 128 /* and in cache */
 #define ALWAYS static inline __attribute__((always_inline))
 
@@ -100,36 +99,59 @@ typedef struct {
     const void *x; /* source of a row, which may be a block that was transformed */
     int64_t from, to; /* index of its first element there, and in the result */
     uint32_t row, column; /* in the whole matrix */
-    int n;
-    const float *scale, *back; /* per column */
+    int n, size; /* columns, and of how many in turn a scale is */
+    const float *scale, *back;
 } line;
 
-/* One row: scale, round, and store codes or operand values. NaN becomes `nan_code`, of which `nan_bits` is the value.
+/* What holds for all of a row. */
+typedef struct {
+    grid g;
+    uint32_t first, second, nan_bits, nan_code;
+    int32_t mantissa_bits, sign_shift, rebias;
+    float normal, steps;
+} row_rule;
+
+/* Scale, round, and store a code or an operand value. NaN becomes `nan_code`, of which `nan_bits` is the value.
  * An operand value is exact in BF16, so its lower half is cut off rather than rounded. */
-ALWAYS void store_row(const pass *p, const line l, const int dtype, const int codes, const int stochastic) {
-    const grid g = grid_of(p->mantissa_bits, p->min_exponent, p->max);
-    const int m = p->mantissa_bits, sign_shift = 32 - p->bits;
-    const uint32_t first = hash(l.row ^ (uint32_t)p->seed), second = hash(first ^ (uint32_t)(p->seed >> 32));
-    const uint32_t nan_bits = (uint32_t)p->nan_bits, nan_code = (uint32_t)p->nan_code;
-    const int32_t rebias = (127 - p->bias) << m;
-    const float normal = as_float(g.floor_bits), steps = as_float((uint32_t)(127 + m - p->min_exponent) << 23);
-    const float *restrict scale = l.scale, *restrict back = l.back;
-    uint8_t *restrict code = (uint8_t *)p->out + l.to;
-    uint16_t *restrict value = (uint16_t *)p->out + l.to;
-    for (int c = 0; c < l.n; c++) {
-        const float y = load(l.x, l.from + c, dtype) * scale[c];
-        const float r = stochastic ? random_neighbour(y, g, (uint32_t)m, unit(l.column + (uint32_t)c, first, second))
-                                   : nearest(y, g);
-        const int is_nan = (as_bits(y) & 0x7FFFFFFF) > 0x7F800000;
-        const uint32_t sign = is_nan ? 0 : as_bits(y) & 0x80000000;
-        if (codes) {
-            const int32_t small = (int32_t)(r * steps), large = (int32_t)(as_bits(r) >> (23 - m)) - rebias;
-            const uint32_t bits = (uint32_t)(r < normal ? small : large) | sign >> sign_shift;
-            code[c] = (uint8_t)(is_nan ? nan_code : bits);
-        } else {
-            value[c] = (uint16_t)(as_bits(as_float((is_nan ? nan_bits : as_bits(r)) | sign) * back[c]) >> 16);
-        }
+ALWAYS void store_one(const row_rule *q, const line *l, int c, float scale, float back, uint8_t *restrict code,
+                      uint16_t *restrict value, const int dtype, const int codes, const int stochastic) {
+    const uint32_t m = (uint32_t)q->mantissa_bits;
+    const float y = load(l->x, l->from + c, dtype) * scale;
+    const float r = stochastic ? random_neighbour(y, q->g, m, unit(l->column + (uint32_t)c, q->first, q->second))
+                               : nearest(y, q->g);
+    const int is_nan = (as_bits(y) & 0x7FFFFFFF) > 0x7F800000;
+    const uint32_t sign = is_nan ? 0 : as_bits(y) & 0x80000000;
+    if (codes) {
+        const int32_t small = (int32_t)(r * q->steps), large = (int32_t)(as_bits(r) >> (23 - m)) - q->rebias;
+        const uint32_t bits = (uint32_t)(r < q->normal ? small : large) | sign >> q->sign_shift;
+        code[c] = (uint8_t)(is_nan ? q->nan_code : bits);
+    } else {
+        value[c] = (uint16_t)(as_bits(as_float((is_nan ? q->nan_bits : as_bits(r)) | sign) * back) >> 16);
     }
+}
+
+#define TILE 16 /* columns that share a scale where tiles are this wide or wider */
+
+ALWAYS void store_row(const pass *p, const line *l, const int dtype, const int codes, const int stochastic,
+                      const int is_wide) {
+    const grid g = grid_of(p->mantissa_bits, p->min_exponent, p->max);
+    const uint32_t first = hash(l->row ^ (uint32_t)p->seed), second = hash(first ^ (uint32_t)(p->seed >> 32));
+    const int m = p->mantissa_bits;
+    const row_rule q = {
+        g, first, second, (uint32_t)p->nan_bits, (uint32_t)p->nan_code, m, 32 - p->bits, (127 - p->bias) << m,
+        as_float(g.floor_bits), as_float((uint32_t)(127 + m - p->min_exponent) << 23)};
+    const float *restrict scale = l->scale, *restrict back = l->back;
+    uint8_t *restrict code = (uint8_t *)p->out + l->to;
+    uint16_t *restrict value = (uint16_t *)p->out + l->to;
+    const int shift = is_wide ? __builtin_ctz((unsigned)l->size) : 0, whole = is_wide ? l->n / TILE * TILE : 0;
+    for (int start = 0; start < whole; start += TILE) {
+        const float s = scale[start >> shift], b = back[start >> shift];
+#pragma GCC ivdep
+        for (int c = start; c < start + TILE; c++) store_one(&q, l, c, s, b, code, value, dtype, codes, stochastic);
+    }
+#pragma GCC ivdep
+    for (int c = whole; c < l->n; c++)
+        store_one(&q, l, c, scale[c >> shift], back[c >> shift], code, value, dtype, codes, stochastic);
 }
 
 /* Magnitudes are compared as integers: their bits plus what lifts infinity to the largest integer, so that NaN becomes
@@ -209,6 +231,27 @@ ALWAYS void row_amax(const uint16_t *x, int n, int16_t *restrict narrow, const i
     }
 }
 
+#define AHEAD 2048 /* numbers; the processor itself fetches no further than the page */
+/* Largest magnitude of n numbers of 16 bits in a row; n is a multiple of 4 * COUNT. */
+static __attribute__((noinline)) float flat_amax(const uint16_t *x, int64_t n, int dtype) {
+    shorts most[4], v;
+    int16_t all = (int16_t)lift(dtype);
+    for (int k = 0; k < 4; k++) most[k] = (shorts){0} + all;
+    for (int64_t i = 0; i < n; i += 4 * COUNT) {
+        for (int k = 0; k < 4 * COUNT; k += 32) __builtin_prefetch(x + i + AHEAD + k);
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
+            memcpy(&v, x + i + k * COUNT, sizeof v);
+            v = (v & 0x7FFF) + (int16_t)lift(dtype);
+            const shorts more = v > most[k];
+            most[k] = (v & more) | (most[k] & ~more);
+        }
+    }
+    for (int k = 0; k < 4 * COUNT; k++) all = most[k / COUNT][k % COUNT] > all ? most[k / COUNT][k % COUNT] : all;
+    const uint16_t bits = (uint16_t)(all - lift(dtype));
+    return dtype == BF16 ? load(&bits, 0, BF16) : load(&bits, 0, FP16);
+}
+
 /* Largest magnitude of each tile of a panel; `size`, the width of a tile, is a power of two. */
 ALWAYS void tile_amax(const void *x, int64_t at, int64_t stride, int rows, int n, int size, float *restrict amax,
                       const int dtype) {
@@ -267,9 +310,9 @@ static void tile_scales(const pass *restrict p, const float *restrict amax, int 
         const float whole = p->scale * (1.0f / 6.0f), inverse = 1.0f / p->scale;
         uint8_t *restrict out = stored;
         for (int t = 0; t < tiles; t++) {
-            float product = amax[t] * whole, decode = nearest(product > FLT_MAX ? FLT_MAX : product, e4m3);
-            float encode = 1.0f / (decode * inverse);
-            scale[t] = encode > FLT_MAX ? FLT_MAX : encode;
+            const float decode = nearest(amax[t] * whole, e4m3); /* infinity becomes the maximum there */
+            const uint32_t encode = as_bits(1.0f / (decode * inverse)), most = as_bits(FLT_MAX);
+            scale[t] = as_float(encode > most ? most : encode); /* infinity, of zero; as integers for vectors */
             back[t] = decode;
             out[t] = (uint8_t)(decode < 0x1p-6f ? (int32_t)(decode * 512.0f) : (int32_t)(as_bits(decode) >> 20) - 960);
         }
@@ -281,7 +324,11 @@ typedef struct { uint32_t amax, smallest, largest; } found;
 
 typedef void (*store)(const pass *, const line *);
 typedef void (*measure)(const void *, int64_t at, int64_t stride, int rows, int n, int size, float *amax);
+#define LANES (COUNT < 16 ? 8 : COUNT / 2) /* columns that the transform mixes in registers */
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint32_t unsigned_words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 /* From a panel of n columns to the one that is worked on next. */
 ALWAYS int64_t to_next(const pass *p, int64_t column, int n, int64_t rows) {
@@ -295,8 +342,9 @@ ALWAYS void fetch(const pass *p, int64_t at, int n) {
     for (int64_t byte = 0; byte < n * size; byte += 64) __builtin_prefetch((const char *)p->x + at * size + byte);
 }
 
-/* The butterflies of LANES columns of one group of rows, in registers. */
-static __attribute__((noinline)) void mix(float x[GROUP][STRIP], int column) {
+/* The butterflies of LANES columns of one group of rows, in registers. Their results go to `out` in BF16, or their largest
+ * magnitudes into `most`, lifted, times 4 and not rounded yet: rounding does not change which one is the largest. */
+ALWAYS void mix(const float x[GROUP][STRIP], int column, uint16_t *out, words *most, const int dtype) {
     lanes v[GROUP];
 #pragma GCC unroll 16
     for (int r = 0; r < GROUP; r++) memcpy(&v[r], &x[r][column], sizeof v[r]);
@@ -310,68 +358,70 @@ static __attribute__((noinline)) void mix(float x[GROUP][STRIP], int column) {
             v[r + distance] = a - b;
         }
 #pragma GCC unroll 16
-    for (int r = 0; r < GROUP; r++) memcpy(&x[r][column], &v[r], sizeof v[r]);
+    for (int r = 0; r < GROUP; r++) {
+        const lanes y = out ? v[r] * 0.25f : v[r];
+        words bits;
+        memcpy(&bits, &y, sizeof bits);
+        if (!out) {
+            bits = (bits & 0x7FFFFFFF) + lift(FP32);
+            const words more = bits > *most;
+            *most = (bits & more) | (*most & ~more);
+            continue;
+        }
+        const words is_nan = dtype == BF16 ? (words){0} : (bits & 0x7FFFFFFF) > 0x7F800000; /* see `bf16_of_number` */
+        const words rounded = (words)(((unsigned_words)bits + 0x7FFF + (((unsigned_words)bits >> 16) & 1)) >> 16);
+        const halves stored = __builtin_convertvector((rounded & ~is_nan) | (is_nan & 0x7FC0), halves);
+        memcpy(out + r * PANEL, &stored, sizeof stored);
+    }
 }
 
-/* The transform of n <= PANEL columns of one group of rows, in BF16 into `out`. Without `out` its largest magnitude goes
- * into `most`, lifted, times 4 and not rounded yet: rounding does not change which one is the largest. */
-ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, int32_t *restrict most,
-                      const int dtype) {
+/* The transform of n <= PANEL columns of one group of rows into `out`, or without it its largest magnitude. */
+ALWAYS float transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, const int dtype) {
     float x[GROUP][STRIP];
+    words most = (words){0} + lift(FP32);
+    int32_t all = lift(FP32);
     const int64_t next = to_next(p, column, n, GROUP);
     for (int start = 0; start < n; start += STRIP) {
         const int strip = n - start < STRIP ? n - start : STRIP;
         for (int r = 0; r < GROUP; r++) {
             const float sign = (float)p->signs[r];
             const int64_t at = (row + r) * p->columns + column + start;
-            fetch(p, at + next, strip);
+            fetch(p, at + (start + STRIP < n ? STRIP : next - start), strip);
             if (row + r < p->x_rows) for (int c = 0; c < strip; c++) x[r][c] = load(p->x, at + c, dtype) * sign;
             else for (int c = 0; c < strip; c++) x[r][c] = 0 * sign; /* a zero with the sign's sign, as in torch */
+            for (int c = strip; c % LANES; c++) x[r][c] = 0;
         }
-        for (int c = 0; c < strip; c += LANES) mix(x, c);
-        for (int r = 0; !out && r < GROUP; r++)
-            for (int c = 0; c < strip; c++) {
-                const int32_t one = (int32_t)((as_bits(x[r][c]) & 0x7FFFFFFF) + (uint32_t)lift(FP32));
-                most[c] = one > most[c] ? one : most[c];
-            }
-        for (int r = 0; out && r < GROUP; r++)
-            for (int c = 0; c < strip; c++) {
-                const float y = x[r][c] * 0.25f;
-                out[r * PANEL + start + c] = dtype == BF16 ? bf16_of_number(y) : bf16(y);
-            }
+        for (int c = 0; c < strip; c += LANES) mix(x, c, out ? out + start + c : NULL, &most, dtype);
     }
+    for (int k = 0; k < LANES; k++) all = most[k] > all ? most[k] : all;
+    return as_float((uint32_t)bf16(as_float((uint32_t)(all - lift(FP32))) * 0.25f) << 16);
 }
 
 static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out) {
-    if (p->dtype == FP32) transform(p, row, column, n, out, NULL, FP32);
-    else if (p->dtype == BF16) transform(p, row, column, n, out, NULL, BF16);
-    else transform(p, row, column, n, out, NULL, FP16);
+    if (p->dtype == FP32) transform(p, row, column, n, out, FP32);
+    else if (p->dtype == BF16) transform(p, row, column, n, out, BF16);
+    else transform(p, row, column, n, out, FP16);
 }
 
 /* Largest magnitude of the transform of one group of rows, in BF16. */
 static __attribute__((noinline)) float transformed_amax(const pass *p, int64_t row, int64_t column, int n) {
-    int32_t most[STRIP], all = lift(FP32);
-    for (int c = 0; c < STRIP; c++) most[c] = all;
-    if (p->dtype == FP32) transform(p, row, column, n, NULL, most, FP32);
-    else if (p->dtype == BF16) transform(p, row, column, n, NULL, most, BF16);
-    else transform(p, row, column, n, NULL, most, FP16);
-    for (int c = 0; c < STRIP; c++) all = most[c] > all ? most[c] : all;
-    return as_float((uint32_t)bf16(as_float((uint32_t)(all - lift(FP32))) * 0.25f) << 16);
+    if (p->dtype == FP32) return transform(p, row, column, n, NULL, FP32);
+    return p->dtype == BF16 ? transform(p, row, column, n, NULL, BF16) : transform(p, row, column, n, NULL, FP16);
 }
 
-/* `to` gets each of `from` as often as a tile is wide, times a factor. */
-ALWAYS void spread_by(const float *restrict from, float *restrict to, int n, const int size, const float factor) {
+/* `to` gets each of `from` as often as a tile is wide. */
+ALWAYS void spread_by(const float *restrict from, float *restrict to, int n, const int size) {
     const int tiles = n / size;
     for (int t = 0; t < tiles; t++)
-        for (int c = 0; c < size; c++) to[t * size + c] = from[t] * factor;
-    for (int c = tiles * size; c < n; c++) to[c] = from[tiles] * factor;
+        for (int c = 0; c < size; c++) to[t * size + c] = from[t];
+    for (int c = tiles * size; c < n; c++) to[c] = from[tiles];
 }
 
-static void spread(const float *from, float *to, int n, int size, float factor) {
-    if (size == 1) spread_by(from, to, n, 1, factor);
-    else if (size == 16) spread_by(from, to, n, 16, factor);
-    else if (size == 32) spread_by(from, to, n, 32, factor);
-    else spread_by(from, to, n, size, factor);
+static void spread(const float *from, float *to, int n, int size) {
+    if (size == 1) spread_by(from, to, n, 1);
+    else if (size == 16) spread_by(from, to, n, 16);
+    else if (size == 32) spread_by(from, to, n, 32);
+    else spread_by(from, to, n, size);
 }
 
 /* A power of two as scale moves a number's exponent alone. So BF16 numbers become operand values of a format by rounding
@@ -413,10 +463,11 @@ static __attribute__((noinline)) int round_row(const pass *p, const uint16_t *re
     return others != 0;
 }
 
-static void panel(const pass *p, int64_t row, int64_t column, found *f, measure tile_amax, store store_one) {
+static void panel(const pass *p, int64_t row, int64_t column, found *f, measure tile_amax, store store_one_row) {
     uint16_t block[GROUP * PANEL];
     int16_t normal[PANEL];
     float scale[PANEL], back[PANEL], amax[PANEL], tile_scale[PANEL], tile_back[PANEL];
+    const int is_narrow = p->tile_columns > 1 && p->tile_columns < TILE;
     const int size = (int)p->tile_columns, width = PANEL / size * size;
     const int n = (int)(p->columns - column < width ? p->columns - column : width);
     const int rows = (int)(p->rows - row < p->tile_rows ? p->rows - row : p->tile_rows);
@@ -424,8 +475,7 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
     const int64_t next = to_next(p, column, n, p->tile_rows);
     const int64_t to = row * p->columns + column, stride = p->signs ? PANEL : p->columns;
     const int in_place = rounds_in_place(p);
-    int is_spread = 0;
-    line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, scale, back};
+    line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, size, tile_scale, tile_back};
     if (p->signs) {
         transformed(p, row, column, n, block);
         l.x = block;
@@ -436,8 +486,7 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
         for (int t = 0; t < tiles; t++) f->amax = as_bits(amax[t]) > f->amax ? as_bits(amax[t]) : f->amax;
     }
     if (p->rule == GIVEN) {
-        for (int c = 0; c < n; c++) { scale[c] = p->scale; back[c] = p->shift; }
-        is_spread = 1;
+        for (int t = 0; t < tiles; t++) { tile_scale[t] = p->scale; tile_back[t] = 1; }
     } else {
         const int64_t across = (p->columns + size - 1) / size, first = row / p->tile_rows * across + column / size;
         const size_t stored = p->rule == FROM_AMAX ? sizeof(float) : 1;
@@ -450,15 +499,17 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
             f->largest = high > f->largest ? high : f->largest;
         }
     }
+    for (int t = 0; t < tiles; t++) tile_back[t] *= p->shift;
+    if (is_narrow) {
+        spread(tile_scale, scale, n, size);
+        spread(tile_back, back, n, size);
+        l.scale = scale;
+        l.back = back;
+    }
     for (int r = 0; r < rows; r++, l.row++, l.from += stride, l.to += p->columns) {
         if (!p->signs) fetch(p, l.to + next, n);
         if (in_place && !round_row(p, (const uint16_t *)l.x + l.from, (uint16_t *)p->out + l.to, n, normal)) continue;
-        if (!is_spread) {
-            spread(tile_scale, scale, n, size, 1);
-            spread(tile_back, back, n, size, p->shift);
-            is_spread = 1;
-        }
-        store_one(p, &l);
+        store_one_row(p, &l);
     }
 }
 
@@ -493,18 +544,21 @@ static void sweep(pass *p, measure tile_amax, store store_one) {
 MEASURE(FP32) MEASURE(BF16) MEASURE(FP16)
 static const measure measures[3] = {amax_FP32, amax_BF16, amax_FP16};
 
-#define STORE(dtype, codes, stochastic) \
-    static __attribute__((noinline)) void store_##dtype##_##codes##_##stochastic(const pass *p, const line *l) { \
-        store_row(p, *l, dtype, codes, stochastic); \
+#define STORE(dtype, codes, stochastic, is_wide) \
+    static __attribute__((noinline)) void store_##dtype##_##codes##_##stochastic##_##is_wide(const pass *p, const line *l) { \
+        store_row(p, l, dtype, codes, stochastic, is_wide); \
     }
-#define STORES(dtype) STORE(dtype, 0, 0) STORE(dtype, 0, 1) STORE(dtype, 1, 0) STORE(dtype, 1, 1)
+#define STORES_OF(dtype, codes) \
+    STORE(dtype, codes, 0, 0) STORE(dtype, codes, 0, 1) STORE(dtype, codes, 1, 0) STORE(dtype, codes, 1, 1)
+#define STORES(dtype) STORES_OF(dtype, 0) STORES_OF(dtype, 1)
 STORES(FP32) STORES(BF16) STORES(FP16)
 
 void bridge_quantise(pass *p) {
-#define ROW(d) {{store_##d##_0_0, store_##d##_0_1}, {store_##d##_1_0, store_##d##_1_1}}
-    static const store stores[3][2][2] = {ROW(FP32), ROW(BF16), ROW(FP16)};
+#define PAIRS(d, codes) {{store_##d##_##codes##_0_0, store_##d##_##codes##_0_1}, {store_##d##_##codes##_1_0, store_##d##_##codes##_1_1}}
+#define ROW(d) {PAIRS(d, 0), PAIRS(d, 1)}
+    static const store stores[3][2][2][2] = {ROW(FP32), ROW(BF16), ROW(FP16)};
     const int dtype = p->signs ? BF16 : p->dtype;
-    sweep(p, measures[dtype], stores[dtype][p->codes != 0][p->stochastic != 0]);
+    sweep(p, measures[dtype], stores[dtype][p->codes != 0][p->stochastic != 0][p->tile_columns >= TILE]);
 }
 
 /* Largest magnitude of the whole matrix; of the pass it reads x, x_rows, columns, signs, dtype and threads. */
@@ -524,7 +578,8 @@ float bridge_amax(const pass *p) {
         } else {
             const int64_t start = i * chunk, size = count - start < chunk ? count - start : chunk;
             const int rows = (int)(size / PANEL), rest = (int)(size % PANEL);
-            tile_amax(p->x, start, PANEL, rows, PANEL, PANEL, most);
+            if (p->dtype != FP32) most[0] = flat_amax((const uint16_t *)p->x + start, (int64_t)rows * PANEL, p->dtype);
+            else tile_amax(p->x, start, PANEL, rows, PANEL, PANEL, most);
             tile_amax(p->x, start + (int64_t)rows * PANEL, PANEL, 1, rest, PANEL, last);
         }
         all = most[0] > all ? most[0] : all;
@@ -611,7 +666,7 @@ ALWAYS void read_scales(const stored *p, int64_t row, int64_t column, int n, flo
         }
         tile[t] = as_float((uint32_t)bf16(one * p->shift) << 16);
     }
-    spread(tile, scale, n, size, 1);
+    spread(tile, scale, n, size);
 }
 
 static __attribute__((noinline)) void decode_row(const stored *p, const uint8_t *restrict code, int n,
