@@ -94,11 +94,11 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
     """`ProcessGroupGloo.__init__` whose groups share the thread that wakes each 10 ms; torch starts one per group."""
-    gloo = torch.distributed.ProcessGroupGloo
+    gloo: Any = torch.distributed.ProcessGroupGloo
     shared = functools.cache(gloo.create_default_device)
 
     def started(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        options = gloo._Options()  # noqa: SLF001 torch gives these no public names
+        options = gloo._Options()  # noqa: SLF001  torch gives these no public names
         for name, value in (("_devices", [shared()]), ("_threads", 1), ("_timeout", timeout)):
             setattr(options, name, value)
         start(self, store, rank, size, options)

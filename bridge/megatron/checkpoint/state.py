@@ -5,10 +5,11 @@ learning-rate schedule, random states and the place in the data. On another layo
 resharded.
 """
 
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from bridge.megatron.emulation.model import delayed_updates
 from bridge.megatron.emulation.stored_weight import StoredWeight
@@ -105,11 +107,19 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
+@cache
+def _wants_padding() -> bool:
+    """Return whether this megatron-core looks for state where it is with the padding, and takes none off."""
+    read = DistributedOptimizer.sharded_param_state_fully_reshardable
+    return "padding_adjustment" not in inspect.getsource(read)
+
+
 def _gathered_with_padding(gather: Callable[..., Any], buffers: Sequence[Any], *arguments: Any, **named: Any) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
 
     megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter where it is with it
-    (:1475): whatever follows a padded bucket is saved some elements off, without an error.
+    (:1475): whatever follows a padded bucket is saved some elements off, without an error. Since 2026-08-21 (commit
+    32a03b77c5, in 0.20.0) it looks for it where it is.
     """
     state = gather(*arguments, **named)
     for number, buffer in enumerate(buffers if state is not None else ()):
@@ -137,7 +147,7 @@ def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: boo
     }
     model = models if len(models) > 1 else models["model"]
     gather = "get_parameter_state_dp_zero"
-    sharded = [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")]
+    sharded = [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")] if _wants_padding() else []
     with replaced((one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers)) for one in sharded):
         optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     state = {**models, "optimizer": optimizer, "opt_param_scheduler": trainer.scheduler.state_dict()}
