@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared" / "published"
 SOURCES = os.environ.get("PEER_SOURCES", "").split(os.pathsep)
-"""Folder `src` of Megatron Bridge (2026-08-22), and the Megatron-LM that it pins."""
+"""Folder `src` of Megatron Bridge (2026-08-22), and the Megatron-LM that it pins; to read Wan it needs diffusers."""
 
 
 @pytest.mark.slow
