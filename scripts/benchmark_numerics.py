@@ -78,9 +78,9 @@ def fast_gemm() -> Iterator[str]:
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield "native"
         return
-    from bridge.megatron.wide_gemm import widened
+    from bridge.megatron.wide_gemm import slow_dtypes, widened
 
-    with widened() as installed:
+    with widened(slow_dtypes()) as installed:
         yield "widened" if installed else "scalar"
 
 

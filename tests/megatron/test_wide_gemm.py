@@ -1,5 +1,8 @@
 """Widened 16-bit GEMMs: the right values, rounded once, and no trace afterwards."""
 
+import importlib
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -129,3 +132,9 @@ def test_kernels_are_gone_after_the_block():
 
 def test_slow_types_are_those_without_a_onednn_kernel():
     assert set(slow_dtypes()) <= set(HALF)
+
+
+def test_the_benchmark_of_the_quantisers_multiplies_as_a_run_does(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    with importlib.import_module("benchmark_numerics").fast_gemm() as kind:
+        assert kind in ("native", "widened")
