@@ -217,7 +217,8 @@ def trained(words: Sequence[str], folder: Path) -> Cell:
         pretrain(config, run_dir=folder)
     except AuditError as error:
         found["failed"] = str(error)
-        for one in error.mismatches:
+        mismatches: Any = error.mismatches
+        for one in mismatches:
             different.update(product(one.layers, one.modules, one.gemms))
     except TrainingError:
         raise  # the run itself failed

@@ -166,7 +166,7 @@ def _default_run() -> Iterator[Any]:
     from bridge.megatron.process import training_process
 
     config = container(load_run((), HERE.parent / "conf"))
-    with training_process(config.model, seed=config.train.seed, threads=1) as process:
+    with training_process(config.model, seed=config.train.seed) as process:
         yield _built(process)
 
 
@@ -246,7 +246,7 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
     first = container(load_run((), HERE.parent / "conf"))
     seconds: dict[str, list[float]] = {name: [] for name in ("bf16_mixed", *STEP_GOALS, "measured")}
     with ExitStack() as stack:
-        process = stack.enter_context(training_process(first.model, seed=first.train.seed, threads=1))
+        process = stack.enter_context(training_process(first.model, seed=first.train.seed))
         stack.enter_context(running(Backend(name="emulated")))
         runs = {name: built(name, process) for name in ("bf16_mixed", *STEP_GOALS)}
         for index in range(rounds + warmup):
@@ -297,7 +297,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--peak-of", choices=["megatron", "plain"], help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+    os.environ["OMP_NUM_THREADS"] = "1"
     if chosen.peak_of:
         _take_five_steps(chosen.peak_of)
         return 0

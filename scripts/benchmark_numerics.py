@@ -97,7 +97,7 @@ def operands(rounds: int) -> list[Row]:
                 make = partial(make_operand, x, spec, role, columnwise=columnwise, scale=scale)
                 steps[f"{scheme} {role} {columnwise}"] = make
     seconds = seconds_of(steps, rounds)
-    rows = [("copy", *[f"{_gigabytes(x, seconds['copy']):.1f}"] * 6)]
+    rows: list[Row] = [("copy", *[f"{_gigabytes(x, seconds['copy']):.1f}"] * 6)]
     for scheme in SCHEMES:
         names = [f"{scheme} {role} {column}" for role in ("input", "weight", "grad_output") for column in (False, True)]
         cells = [f"{_gigabytes(x, seconds[name]):.1f} ({seconds['copy'] / seconds[name]:.2f})" for name in names]
