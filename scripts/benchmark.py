@@ -221,7 +221,8 @@ def _take_five_steps(kind: str) -> None:
 
         sizes = _plain_sizes()
         plain = PlainStep(sizes)
-        with _wide_gemm().widened():
+        wide = _wide_gemm()
+        with wide.widened(wide.slow_dtypes()):
             for _ in range(5):
                 tokens = torch.randint(sizes.vocab_size, (4, sizes.seq_length))
                 plain.step(tokens, tokens)
