@@ -18,8 +18,7 @@ from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
-from bridge.interop.megatron_lm.deepspeed_engine import is_engine
-from bridge.interop.megatron_lm.effects import INFERENCE
+from bridge.interop.megatron_lm.effects import INFERENCE, is_engine
 from bridge.interop.megatron_lm.flags import fields_of, misspelt
 from bridge.interop.megatron_lm.importer import import_
 from bridge.interop.megatron_lm.printed import START, printed_arguments

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import Word
@@ -28,8 +28,6 @@ RUNNERS, STATING, OTHER_OPTIONS = pattern("runners"), pattern("stating"), patter
 PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
-SCALE = re.compile(r'"(?:enabled|initial_scale_power)"')
-"""Settings of a loss scale that name no precision."""
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 RAY = ["ray", "job", "submit"]
@@ -37,19 +35,6 @@ RAY = ["ray", "job", "submit"]
 SWIFT = frozenset({"sft", "pt", "rlhf"})
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
-
-
-class WrittenFile(NamedTuple):
-    """A file that a script writes as a here-document."""
-
-    line: int
-    text: str
-    """The content, in which `${X:-1}` is a default."""
-
-    @property
-    def precise(self) -> tuple[Word, ...]:
-        """The lines that bear on precision."""
-        return tuple(Word.of(line) for line in self.text.split("\n") if bears(line) or SCALE.search(line))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +55,6 @@ class Launch:
     """What was not read: a sourced file, a heredoc that is a configuration."""
     unread: str = ""
     """Where text that was not executed states a precision, as a noun."""
-    files: Mapping[str, WrittenFile] = field(default_factory=dict)
-    """Files that the script has written before, by their paths."""
 
     @property
     def label(self) -> str:
@@ -91,22 +74,15 @@ class Launch:
 
     @cached_property
     def known(self) -> tuple[tuple[Word, ...], ...]:
-        """All that bears on precision: words of the runner and of the arguments, variables, and files they name."""
+        """All that bears on precision: words of the runner and of the arguments, and variables."""
         own = sorted(name for name in self.environment if bears(name) or name.startswith("ACCELERATE_"))
         variables = [(Word(name), self.environment[name]) for name in own]
-        named = self.files.keys() & {path_of(word.rpartition("=")[2]) for word in self.arguments}
-        files = [(Word(name), *self.files[name].precise) for name in sorted(named)]
-        return _known(self.runner), _known(self.arguments), *variables, *files
+        return _known(self.runner), _known(self.arguments), *variables
 
     @cached_property
     def name(self) -> str:
         """The program without its folder where it is a Python file."""
         return PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
-
-
-def path_of(word: str) -> str:
-    """Return a path in one form."""
-    return str(PurePosixPath(word))
 
 
 @lru_cache(maxsize=4096)

@@ -31,8 +31,6 @@ DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
-WRITING = frozenset({">", ">>", ">|", "&>"})
-EDITORS = frozenset({"sed", "cp", "mv", "tee"})
 NO_BODY = ("comment", "elif_clause", "else_clause")
 READ_A_SCRIPT = starts.SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
 ANSWERS = {"true": True, ":": True, "false": False}
@@ -65,7 +63,6 @@ class Reader(Variables):
         """Conditions that the file does not decide, each with the branch that is taken."""
         self.exported: dict[str, None] = {}
         self.functions: dict[str, Node] = {}
-        self.files: dict[str, starts.WrittenFile] = {}
         self.launches: list[starts.Launch] = []
         self.notes: dict[str, None] = {}
         """What was not read."""
@@ -122,7 +119,7 @@ class Reader(Variables):
         return self.line or node.start_point.row + 1
 
     def _redirected(self, node: Node) -> None:
-        """Read a command with its redirections: a here-document is a script for a shell, or a file's content."""
+        """Read a command with its redirections; a here-document is a script for a shell, or is named."""
         inner, *redirects = node.named_children
         redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
         targets = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
@@ -132,16 +129,8 @@ class Reader(Variables):
             return self._string(text, line)
         self.redirected = [word for words in targets for word in words[1:]] if inner.type == "command" else []
         self._one(inner)
-        paths = {
-            starts.path_of(Word.of(self.text(words[0]))): redirect.children[0].type
-            for redirect, words in zip(redirects, targets, strict=True)
-            if words and redirect.type == "file_redirect" and redirect.children[0].type in WRITING
-        }
-        for path, sign in paths.items():
-            self.files.pop(path, None)
-            if text is not None and text_of(inner) == "cat" and sign == ">":
-                self.files[path] = starts.WrittenFile(line, text)
-        if text is not None and (paths or name_of(inner) != "cat") and starts.PRECISION_WORDS.search(text):
+        is_shown = name_of(inner) == "cat" and len(redirects) == 1
+        if text is not None and not is_shown and starts.PRECISION_WORDS.search(text):
             self.notes[f"heredoc on line {line}"] = None
         return None
 
@@ -351,9 +340,7 @@ class Reader(Variables):
             self._string(inner, line)
         started = starts.found_launch([Word.of(word) for word in words], line)
         if started is not None and len(self.launches) == count:
-            self.launches.append(replace(started, environment=self.environment(prefix), files=self.files.copy()))
-        if words[0] in EDITORS:
-            self.files = {name: file for name, file in self.files.items() if name not in words}
+            self.launches.append(replace(started, environment=self.environment(prefix)))
 
     def environment(self, prefix: Iterable[str] = ()) -> dict[str, Word]:
         """Return the variables that programs are given."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.meaning import unread_fields
 from bridge.interop.megatron_lm.arguments import Arguments
-from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
+from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
@@ -18,12 +18,39 @@ INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
 WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
+FILE = "deepspeed_config"
+SCALER, REDUCTION = ("loss_scale", *SCALER_SCHEDULE), (WANTED, REFUSED)
+OWNED = (FILE, *SCALER, *REDUCTION)
+"""Arguments of which DeepSpeed's engine decides instead."""
 USUAL = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS, 1)}
 """Field -> Megatron-LM's own default of its setting."""
 
 
 def _option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
+
+
+def is_engine(run: Arguments) -> bool:
+    """Return whether a run hands training to DeepSpeed."""
+    return "deepspeed" in run or FILE in run.settings
+
+
+def engine(run: Arguments, builder: ImportBuilder) -> None:
+    """Report the arguments that have no effect under DeepSpeed, and its file, which decides instead.
+
+    Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer under --deepspeed and
+    leaves the arguments of its own scaler unread.
+    """
+    for key in (*SCALER, *REDUCTION):
+        written = run.settings.get(key)
+        if written is not None and written.value is not False:
+            does = "scales the loss" if key in SCALER else "reduces gradients"
+            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, written.shown, does=does)
+    file = run.settings.get(FILE)
+    if file is None:
+        builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
+    else:
+        builder.report(file.name, file.shown, *OTHER_SETTINGS[FILE].record)
 
 
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
@@ -71,13 +98,13 @@ def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states
         builder.record("megatron_lm.fsdp-ignores-it", IN_FP32, True)
 
 
-def scheme(mode: str, builder: ImportBuilder, *, engine: bool) -> None:
-    """State the scheme that decides, and a dynamic loss scale unless DeepSpeed's engine scales the loss."""
+def scheme(mode: str, builder: ImportBuilder, *, is_scaled: bool) -> None:
+    """State the scheme that decides, and a dynamic loss scale where Megatron-LM scales the loss."""
     fields = builder.fields
     builder.imply_scheme(_option, layers=1 if fields.get("fp8") or fields.get("fp4") else None)
     if float(fields.get("loss_scale") or 0) == 0 and "loss_scale" in fields:
         fields["loss_scale"] = None  # Megatron-LM takes 0 for unset
-    if mode == "fp16" and not engine and fields.get("loss_scale") is None:
+    if mode == "fp16" and is_scaled and fields.get("loss_scale") is None:
         for field in SCALER_SCHEDULE:
             if fields.get(field) is None:
                 builder.implied(_option(field), FIELD_DEFAULTS[field], **{field: FIELD_DEFAULTS[field]})
@@ -123,17 +150,15 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
             builder.record("megatron_lm.an-environment-variable-which", name, value)
 
 
-def undecided(run: Arguments, builder: ImportBuilder, *, reads_files: bool) -> None:
-    """Report what only a run of the script decides; `reads_files`: the files that the script writes are read."""
+def undecided(run: Arguments, builder: ImportBuilder) -> None:
+    """Report what only a run of the script decides."""
     for text in dict.fromkeys(run.undecided):
         builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     if run.has_end is False and not run.decided_by:
         builder.record("megatron_lm.incomplete", "arguments", None)
-    read = [f"heredoc on line {file.line}" for file in run.launch.files.values()] if reads_files else []
     for note in run.launch.notes:
-        if note not in read:
-            builder.record("megatron_lm.it-is-not-read-and-may", note, None)
+        builder.record("megatron_lm.it-is-not-read-and-may", note, None)
     for name, value in run.launch.defaulted.items():
         builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)

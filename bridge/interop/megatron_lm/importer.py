@@ -14,7 +14,7 @@ from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, System
 from bridge.interop.launch.alternatives import launches
-from bridge.interop.megatron_lm import deepspeed_engine, effects, te_precision_file
+from bridge.interop.megatron_lm import effects, te_precision_file
 from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import (
@@ -102,26 +102,23 @@ def _imported(run: Arguments) -> ImportReport:
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
-    engine, file = deepspeed_engine.is_engine(run), None
+    has_engine = effects.is_engine(run)
     for key, written in run.settings.items():
-        if not (engine and key in deepspeed_engine.OWNED):
+        if not (has_engine and key in effects.OWNED):
             _setting(key, written, builder)
-    if engine:
-        mode, file = deepspeed_engine.cross(run, mode, builder)
-        is_open |= file is None
-        is_unstated &= file is None or mode == "fp32"
+    if has_engine:
+        effects.engine(run, builder)
     else:
         effects.reduction(run, mode, builder)
     if is_unstated:
         builder.leave_mode(run.decided_by)
-    effects.scheme(mode, builder, engine=engine)
+    effects.scheme(mode, builder, is_scaled=not has_engine)
     effects.unread(run, builder)
     effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
-    effects.undecided(run, builder, reads_files=file is not None)
+    effects.undecided(run, builder)
     semantics = "fp32" if mode == "fp32" else "megatron_o2"
-    semantics = file.semantics if file is not None else semantics
-    return builder.finish(semantics=semantics, label=run.label, is_whole=not is_open)
+    return builder.finish(semantics=semantics, label=run.label, is_whole=not (is_open or has_engine))
 
 
 def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:
