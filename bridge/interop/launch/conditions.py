@@ -31,12 +31,6 @@ class Test(NamedTuple):
         """The answer of `! condition`."""
         return self._replace(holds=not self.holds)
 
-    def joined(self, other: Test, *, is_or: bool) -> Test:
-        """Return the answer of two conditions together."""
-        holds = (self.holds or other.holds) if is_or else (self.holds and other.holds)
-        is_decided = any(side.holds is is_or and not side.is_free for side in (self, other))
-        return Test(holds, (self.is_free or other.is_free) and not is_decided)
-
 
 def answer(words: Sequence[str]) -> Test:
     """Return the answer of the words inside `[ ... ]`; only the run has that of more than one comparison."""

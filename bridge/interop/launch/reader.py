@@ -32,7 +32,6 @@ COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", 
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 NO_BODY = ("comment", "elif_clause", "else_clause")
-READ_A_SCRIPT = starts.SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
 ANSWERS = {"true": True, ":": True, "false": False}
 
 
@@ -119,29 +118,16 @@ class Reader(Variables):
         return self.line or node.start_point.row + 1
 
     def _redirected(self, node: Node) -> None:
-        """Read a command with its redirections; a here-document is a script for a shell, or is named."""
+        """Read a command with its redirections; a here-document that bears on precision is named."""
         inner, *redirects = node.named_children
         redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
-        targets = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
-        text, line = self._document(redirects), self._line(node)
-        if text is not None and name_of(inner) in READ_A_SCRIPT:
-            self.executed.add(inner.id)
-            return self._string(text, line)
-        self.redirected = [word for words in targets for word in words[1:]] if inner.type == "command" else []
+        words = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
+        self.redirected = [word for group in words for word in group[1:]] if inner.type == "command" else []
         self._one(inner)
+        bodies = [text_of(one) for part in redirects for one in part.named_children if one.type == "heredoc_body"]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
-        if text is not None and not is_shown and starts.PRECISION_WORDS.search(text):
-            self.notes[f"heredoc on line {line}"] = None
-        return None
-
-    def _document(self, redirects: Iterable[Node]) -> str | None:
-        """Return the here-document among redirections."""
-        for redirect in redirects:
-            parts = {child.type: child for child in redirect.named_children}
-            if "heredoc_body" in parts:
-                body, is_quoted = parts["heredoc_body"], text_of(parts["heredoc_start"]).startswith(("'", '"', "\\"))
-                return text_of(body) if is_quoted else self.text(body)
-        return None
+        if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
+            self.notes[f"heredoc on line {self._line(node)}"] = None
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -218,9 +204,8 @@ class Reader(Variables):
             inner = self._test(node.named_children[-1])
             return None if inner is None else inner.negated
         if kind == "list":
-            right = self._test(node.children[-1])
-            left = None if right is None else self._test(node.children[0])
-            return left.joined(right, is_or=node.children[1].type == "||") if left and right else None
+            sides = (self._test(node.children[0]), self._test(node.children[-1]))
+            return None if None in sides else Test(holds=False)
         if kind == "test_command" and first in ("[", "[["):
             return answer([self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)])
         if kind == "command" and name_of(node) == "test":

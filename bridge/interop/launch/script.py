@@ -36,7 +36,6 @@ WORDS = LATE.union(
     ("word", "number", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "brace_expression"),
     ("variable_name", "special_variable_name", "subscript", "regex", "extglob_pattern", "test_operator"),
 )
-BRANCHES = frozenset({"if_statement", "case_item", "list"})
 MODES = frozenset({"--bf16", "--fp16"})
 """Switches in Megatron-LM, and followed by a value elsewhere."""
 
@@ -104,22 +103,14 @@ def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Coll
         text = text_of(root)
         for match in pattern.finditer(text):
             start = root.start_byte + len(text[: match.start()].encode())
-            around = _around(root.descendant_for_byte_range(start, start + 1))
-            if not any(node.id in executed or _is_message(node) for node in around):
+            node = root.descendant_for_byte_range(start, start + 1)
+            while node is not None and not (node.id in executed or _is_message(node)):
+                node = node.parent
+            if node is None:
                 line = root.start_point.row + text.count("\n", 0, match.start()) + 1
-                where = f"line {line}{' of what it reads' if place else ''}"
-                where = f"the branch at {where}" if any(node.type in BRANCHES for node in around) else where
-                found.append((match[0] not in MODES, place, line, f"{where}, which holds {match[0]},"))
+                where = f"line {line}{' of what it reads' if place else ''}, which holds {match[0]},"
+                found.append((match[0] not in MODES, place, line, where))
     return min(found)[-1] if found else ""
-
-
-def _around(node: Node | None) -> list[Node]:
-    """Return a node and those that it is in."""
-    found = []
-    while node is not None:
-        found.append(node)
-        node = node.parent
-    return found
 
 
 def _is_message(node: Node) -> bool:

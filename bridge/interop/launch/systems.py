@@ -111,7 +111,8 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
         facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
         return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
     if not launch.line:
-        return [lost("command_lines.nothing-started", launch.label, None)] if launch.decisions else []
+        started = [lost("command_lines.nothing-started", launch.label, None)] if launch.decisions else []
+        return [*started, *(lost("command_lines.file", note, None) for note in launch.notes)]
     about = [
         word
         for word in launch.arguments

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import PayloadError
+from bridge.interop.conversion import runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.reading.document import Document
@@ -332,17 +333,13 @@ def test_a_file_of_bare_arguments_is_one_run() -> None:
     assert (run.config.mode, run.config.fp8) == ("bf16", "hybrid")
 
 
-@pytest.mark.parametrize("reader", ["bash", "sbatch", "ssh host bash -s", "srun"])
-def test_a_heredoc_that_a_shell_reads_is_a_script(reader: str) -> None:
-    found = launches(f"{reader} <<EOF\ntorchrun text.py --num-layers 2 --fp16\nEOF\ncat <<EOF\ntorchrun no.py\nEOF")
-    assert [launch.program for launch in found] == ["text.py"]
-
-
-@pytest.mark.parametrize("reader", ["python", "cat > job.sh", "tee job.sh"])
-def test_a_heredoc_that_a_program_reads_or_a_file_gets_is_named(reader: str) -> None:
+@pytest.mark.parametrize("reader", ["sbatch", "ssh host bash -s", "python", "cat > job.sh", "tee job.sh"])
+def test_a_heredoc_that_is_not_only_shown_is_named(reader: str) -> None:
     text = f"{reader} <<EOF\ntorchrun text.py --fp16\nEOF\ncat <<EOF\ntorchrun no.py --fp16\nEOF\ntorchrun t.py"
     (launch,) = launches(text)
     assert (launch.program, launch.notes) == ("t.py", ("heredoc on line 1",))
+    with pytest.raises(PayloadError, match="heredoc on line 1: it is not read, and may set the precision too"):
+        runs_of(Document.of_text(text.removesuffix("torchrun t.py"), "run.sh"))
 
 
 def test_only_programs_that_may_train_are_runs() -> None:
