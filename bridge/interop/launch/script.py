@@ -28,11 +28,9 @@ PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
 )
-LATE = frozenset(
-    {"command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"}
-)
-"""Words that are not followed."""
-WORDS = LATE.union(
+WORDS = frozenset(
+    ("command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"),
+).union(
     ("word", "number", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "brace_expression"),
     ("variable_name", "special_variable_name", "subscript", "regex", "extglob_pattern", "test_operator"),
 )

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
-from bridge.interop.launch.script import LATE, WORDS, text_of
-from bridge.interop.launch.word import DEFAULT, FIELD, UNKNOWN, Word, glued, variable_of
+from bridge.interop.launch.script import text_of
+from bridge.interop.launch.word import BRACES, DEFAULT, FIELD, LATE, UNKNOWN, Word, glued, variable_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from tree_sitter import Node
 
 MAX_WORDS = 20_000
-BEFORE_A_NODE = re.compile(rb"(?:\s|\\\n)*")
+_REST = rf"(?P<parameter>\$(?:\w+|[@*#]|{BRACES}))|(?P<late>{LATE})|(?P<plain>[^'\"\\$`<>]+|.)"
+_QUOTES = rf"'(?P<raw>[^']*)'|\"(?P<string>(?:\\.|{LATE}|[^\"\\])*+)\""
+IN_QUOTES = re.compile(rf"\\(?P<escaped>[\"\\$`\n])|{_REST}", re.DOTALL)
+PIECES = re.compile(rf"\\(?P<escaped>.)|{_QUOTES}|{_REST}", re.DOTALL)
+"""The pieces of a word, in quotes and outside."""
 PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
 DEFAULTS = (":-", "-", ":=", "=")
-PLAIN = frozenset({"word", "number", "variable_name"})
-
-Pieces = list[str | None]
-"""Pieces of words; None stands between two words."""
 
 
 class Variables:
@@ -47,65 +47,50 @@ class Variables:
 
     def text(self, node: Node) -> str:
         """Return a word as one text: as in an assignment, without splitting."""
-        return glued(" " if piece is None else piece for piece in self._pieces(node, is_split=False))
+        return self._text(text_of(node).lstrip())
+
+    def _text(self, word: str, *, is_quoted: bool = False) -> str:
+        pieces = islice(self._pieces(word, is_split=False, is_quoted=is_quoted), MAX_WORDS)
+        return glued(" " if piece is None else piece for piece in pieces)
 
     def words(self, nodes: Iterable[Node]) -> list[str]:
         """Return what several words become."""
         found: list[str] = []
         for node in nodes:
-            runs = groupby(self._pieces(node, is_split=True), lambda piece: piece is None)
+            pieces = islice(self._pieces(text_of(node).lstrip(), is_split=True), MAX_WORDS)
+            runs = groupby(pieces, lambda piece: piece is None)
             found += [glued(run) for is_end, run in runs if not is_end]
             if len(found) > MAX_WORDS:
                 break
         return found[:MAX_WORDS]
 
-    def _pieces(self, node: Node, *, is_split: bool, is_quoted: bool = False) -> Pieces:
-        """Return the pieces of a word, whose values are split at blanks or not; `is_quoted`: it stands in quotes."""
-        kind, start = node.type, _start(node)
-        own = text_of(node)[start - node.start_byte :]
-        if kind in LATE:
-            return [own]
-        if kind in ("simple_expansion", "expansion"):
-            return self._expansion(node, own, start, is_split=is_split, is_quoted=is_quoted)
-        if kind == "raw_string":
-            return [own[1:-1]]
-        if kind == "string":
-            inside = self._stretch(node, start + 1, node.end_byte - 1, is_split=False, is_quoted=True)
-            return inside if len(own) > 2 else [""]
-        is_quoted |= kind == "heredoc_body"
-        return self._stretch(node, node.start_byte, node.end_byte, is_split=is_split, is_quoted=is_quoted)
+    def _pieces(self, word: str, *, is_split: bool, is_quoted: bool = False) -> Iterator[str | None]:
+        """Yield the pieces of a word, whose values are split at blanks or not; None stands between two words."""
+        for found in (IN_QUOTES if is_quoted else PIECES).finditer(word):
+            kind = str(found.lastgroup)
+            piece = found[kind]
+            if kind == "parameter":
+                yield from self._expansion(piece, is_split=is_split, is_quoted=is_quoted)
+            elif kind == "string" and piece:
+                yield from self._pieces(piece, is_split=False, is_quoted=True)
+            else:
+                yield piece.removeprefix("\n") if kind == "escaped" else piece
 
-    def _stretch(self, node: Node, start: int, end: int, *, is_split: bool, is_quoted: bool) -> Pieces:
-        source, base, found = node.text or b"", node.start_byte, Pieces()
-        for child in node.children:
-            if child.type in WORDS and child.type not in PLAIN and start <= child.start_byte and child.end_byte <= end:
-                found += _literal(source[start - base : _start(child) - base], is_quoted=is_quoted)
-                found += self._pieces(child, is_split=is_split, is_quoted=is_quoted)
-                start = child.end_byte
-            if len(found) > MAX_WORDS:
-                break
-        return found + _literal(source[start - base : end - base], is_quoted=is_quoted)
-
-    def _expansion(self, node: Node, own: str, start: int, *, is_split: bool, is_quoted: bool) -> Pieces:
-        """Return the pieces of `$name` and `${name...}`; in quotes `${A[@]}` and `$@` stay several words."""
+    def _expansion(self, own: str, *, is_split: bool, is_quoted: bool) -> Iterator[str | None]:
+        """Yield the pieces of `$name` and `${name...}`; in quotes `${A[@]}` and `$@` stay several words."""
         sign, name, index, operator, argument = "", own[1:], "", "", ""
-        if node.type == "expansion":
+        if own.startswith("${"):
             found = PARAMETER.match(own)
-            if found is None or not found[2]:
-                return [own]
-            sign, name, index, operator = found.groups("")
-            begin = start + len(found[0].encode())
-            rest = self._stretch(node, begin, node.end_byte - 1, is_split=False, is_quoted=is_quoted)
-            argument = glued(" " if piece is None else piece for piece in rest)
-        values = self._value(own, name, index.strip("\"'"), sign or operator, argument)
+            sign, name, index, operator = found.groups("") if found is not None else ("", "", "", "")
+            argument = self._text(own[found.end() : -1], is_quoted=is_quoted) if found is not None else ""
+        values = self._value(own, name, index.strip("\"'"), sign or operator, argument) if name else [own]
         if not is_split and "@" not in (index, name):
-            return [" ".join(values)]
-        pieces = Pieces()
-        for value in values:
-            pieces += [None] if pieces else []
-            for place, field in enumerate(split(value) if is_split else [value]):
-                pieces += [None, field] if place else [field]
-        return pieces
+            values = [" ".join(values)]
+        for place, value in enumerate(values):
+            fields = split(value) if is_split else [value]
+            yield from [None] if place else []
+            for inner, field in enumerate(fields):
+                yield from [None, field] if inner else [field]
 
     def _value(self, own: str, name: str, index: str, operator: str, argument: str) -> list[str]:
         """Return the words of a parameter, which is one unless it is a list; `own` is it as it is written."""
@@ -136,16 +121,3 @@ def split(text: str) -> list[str]:
 
     fields = (found[0] for found in FIELD.finditer(DEFAULT.sub(spread, text)))
     return [field for field in fields if Word.of(field)]
-
-
-def _literal(source: bytes, *, is_quoted: bool) -> Pieces:
-    text = source.decode().replace("\\\n", "")
-    if "\\" in text:
-        text = re.sub(r"\\([\"\\$`])" if is_quoted else r"(?s)\\(.)", r"\1", text)
-    return [text] if text else []
-
-
-def _start(node: Node) -> int:
-    """Return where a node begins; the grammar counts blanks before an expansion inside a string to it."""
-    found = BEFORE_A_NODE.match(node.text or b"")
-    return node.start_byte + (found.end() if found is not None else 0)

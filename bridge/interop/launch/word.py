@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 65_536
 """Of a word: a script that doubles a string forty times is not a launch script."""
-_BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
+BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _PARENTHESES = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)"
-DEFAULT = re.compile(rf"\$(?={_BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{_BRACES})*+)\}}")
+DEFAULT = re.compile(rf"\$(?={BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{BRACES})*+)\}}")
 """Variable and default."""
-_LATE = rf"(?:\$(?:{_BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
-UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{_LATE}")
+LATE = rf"(?:\$(?:{BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
+UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{LATE}")
 """A piece that only the run decides, with its variable where it is no more than that."""
-FIELD = re.compile(rf"(?:{_LATE}|\S)+")
+FIELD = re.compile(rf"(?:{LATE}|\S)+")
 """A text between blanks."""
 
 
