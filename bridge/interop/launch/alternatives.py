@@ -67,8 +67,6 @@ def _listed(first: Reader, others: Sequence[tuple[Arm, Reader]]) -> list[Launch]
     known, added = _known(first.launches), list[Launch]()
     decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in first.launches}
     for (arm, reader), (_, taken) in zip(others, first.questions.values(), strict=False):
-        if reader.end and not any(launch.line for launch in reader.launches):
-            continue  # the branch only ends the script
         there = _known(reader.launches)
         for launch in first.launches:
             if there.isdisjoint(_known([launch])):

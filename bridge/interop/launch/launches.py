@@ -29,7 +29,6 @@ PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern(
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
-SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 RAY = ["ray", "job", "submit"]
 """The command behind its `--` is started."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
@@ -119,8 +118,7 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
             return Launch(line=line, runner=(*words[:place],), program=following[0], arguments=(*following[1:],))
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
-        program = next((word for word in words if SCRIPT.search(word)), words[0])
-        return Launch(line=line, program=program, arguments=(*words[first:],))
+        return Launch(line=line, program=words[0], arguments=(*words[first:],))
     return None
 
 

@@ -177,21 +177,17 @@ class Reader(Variables):
         """
         free = [arm for arm in arms if arm.test.is_free]
         arm = next((arm for arm in arms if self._holds(arm)), None)
-        others = [other for other in (None, *free) if other is not arm] if free or not self.launches else []
-        ended, outer, self.questions = list[Arm | None](), self.questions, {}
-        for taken in (arm, *others):
+        ended = list[Arm | None]()
+        for taken in (arm, *(other for other in (None, *free) if other is not arm)):
             arm, count, self.end = taken, len(self.launches), ""
             self.run(otherwise if arm is None else arm.body)
             if not self.end or len(self.launches) > count:
                 break
             ended.append(arm)
-        inner, self.questions = self.questions, outer
         if arms and None not in ended:
             label = arms[0].label(holds=False) if arm is None else arm.label(holds=True)
-            asked = {one.test.equal or (one.text, one.test.holds): (one, label) for one in free if one not in ended}
-            inner = asked | inner
-        for key, question in inner.items():
-            self.questions.setdefault(key, question)
+            for one in (one for one in free if one not in ended):
+                self.questions.setdefault(one.test.equal or one.text, (one, label))
         return arm is not None
 
     def _holds(self, arm: Arm) -> bool:
