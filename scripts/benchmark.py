@@ -1,17 +1,20 @@
-"""Measure the cost of Precision Bridge: `python scripts/benchmark.py [startup|sync|step|low_precision|all] [--json]`.
+"""Measure what Precision Bridge costs, next to the goals: `python scripts/benchmark.py [SUITE] [--write FILE]`.
 
-Each record names the measurement, its repetitions and its reference. Machines are noisy: ratios were measured in one
-run with both sides in turn, and medians are quoted. Steps are measured in CPU time of one thread, which other processes
-change less than wall time.
+A figure is a ratio where it can be: both sides took turns in one run, and the median counts. Times are CPU time, of one
+thread in a step, because wall time on a shared machine measures its neighbours; a rehearsal alone is wall time.
+`--write` writes the figures of all suites into a page, and what was not reached first.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import importlib.util
 import json
 import logging
 import os
+import platform
+import pstats
 import re
 import resource
 import statistics
@@ -20,35 +23,67 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 HERE = Path(__file__).resolve().parent
+SHOWCASE = HERE.parent / "docs" / "showcase"
 COMMAND = Path(sys.executable).parent / "precision-bridge"
 STEP_GOALS = {"fp8_current": 1.08, "fp8_delayed": 1.08, "blockwise": 1.08, "mxfp8": 1.12, "nvfp4": 1.15}
 """Recipe -> the most that its step may cost, in steps of `bf16_mixed`."""
 
 
-def record(name: str, value: float, unit: str, *, goal: str, met: bool, how: str) -> dict[str, Any]:
-    """Return one line of the result."""
-    return {"name": name, "value": round(value, 4), "unit": unit, "goal": goal, "met": met, "how": how}
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured figure."""
+
+    name: str
+    value: float
+    unit: str = ""
+    """Empty for a ratio."""
+    goal: float | None = None
+    at_least: bool = False
+    """The goal is the least that is wanted, not the most."""
+    how: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is reached, to the digits that are shown."""
+        if self.goal is None:
+            return True
+        return round(self.value, 2) >= self.goal if self.at_least else round(self.value, 2) <= self.goal
+
+    @property
+    def shown(self) -> str:
+        """The value with its unit."""
+        digits = f"{self.value:.2f}" if not self.unit else f"{self.value:,.{1 if self.value < 100 else 0}f} {self.unit}"
+        return f"{100 * self.value:.1f} %" if self.unit == "%" else digits
+
+    @property
+    def wanted(self) -> str:
+        """The goal with its direction."""
+        if self.goal is None:
+            return ""
+        goal = f"{100 * self.goal:g} %" if self.unit == "%" else f"{self.goal:g} {self.unit}".rstrip()
+        return f"{'at least' if self.at_least else 'at most'} {goal}"
 
 
-def startup(repeats: int = 11) -> list[dict[str, Any]]:
+def startup(repeats: int = 11) -> list[Figure]:
     """Measure what an import and three commands cost against the libraries that they stand on, all in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in STARTS}
-    for _ in range(repeats):
-        for name, words in STARTS.items():
-            seconds[name].append(_cpu_seconds(words))
+    seconds = _in_turn(STARTS, repeats)
     how = f"CPU time of fresh processes in turn, median of {repeats}"
-    return [
-        record(title, ratio, "ratio", goal=f"<= {goal}", met=ratio <= goal, how=how)
-        for title, name, reference, share, goal in START_GOALS
-        for ratio in [_ratio(seconds[name], seconds[reference]) - share]
+    figures = [
+        Figure(name=title, value=_ratio(seconds[name], seconds[reference]), goal=goal, how=how)
+        for title, name, reference, goal in START_GOALS
     ]
+    more = _ratio(seconds["face"], seconds["torch"]) - 1
+    title = "import bridge.training.mixed_precision, on top of import torch"
+    return [Figure(name=title, value=more, unit="%", goal=0.08, how=how), *figures]
 
 
 LIBRARIES = "import hydra, omegaconf, yaml"
@@ -58,16 +93,66 @@ STARTS: dict[str, list[str | Path]] = {
     "libraries": [sys.executable, "-c", LIBRARIES],
     "recipes": [COMMAND, "recipes"],
     "check": [COMMAND, "check"],
-    "check of a file": [COMMAND, "check", "--config", HERE.parent / "docs/showcase/llama3_70b.yaml"],
+    "check of a file": [COMMAND, "check", "--config", SHOWCASE / "llama3_70b.yaml"],
 }
 """Name -> the words of a process whose start is measured."""
 START_GOALS = (
-    ("import bridge.training.mixed_precision on top of import torch", "face", "torch", 1, 0.08),
-    (f"precision-bridge recipes / {LIBRARIES}", "recipes", "libraries", 0, 1.4),
-    (f"precision-bridge check / {LIBRARIES}", "check", "libraries", 0, 3.0),
-    (f"precision-bridge check --config llama3_70b.yaml / {LIBRARIES}", "check of a file", "libraries", 0, 2.5),
+    (f"precision-bridge recipes / {LIBRARIES}", "recipes", "libraries", 1.4),
+    (f"precision-bridge check / {LIBRARIES}", "check", "libraries", 3.0),
+    (f"precision-bridge check --config llama3_70b.yaml / {LIBRARIES}", "check of a file", "libraries", 2.5),
 )
-"""Title, the process, its reference, what the reference itself counts for, and the goal."""
+"""Title, the process, its reference, and the goal."""
+
+
+def layers(repeats: int = 5) -> list[Figure]:
+    """Measure two commands on a model of 8,000 layers against one of 80."""
+    runs = {
+        (command, count): [COMMAND, command, f"model.num_layers={count}"]
+        for command in ("check", "memory")
+        for count in (80, 8_000)
+    }
+    seconds = _in_turn(runs, repeats)
+    how = f"CPU time of fresh processes in turn, median of {repeats}"
+    return [
+        Figure(
+            name=f"{command}, 8,000 layers / 80 layers",
+            value=_ratio(seconds[command, 8_000], seconds[command, 80]),
+            goal=1.5,
+            how=how,
+        )
+        for command in ("check", "memory")
+    ]
+
+
+def rehearsal() -> list[Figure]:
+    """Measure the rehearsals of two large runs, in wall time: what a person waits for."""
+    figures = []
+    for title, file, goal in (("70B", "llama3_70b.yaml", 15), ("DeepSeek-V3", "deepseek_v3.yaml", 30)):
+        began = time.monotonic()
+        subprocess.run([COMMAND, "rehearse", "--config", SHOWCASE / file], check=False, capture_output=True)
+        how = f"wall time of one run of {file}, {os.cpu_count()} cores"
+        seconds = time.monotonic() - began
+        figures.append(Figure(name=f"rehearsal of {title}", value=seconds, unit="s", goal=goal, how=how))
+    return figures
+
+
+def fuzz(seconds: int = 60) -> list[Figure]:
+    """Measure how many damaged inputs a second the readers answer."""
+    words = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", "--seconds", str(seconds)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=HERE.parent)
+    rates = [float(found.replace(",", "")) for found in re.findall(r"([\d,]+) per second", done.stdout)]
+    how = f"CPU time of one process, areas in turn for {seconds} s, the mean of {len(rates)} areas"
+    name = "cases a second that fuzzing reads"
+    return [Figure(name=name, value=statistics.mean(rates), unit="/s", goal=1_000, at_least=True, how=how)]
+
+
+def _in_turn(commands: Mapping[Any, Sequence[str | Path]], repeats: int) -> dict[Any, list[float]]:
+    """Return the CPU seconds of processes that took turns."""
+    seconds: dict[Any, list[float]] = {name: [] for name in commands}
+    for _ in range(repeats):
+        for name, words in commands.items():
+            seconds[name].append(_cpu_seconds(words))
+    return seconds
 
 
 def _cpu_seconds(words: Sequence[str | Path]) -> float:
@@ -78,7 +163,7 @@ def _cpu_seconds(words: Sequence[str | Path]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def sync(repeats: int = 300) -> list[dict[str, Any]]:
+def sync(repeats: int = 300) -> list[Figure]:
     """Measure one sync of all three owners with its checks, on fresh owners each time."""
     warnings.simplefilter("ignore")  # Megatron's own, once per object
     from megatron.core.distributed import DistributedDataParallelConfig
@@ -87,7 +172,7 @@ def sync(repeats: int = 300) -> list[dict[str, Any]]:
 
     from bridge import get_mixed_precision_config, synchronize
 
-    records = []
+    figures = []
     for name in ("bf16_mixed", "bf16_with_fp8_current_scaling_mixed"):
         config = get_mixed_precision_config(name)
         seconds = []
@@ -97,20 +182,20 @@ def sync(repeats: int = 300) -> list[dict[str, Any]]:
                 "optimizer": OptimizerConfig(use_distributed_optimizer=True),
                 "ddp": DistributedDataParallelConfig(use_distributed_optimizer=True),
             }
-            began = time.perf_counter()
+            began = time.process_time()
             synchronize(config, **owners)
-            seconds.append(time.perf_counter() - began)
-        median = statistics.median(seconds) * 1e3
-        how = f"model, optimizer and ddp, checks included, median of {repeats}"
-        records.append(record(f"synchronize {name}", median, "ms", goal="< 5", met=median < 5, how=how))
-    return records
+            seconds.append(time.process_time() - began)
+        how = f"CPU time with all checks, median of {repeats}"
+        median = 1e3 * statistics.median(seconds)
+        figures.append(Figure(name=f"synchronize {name}", value=median, unit="ms", goal=5, how=how))
+    return figures
 
 
-def step(rounds: int = 12, warmup: int = 3) -> list[dict[str, Any]]:
+def step(rounds: int = 12, warmup: int = 3) -> list[Figure]:
     """Measure the default run's training step against a plain PyTorch loop of the same model and data, in turn."""
     from plain_gpt import PlainStep
 
-    seconds: dict[str, list[float]] = {"megatron": [], "Megatron's calls alone": [], "plain": []}
+    seconds: dict[str, list[float]] = {"ours": [], "Megatron's calls alone": [], "plain": []}
     with _default_run() as run:
         source = run.batches_of(run.splits.train, start=0)
         plain = PlainStep(_plain_sizes())
@@ -124,7 +209,7 @@ def step(rounds: int = 12, warmup: int = 3) -> list[dict[str, Any]]:
         for index in range(rounds + warmup):
             batch = next(source)
             for name, take in (
-                ("megatron", lambda: trainer.step(source)),
+                ("ours", lambda: trainer.step(source)),
                 ("Megatron's calls alone", calls_alone),
                 ("plain", lambda batch=batch: plain.step(batch["tokens"], batch["labels"])),
             ):
@@ -132,27 +217,14 @@ def step(rounds: int = 12, warmup: int = 3) -> list[dict[str, Any]]:
                 take()
                 if index >= warmup:
                     seconds[name].append(time.process_time() - began)
-    ratio = _ratio(seconds["megatron"], seconds["plain"])
-    own = _ratio(seconds["megatron"], seconds["Megatron's calls alone"]) - 1
-    how = f"gpt_5m, bf16_mixed, CPU time, {rounds} rounds in turn in one process"
-    peak = {name: _peak_mib(name) for name in ("megatron", "plain")}
-    more = peak["megatron"] / peak["plain"]
+    how = f"gpt_5m, bf16_mixed, CPU time of one thread, {rounds} rounds in turn in one process"
+    peak = {name: _peak_mib(name) for name in ("ours", "plain")}
+    resident = f"resident, processes of five steps; {peak['ours']:.0f} and {peak['plain']:.0f} MiB"
+    over, calls = (_ratio(seconds["ours"], seconds[name]) for name in ("plain", "Megatron's calls alone"))
     return [
-        record(f"training step, {name}", statistics.median(taken) * 1e3, "ms", goal="", met=True, how=how)
-        for name, taken in seconds.items()
-    ] + [
-        record("training step, megatron / plain", ratio, "ratio", goal="<= 1.06", met=ratio <= 1.06, how=how),
-        record("share of the step that is not Megatron's", own, "ratio", goal="", met=True, how=how),
-        record("peak memory, megatron", peak["megatron"], "MiB", goal="", met=True, how="resident, own process"),
-        record("peak memory, plain", peak["plain"], "MiB", goal="", met=True, how="resident, own process"),
-        record(
-            "peak memory, megatron / plain",
-            more,
-            "ratio",
-            goal="<= 1.1",
-            met=more <= 1.1,
-            how="with Megatron's imports",
-        ),
+        Figure(name="training step / step of a plain PyTorch loop", value=over, goal=1.06, how=how),
+        Figure(name="training step / Megatron's calls alone", value=calls, how=how),
+        Figure(name="peak memory / that of a plain loop", value=peak["ours"] / peak["plain"], goal=1.1, how=resident),
     ]
 
 
@@ -202,8 +274,12 @@ def _plain_sizes() -> Any:
 
 def _peak_mib(kind: str) -> float:
     """Return the peak resident memory of a process that takes five steps of one kind."""
-    child = [sys.executable, __file__, "--peak-of", kind]
-    done = subprocess.run(child, check=True, capture_output=True, text=True)
+    return _of_child("--peak-of", kind)
+
+
+def _of_child(*words: str) -> float:
+    """Return the number that this script prints in another process."""
+    done = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[-1])
 
 
@@ -211,7 +287,7 @@ def _take_five_steps(kind: str) -> None:
     """Take five steps and print this process's peak resident memory in MiB."""
     import torch
 
-    if kind == "megatron":
+    if kind == "ours":
         with _default_run() as run:
             source = run.batches_of(run.splits.train, start=0)
             for _ in range(5):
@@ -231,25 +307,10 @@ def _take_five_steps(kind: str) -> None:
     print(int(high_water[1]) / 1024 if high_water else "nan")
 
 
-def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
-    """Measure the default run's step for each recipe and return a record each, and one for the telemetry."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    from bridge.front.decode import container
-    from bridge.front.loader import load_run
-    from bridge.megatron.backend import Backend, running
-    from bridge.megatron.process import training_process
-
-    def built(recipe: str, process: Any) -> Any:
-        run = _built(process, f"mixed_precision={recipe}", "precision_backend=emulated")
-        return run, run.batches_of(run.splits.train, start=0)
-
-    first = container(load_run((), HERE.parent / "conf"))
+def low_precision(rounds: int = 10, warmup: int = 3) -> list[Figure]:
+    """Measure the default run's step for each recipe against BF16, and what the telemetry adds to one."""
     seconds: dict[str, list[float]] = {name: [] for name in ("bf16_mixed", *STEP_GOALS, "measured")}
-    with ExitStack() as stack:
-        process = stack.enter_context(training_process(first.model, seed=first.train.seed))
-        stack.enter_context(running(Backend(name="emulated")))
-        runs = {name: built(name, process) for name in ("bf16_mixed", *STEP_GOALS)}
+    with _emulated_runs() as runs:
         for index in range(rounds + warmup):
             for name, (run, source) in runs.items():
                 taken = _timed(run, source)
@@ -260,17 +321,114 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
                 taken = _timed(run, source)
             if index >= warmup:
                 seconds["measured"].append(taken)
-        interval = first.logging.quantisation_interval
-    how = f"gpt_5m, CPU time, {rounds} rounds in turn in one process"
-    records = []
-    for name, goal in STEP_GOALS.items():
-        ratio = _ratio(seconds[name], seconds["bf16_mixed"])
-        title = f"training step, {name} / bf16_mixed"
-        records.append(record(title, ratio, "ratio", goal=f"<= {goal}", met=ratio <= goal, how=how))
+            interval = run.config.logging.quantisation_interval
+    how = f"gpt_5m, CPU time of one thread, {rounds} rounds in turn in one process"
+    figures = [
+        Figure(
+            name=f"training step, {name} / bf16_mixed",
+            value=_ratio(seconds[name], seconds["bf16_mixed"]),
+            goal=goal,
+            how=how,
+        )
+        for name, goal in STEP_GOALS.items()
+    ]
     extra = (_ratio(seconds["measured"], seconds["fp8_current"]) - 1) / interval
     how = f"{how}, one step of {interval} measured"
-    share = "measuring quantisation, share of the step"
-    return [*records, record(share, extra, "ratio", goal="<= 0.05", met=extra <= 0.05, how=how)]
+    return [*figures, Figure(name="measuring quantisation, of a step", value=extra, unit="%", goal=0.05, how=how)]
+
+
+@contextmanager
+def _emulated_runs() -> Iterator[dict[str, Any]]:
+    """Build a run of `make train` for each recipe, BF16 first, each with its batches."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    from bridge.front.decode import container
+    from bridge.front.loader import load_run
+    from bridge.megatron.backend import Backend, running
+    from bridge.megatron.process import training_process
+
+    first = container(load_run((), HERE.parent / "conf"))
+    with ExitStack() as stack:
+        process = stack.enter_context(training_process(first.model, seed=first.train.seed))
+        stack.enter_context(running(Backend(name="emulated")))
+        built = {
+            name: _built(process, f"mixed_precision={name}", "precision_backend=emulated")
+            for name in ("bf16_mixed", *STEP_GOALS)
+        }
+        yield {name: (run, run.batches_of(run.splits.train, start=0)) for name, run in built.items()}
+
+
+PARTS = {
+    "making operands, those of weights that are not stored too": ("numerics/operand.py", "make_operand"),
+    "of this and of writing: the largest magnitude, before a value is rounded": ("numerics/native.py", "amax"),
+    "reading stored weights as operands": ("numerics/operand.py", "stored_operand"),
+    "writing stored weights after the optimizer": ("emulation/stored_weight.py", "quantize_"),
+    "renewing delayed scales": ("numerics/delayed.py", "update_all"),
+}
+"""Part of a step that BF16 does not have -> file and function."""
+
+
+def profile(rounds: int = 10, warmup: int = 3) -> list[tuple[str, ...]]:
+    """Return the rows of a table: where a step of each recipe spends its milliseconds beyond BF16."""
+    spent: dict[str, Any] = {}
+    with _emulated_runs() as runs:
+        for name in STEP_GOALS:
+            run, source = runs[name]
+            for _ in range(warmup):
+                run.trainer.step(source)
+            profiler = cProfile.Profile(time.process_time)
+            with profiler:
+                for _ in range(rounds):
+                    run.trainer.step(source)
+            spent[name] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]  # typeshed leaves it out
+    rows = [("part", *STEP_GOALS)]
+    for title, (file, function) in PARTS.items():
+        cells = []
+        for stats in spent.values():
+            found = (row[3] for (path, _, own), row in stats.items() if path.endswith(file) and own == function)
+            cells.append(f"{1e3 * sum(found) / rounds:.1f}")
+        rows.append((title, *cells))
+    return rows
+
+
+TE_CPU_STEPS = 6
+IN_BOTH = {"nvfp4": ("mixed_precision.fp4_param_gather=false",)}
+"""Recipe -> overrides for both backends: Megatron Core 0.16.1 keeps no NVFP4 weights of Transformer Engine's."""
+
+
+def te_cpu(processes: int = 2) -> list[Figure]:
+    """Measure a step under Transformer Engine's Python against one of the emulation, in processes that take turns."""
+    figures = []
+    for recipe in STEP_GOALS:
+        seconds: dict[str, list[float]] = {"te_cpu": [], "emulated": []}
+        for _ in range(processes):
+            for backend, taken in seconds.items():
+                taken.append(_of_child("--seconds-of", f"{backend}:{recipe}"))
+        how = f"gpt_5m, least CPU time of {TE_CPU_STEPS} steps, {processes} processes each, in turn"
+        ratio = min(seconds["te_cpu"]) / min(seconds["emulated"])
+        figures.append(Figure(name=f"training step, {recipe}: te_cpu / emulated", value=ratio, goal=1.3, how=how))
+    return figures
+
+
+def _least_seconds(backend: str, recipe: str) -> float:
+    """Return the least CPU time of a few steps; a process has one backend."""
+    if backend == "te_cpu":
+        from bridge.preflight.te_cpu import declare
+
+        declare("b200" if recipe in ("mxfp8", "nvfp4") else "h100")
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    from bridge.front.decode import container
+    from bridge.front.loader import load_run
+    from bridge.megatron.backend import Backend, running
+    from bridge.megatron.process import training_process
+
+    words = (f"mixed_precision={recipe}", f"precision_backend={backend}", *IN_BOTH.get(recipe, ()))
+    config = container(load_run(words, HERE.parent / "conf"))
+    with training_process(config.model, seed=config.train.seed) as process, running(Backend(name=backend)):
+        run = _built(process, *words)
+        source = run.batches_of(run.splits.train, start=0)
+        return min([_timed(run, source) for _ in range(TE_CPU_STEPS + 2)][2:])
 
 
 def _timed(run: Any, source: Any) -> float:
@@ -283,33 +441,111 @@ def _ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    "startup": startup,
-    "sync": sync,
+def quantisers(rounds: int = 15) -> tuple[list[Figure], str]:
+    """Measure each operand of NVFP4 against a copy; return the figures, and all tables of `benchmark_numerics.py`."""
+    words = [sys.executable, HERE / "benchmark_numerics.py", "--rounds", str(rounds), "--json"]
+    others = {**os.environ, "PYTHONPATH": str(Path(sys.prefix) / "rivals")}
+    found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, env=others).stdout)
+    how = "bytes of BF16 a second, least CPU time of the rounds, in turn in one process"
+    figures = [
+        Figure(name=f"NVFP4 operand / copy: {role}", value=share, goal=0.35, at_least=True, how=how)
+        for role, share in found["shares"]["nvfp4"].items()
+    ]
+    return figures, found["tables"]
+
+
+SUITES: dict[str, Callable[[], list[Figure]]] = {
     "step": step,
     "low_precision": low_precision,
+    "te_cpu": te_cpu,
+    "quantisers": lambda: quantisers()[0],
+    "startup": startup,
+    "layers": layers,
+    "rehearsal": rehearsal,
+    "sync": sync,
+    "fuzz": fuzz,
 }
+BEGIN, END = "<!-- measured by scripts/benchmark.py -->", "<!-- end of the measured part -->"
+
+
+def page() -> str:
+    """Measure everything in one run, and return the measured part of the page."""
+    tables = ""
+    figures: list[Figure] = []
+    for name, suite in SUITES.items():
+        print(f"measuring: {name}", file=sys.stderr, flush=True)
+        if name == "quantisers":
+            made, tables = quantisers()
+        else:
+            made = suite()
+        figures += made
+    print("measuring: profile", file=sys.stderr, flush=True)
+    head, *rows = profile()
+    return f"""\
+{datetime.now(UTC):%Y-%m-%d}, {machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.
+
+## Not reached
+
+{_goals(figure for figure in figures if not figure.met)}
+## Reached
+
+{_goals(figure for figure in figures if figure.met and figure.goal is not None)}
+Without a goal: {"; ".join(f"{one.name} {one.shown}" for one in figures if one.goal is None)}.
+
+## Where a step spends its time beyond BF16
+
+CPU milliseconds of a step of gpt_5m under Python's profiler, which slows all of it.
+
+{table(head, rows)}
+{tables}"""
+
+
+def _goals(figures: Iterator[Figure]) -> str:
+    rows = [(figure.name, figure.shown, figure.wanted, figure.how) for figure in figures]
+    return table(("figure", "measured", "goal", "how"), rows) if rows else "Nothing.\n"
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def machine() -> str:
+    """Return the name of the processor, and whether it multiplies BF16 itself."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    bf16 = "with" if any("avx512_bf16" in line or "amx_bf16" in line for line in lines) else "without"
+    return f"{next(names, platform.machine())} {bf16} BF16 instructions"
 
 
 def main() -> int:
-    """Run the chosen suites and print their records."""
+    """Run the chosen suite and print its figures, or write all of them into a page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suite", nargs="?", default="all", choices=[*SUITES, "all"])
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--peak-of", choices=["megatron", "plain"], help=argparse.SUPPRESS)
+    parser.add_argument("--write", type=Path, help="Markdown file that gets the figures of all suites")
+    parser.add_argument("--peak-of", choices=["ours", "plain"], help=argparse.SUPPRESS)
+    parser.add_argument("--seconds-of", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if chosen.peak_of:
         _take_five_steps(chosen.peak_of)
         return 0
-    names = list(SUITES) if chosen.suite == "all" else [chosen.suite]
-    records = [row for name in names for row in SUITES[name]()]
-    if chosen.json:
-        print(json.dumps(records, indent=2))
+    if chosen.seconds_of:
+        print(_least_seconds(*chosen.seconds_of.split(":")))
         return 0
-    for row in records:
-        verdict = f"goal {row['goal']}: {'met' if row['met'] else 'NOT met'}; " if row["goal"] else ""
-        print(f"{row['name']}: {row['value']} {row['unit']} ({verdict}{row['how']})")
+    if chosen.write:
+        before, _, rest = chosen.write.read_text(encoding="utf-8").partition(BEGIN)
+        chosen.write.write_text(f"{before}{BEGIN}\n\n{page()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        return 0
+    figures = [one for name in (SUITES if chosen.suite == "all" else [chosen.suite]) for one in SUITES[name]()]
+    if chosen.json:
+        print(json.dumps([asdict(figure) | {"met": figure.met} for figure in figures], indent=2))
+        return 0
+    for one in figures:
+        verdict = f"goal {one.wanted}: {'met' if one.met else 'NOT met'}; " if one.goal is not None else ""
+        print(f"{one.name}: {one.shown} ({verdict}{one.how})")
     return 0
 
 

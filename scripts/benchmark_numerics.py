@@ -1,6 +1,6 @@
 """Speed of the quantisers and of the emulated linear layer, against a copy, BF16 and other libraries.
 
-    python scripts/benchmark_numerics.py --write docs/explain/speed.md
+    python scripts/benchmark_numerics.py [--json]
 
 All candidates take turns in one process with one thread. The least CPU time of the rounds counts, so that other work
 on the machine shows little. Libraries that cannot be imported are listed with the reason.
@@ -15,19 +15,18 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import json
 import logging
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
+from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
 from bridge.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
@@ -44,7 +43,10 @@ OURS = {"FP8": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "nvfp4"}
 """Format of the comparison -> scheme."""
 BUDGET_SECONDS = 20.0
 """CPU time after which a slow candidate takes no more turns."""
-BEGIN, END = "<!-- the tables of scripts/benchmark_numerics.py -->", "<!-- end of the tables -->"
+ROLES = ("input, row", "input, column", "weight, row", "weight, column", "gradient, row", "gradient, column")
+"""Operands of a scheme."""
+Shares = dict[str, dict[str, float]]
+"""Scheme -> operand -> share of a copy's rate."""
 
 Step = Callable[[], object]
 Row = tuple[str, ...]
@@ -84,7 +86,7 @@ def fast_gemm() -> Iterator[str]:
         yield "widened" if installed else "scalar"
 
 
-def operands(rounds: int) -> list[Row]:
+def operands(rounds: int) -> tuple[list[Row], Shares]:
     """Measure each operand that a scheme makes of a matrix, against a copy of it."""
     x = _matrix(MATRIX)
     target = torch.empty_like(x)
@@ -98,11 +100,14 @@ def operands(rounds: int) -> list[Row]:
                 steps[f"{scheme} {role} {columnwise}"] = make
     seconds = seconds_of(steps, rounds)
     rows: list[Row] = [("copy", *[f"{_gigabytes(x, seconds['copy']):.1f}"] * 6)]
+    shares: Shares = {}
     for scheme in SCHEMES:
         names = [f"{scheme} {role} {column}" for role in ("input", "weight", "grad_output") for column in (False, True)]
-        cells = [f"{_gigabytes(x, seconds[name]):.1f} ({seconds['copy'] / seconds[name]:.2f})" for name in names]
+        found = [seconds["copy"] / seconds[name] for name in names]
+        shares[scheme] = dict(zip(ROLES, found, strict=True))
+        cells = (f"{_gigabytes(x, seconds[name]):.1f} ({one:.2f})" for name, one in zip(names, found, strict=True))
         rows.append((scheme, *cells))
-    return rows
+    return rows, shares
 
 
 def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
@@ -196,21 +201,8 @@ def _version(library: str) -> str:
         return ""
 
 
-def _table(head: Row, rows: list[Row]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def _machine() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def report(rounds: int) -> str:
-    """Measure everything and return the tables."""
+def report(rounds: int) -> tuple[str, Shares]:
+    """Measure everything; return the tables, and the shares of a copy's rate."""
     problem = use("native")
     use("torch" if problem else "native")
     missing = dict(NOT_CALLED)
@@ -218,56 +210,53 @@ def report(rounds: int) -> str:
     with fast_gemm() as gemm:
         faulting = linears(fewer, ("nvfp4",))
         keep_freed_memory()
-        made, against = operands(rounds), quantisers(rounds, missing)
+        (made, shares), against = operands(rounds), quantisers(rounds, missing)
         layers = linears(fewer, SCHEMES, LINEARS, missing)
     kernel = f"plain torch ({problem})" if problem else "the C kernel"
     operand, compared = (f"{rows} x {columns}" for rows, columns in (MATRIX, COMPARED))
-    roles = ("input, row", "input, column", "weight, row", "weight, column", "gradient, row", "gradient, column")
-    return f"""\
-{datetime.now(UTC):%Y-%m-%d}, {_machine()}, one thread, torch {torch.__version__}, Python {platform.python_version()},
-{kernel}, {gemm} BF16 GEMM. Least CPU time of {rounds} rounds; the candidates took turns in one process, whose C library
-kept freed memory.
+    text = f"""\
+## Quantisers alone
+
+One thread, torch {torch.__version__}, {kernel}, {gemm} BF16 GEMM. Least CPU time of {rounds} rounds; the candidates
+took turns in one process, whose C library kept freed memory.
 
 ### Operands against a copy
 
 GB of BF16 input per second, {operand}, and in brackets the share of a copy's rate.
 
-{_table(("scheme", *roles), made)}
+{table(("scheme", *ROLES), made)}
 ### Quantisers of other libraries
 
 GB of BF16 input per second for {compared}; *times ours* is the time over that of Precision Bridge's row of the
 format. *Equal* is the share of dequantised values, in BF16, that equal Precision Bridge's. Libraries that round alone,
 without a scale, are compared with the same rounding.
 
-{_table(("format", "library", "rule", "GB/s", "times ours", "equal"), against)}
+{table(("format", "library", "rule", "GB/s", "times ours", "equal"), against)}
 ### Forward and backward of a linear layer
 
 CPU milliseconds for tokens x inputs x outputs, and the ratio to BF16.
 
-{_table(("shape", "layer", "ms", "to BF16"), layers)}
+{table(("shape", "layer", "ms", "to BF16"), layers)}
 The same where freed memory goes back to the system, so that each tensor pays page faults:
 
-{_table(("shape", "layer", "ms", "to BF16"), faulting)}
+{table(("shape", "layer", "ms", "to BF16"), faulting)}
 ### Not measured
 
-{_table(("library", "reason"), list(missing.items()))}"""
+{table(("library", "reason"), list(missing.items()))}"""
+    return text, shares
 
 
 def main() -> int:
     """Measure, and print or write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each candidate")
-    parser.add_argument("--write", type=Path, help="Markdown file that gets the tables")
+    parser.add_argument("--json", action="store_true", help="print tables and shares as JSON")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # torchao on CUDA extensions that are not for this machine
     warnings.simplefilter("ignore")
-    text = report(chosen.rounds)
-    if chosen.write is None:
-        print(text)
-        return 0
-    before, _, rest = chosen.write.read_text(encoding="utf-8").partition(BEGIN)
-    chosen.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    tables, shares = report(chosen.rounds)
+    print(json.dumps({"tables": tables, "shares": shares}) if chosen.json else tables)
     return 0
 
 

@@ -62,7 +62,7 @@ def tiny(
     shape = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "seq_length": 64}
     low_model, low_optimizer, low_ddp = low_precision(low, stored) if low else ({}, {}, {})
     plain = {"add_bias_linear": False, "normalization": "RMSNorm", "hidden_dropout": 0.0, "attention_dropout": 0.0}
-    schedule = {"train_iters": 6, "micro_batch_size": 2, "global_batch_size": 8, "lr_warmup_iters": 0, "eval_iters": 2}
+    schedule = {"train_iters": 6, "micro_batch_size": 2, "global_batch_size": 4, "lr_warmup_iters": 0, "eval_iters": 2}
     return ConfigContainer(
         model=GPTConfig(
             **{**shape, **plain, **half, **autocast, "pipeline_dtype": dtype, **low_model, **(model or {})}
@@ -83,7 +83,7 @@ def tiny(
         data=DataConfig(**{"cache_dir": str(CACHE), **(data or {})}),
         train=TrainConfig(**{**schedule, **(train or {})}),
         checkpoint=CheckpointConfig(**checkpoint),
-        logging=LoggingConfig(log_interval=1, tensorboard=False),
+        logging=LoggingConfig(log_interval=1, tensorboard=False, plots=False),
         mixed_precision=None if rows is None else precision_of(mode, low, rows),
     )
 

@@ -44,7 +44,7 @@ def gradient_times(factor, monkeypatch):
 
 def warned(caplog, run_dir, fault, silence=None, **arguments):
     """Train with a fault; return the name -> sentence of each warning that was logged."""
-    config = tiny(**arguments, train={"train_iters": STEPS, "audit": "warn", "eval_iters": 0})
+    config = tiny(**arguments, train={"train_iters": STEPS, "audit": "warn", "eval_iters": 0, "global_batch_size": 8})
     config.logging.quantisation_interval = 3
     config.silence = silence or {}
     caplog.clear()

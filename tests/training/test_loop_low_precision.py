@@ -130,9 +130,9 @@ def test_recomputation_changes_nothing(scheme, tmp_path):
 @pytest.mark.parametrize("scheme", ["tensorwise", slow("mxfp8")])
 def test_accumulated_gradients_are_those_of_the_whole_batch(scheme, tmp_path):
     """Weights quantised once a step; activations differ in where a tile ends, so the runs agree only nearly."""
-    for micro in (2, 8):
+    for micro in (1, 4):
         pretrain(tiny(low=scheme, train={"micro_batch_size": micro}), run_dir=tmp_path / str(micro))
-    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "8"), rel=2e-3)
+    assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "4"), rel=2e-3)
 
 
 def test_run_that_keeps_every_layer_in_bf16_is_refused(tmp_path):

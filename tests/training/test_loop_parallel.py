@@ -82,7 +82,7 @@ def test_two_processes_train_as_one_does(name, parallel, alone):
 
 @pytest.mark.parametrize("name", ["pp2-bf16-tied", "dp2-bf16"])
 def test_other_layouts_learn(name, parallel):
-    assert losses(parallel / name)[-1] < losses(parallel / name)[0] - 0.5
+    assert losses(parallel / name)[-1] < losses(parallel / name)[0] - 0.4
 
 
 def test_loss_of_the_last_stage_reaches_the_first_rank(parallel):

@@ -78,9 +78,7 @@ def test_folder_is_laid_out_as_megatron_does(tmp_path):
 
 def test_the_last_checkpoint_and_the_pictures_can_be_left_out(tmp_path):
     saved = tmp_path / "checkpoints"
-    config = tiny(save=str(saved), save_interval=4, save_last=False)
-    config.logging.plots = False
-    pretrain(config, run_dir=tmp_path / "run")
+    pretrain(tiny(save=str(saved), save_interval=4, save_last=False), run_dir=tmp_path / "run")
     assert [path.name for path in saved.glob("iter_*")] == ["iter_0000004"]
     assert not (tmp_path / "run" / "loss.png").exists()
 

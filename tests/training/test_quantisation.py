@@ -39,6 +39,7 @@ def test_a_run_measures_each_operand_of_each_layer_and_trains_as_without(scheme,
     for interval in (0, 3):
         config = tiny(sharded=True, low=scheme, stored=stored)
         config.logging.quantisation_interval = interval
+        config.logging.plots = True
         pretrain(config, run_dir=tmp_path / str(interval))
     assert losses(tmp_path / "3") == losses(tmp_path / "0")
     assert not (tmp_path / "0" / "quantisation.csv").exists()

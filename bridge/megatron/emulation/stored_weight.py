@@ -38,6 +38,8 @@ class Store:
     """The weight as it was before it was first quantised."""
     gathered_dtype: torch.dtype
     """Dtype that a master is rounded to before it is quantised."""
+    source_dtype: torch.dtype
+    """Dtype that was quantised last: before the first step it is the weight's own."""
 
 
 class StoredWeight(torch.Tensor):
@@ -80,6 +82,7 @@ class StoredWeight(torch.Tensor):
     def quantize_(self, x_NK: torch.Tensor) -> Self:
         """Take on new values: rounded to the nominal dtype, then to codes, in the memory of the old ones."""
         held, state = self.stored, self.store.state
+        self.store.source_dtype = held.dtype if x_NK.dtype == torch.float32 else x_NK.dtype
         fresh = _quantised(x_NK.to(held.dtype), held.spec, state)
         for name, tensor in _tensors(held).items():
             tensor.copy_(getattr(fresh, name).view(tensor.shape))
@@ -175,7 +178,7 @@ def store_weight(
     """
     weight = module.weight
     x_NK = weight.detach()
-    store = Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype)
+    store = Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype, x_NK.dtype)
     kind: type[StoredWeight] = PackedWeight if spec.format == "e2m1" else StoredWeight
     if as_is:
         kind = GatheredAsIs

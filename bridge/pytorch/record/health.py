@@ -68,7 +68,9 @@ def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor |
     master = getattr(weight, "main_param", None)
     if master is None or master.numel() != weight.numel():
         return None
-    found: torch.Tensor = master.detach().view(weight.shape).to(getattr(weight, "gathered_dtype", weight.dtype))
+    store = getattr(weight, "store", None)  # of an emulated weight
+    rounded = master.detach().view(weight.shape).to(weight.dtype if store is None else store.source_dtype)
+    found: torch.Tensor = rounded.to(weight.dtype)
     return found
 
 
