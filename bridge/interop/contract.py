@@ -153,10 +153,6 @@ def unread(_payload: object) -> ImportReport:
     raise PayloadError("this system is written and not read. Give the configuration of the trainer around it.")
 
 
-def unrecognised(_document: object) -> None:
-    """Take no document for the system's."""
-
-
 @dataclass(frozen=True)
 class System:
     """One foreign system; each module of this room ends with `SYSTEM = System(...)`."""
@@ -170,8 +166,8 @@ class System:
     """`unread` where the system is written only: its objects are made in programs, and no file of its own is read."""
     export: Callable[..., ExportReport] | None = None
     """None where the system has no form to write."""
-    recognise: Callable[[Any], Recognised | None] = unrecognised
-    """Takes a `document.Document`; None: not this system's."""
+    recognise: Callable[[Any], Recognised | None] | None = None
+    """Takes a `document.Document` and returns None for another system's; None: no file is recognised as its own."""
     write: Callable[[Any], str] = str
     read: Callable[[Any], Any] | None = None
     """Takes a `document.Document` and returns the payload for `import_`; None: the document's parsed content is it."""
@@ -183,11 +179,6 @@ class System:
     def kinds(self) -> tuple[str, ...]:
         """Kinds of document it is written in: yaml, json, shell, python, env, text."""
         return KINDS[self.name]
-
-    @property
-    def is_read(self) -> bool:
-        """Whether a file can be recognised as the system's."""
-        return self.recognise is not unrecognised
 
 
 def as_json(payload: Any) -> str:

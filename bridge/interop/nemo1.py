@@ -31,7 +31,7 @@ TABLE = table("nemo1")
 PRECISIONS: Mapping[str, str] = TABLE.data["precisions"]
 NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
-MEGATRON = re.compile(TABLE.data["megatron"].replace(" |", "|"))
+MEGATRON = re.compile(TABLE.data["megatron"])
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
 """OmegaConf's reference to another key of the file; dots in front make it relative to the key it stands at."""
 DEEPEST = 16

@@ -54,7 +54,8 @@ def all_systems(kind: str | None = None) -> list[System]:
 
 def candidates(document: Document) -> list[tuple[System, Recognised]]:
     """Return every system that takes a document for its own, the most certain first."""
-    found = [(one, why) for one in all_systems(document.kind) if (why := one.recognise(document)) is not None]
+    read = [(one, one.recognise(document)) for one in all_systems(document.kind) if one.recognise is not None]
+    found = [(one, why) for one, why in read if why is not None]
     return sorted(found, key=lambda pair: -pair[1].certainty)
 
 
@@ -64,7 +65,7 @@ def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
         return system(chosen), "was named with --from"
     found = candidates(document)
     if not found:
-        read = [one.name for one in all_systems() if one.is_read]
+        read = [one.name for one in all_systems() if one.recognise is not None]
         remedy = f"Name the system with --from: {', '.join(read)}."
         if document.kind == "python":
             remedy = "Give a configuration; `precision-bridge sources FOLDER` lists what programs call."

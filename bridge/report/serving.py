@@ -53,7 +53,6 @@ def comparison_table(found: ServingComparison, precision: str, path: str) -> Ren
     shown = table(rows, title=title, numbers=("modules",), wraps=("training", "serving"))
     sentences = [Text(row.sentence(found.mode)) for row in found.differences]
     sentences += [Text(refused) for refused in found.refused]
-    notes = [Text(f"{entry} of the config's lists takes no linear layer of the model.") for entry in found.unmatched]
     if not sentences:
         sentences = [Text("Serving quantises what training quantises, in the same scheme.")]
-    return Group(shown, *sentences, *notes)
+    return Group(shown, *sentences)

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 ROWS = rows("command_lines")
 
 
-def pattern(row: str, flags: int = 0) -> re.Pattern[str]:
-    """Return the pattern of a row, whose lines are one."""
-    return re.compile(ROWS[row].replace(" |", "|"), flags)
-
-
-RUNNERS, STATING, OTHER_OPTIONS = pattern("runners"), pattern("stating"), pattern("other options")
-PRECISION_WORDS, HOLDS_ARGUMENTS = pattern("precision", re.IGNORECASE), pattern("holds arguments", re.IGNORECASE)
+RUNNERS, STATING, OTHER_OPTIONS = (re.compile(ROWS[row]) for row in ("runners", "stating", "other options"))
+PRECISION_WORDS, HOLDS_ARGUMENTS = (re.compile(ROWS[row]) for row in ("precision", "holds arguments"))
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")

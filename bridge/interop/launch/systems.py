@@ -4,20 +4,21 @@ A launch script holds programs of several systems, so that each of its launches 
 says is handed to the system's own `import_`; what it leaves to another file is named, never guessed.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch, pattern
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch
 from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.reading.command_words import CommandWords, nested
 from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import record_named
 from bridge.registry.registry import REGISTRY
 
-NEMO, FAIRSEQ = pattern("nemo1"), pattern("fairseq")
+NEMO, FAIRSEQ = re.compile(ROWS["nemo1"]), re.compile(ROWS["fairseq"])
 OF_TRAINING = frozenset(ROWS["of training"].split())
 TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
 FILES = tuple(ROWS["files"].split())

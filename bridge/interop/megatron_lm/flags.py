@@ -16,11 +16,6 @@ from bridge.rules.fields import FIELDS as OWNER_FIELDS
 TABLE = table("megatron_lm")
 
 
-def pattern(row: str) -> re.Pattern[str]:
-    """Return the pattern of a row, whose lines are one."""
-    return re.compile(TABLE.data[row].replace(" |", "|"))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Flag:
     """A flag that has a field."""
@@ -63,7 +58,7 @@ SETS, PARALLELISM = (TABLE.data[name] for name in ("sets", "parallelism"))
 OWNERS = ("model", "optimizer", "ddp")
 SLIP = 0.945
 """Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of encoder_num_layers."""
-SWITCH, DECIDES, ANY_SYSTEM = (pattern(row) for row in ("switch", "decides", "any system"))
+SWITCH, DECIDES, ANY_SYSTEM = (re.compile(TABLE.data[row]) for row in ("switch", "decides", "any system"))
 NOT_PRECISION = frozenset(TABLE.data["not precision"])
 
 

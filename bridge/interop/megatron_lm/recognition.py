@@ -8,11 +8,11 @@ from bridge.interop.contract import Recognised
 from bridge.interop.launch.launches import MEGATRON_ARGUMENTS, Launch
 from bridge.interop.launch.script import MODES
 from bridge.interop.megatron_lm.arguments import PROGRAMS, argument_groups
-from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest, pattern
+from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest
 from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX
 from bridge.interop.reading.document import Document
 
-STRONG = pattern("strong")
+STRONG = re.compile(TABLE.data["strong"])
 ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
 MANY = 12
 """Where none of them bears on precision: four names of a model's sizes are anybody's."""

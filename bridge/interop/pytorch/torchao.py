@@ -3,9 +3,8 @@
     {"float8": {"recipe_name": "tensorwise", "enable_fsdp_float8_all_gather": true}}      Float8LinearConfig
     {"mxfp8": {"recipe": "mxfp8_rceil"}}                                                  MXFP8TrainingOpConfig
 
-The objects themselves are read too. torchao converts modules of a finished model, so it decides about linear layers and
-nothing else: mode, masters and reduction are the trainer's. Of the casts per operand three facts are read: whether rows
-are scaled by themselves, the format of output gradients, and whether the weight gradient is in high precision.
+torchao converts modules of a finished model, so it decides about linear layers and nothing else: mode, masters and
+reduction are the trainer's.
 """
 
 from __future__ import annotations

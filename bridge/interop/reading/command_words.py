@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from bridge.interop.launch.launches import pattern
+from bridge.interop.launch.launches import ROWS
 from bridge.interop.launch.word import Word
 
-HOLDS_OPTIONS = pattern("holds options", re.IGNORECASE)
+HOLDS_OPTIONS = re.compile(ROWS["holds options"])
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
 NUMBER = re.compile(r"-\d|-\.\d")
 

@@ -52,8 +52,6 @@ class ServingComparison:
 
     mode: str
     rows: tuple[ServedRow, ...]
-    unmatched: tuple[str, ...] = ()
-    """Entries of the config's lists that take no linear layer of the model."""
     refused: tuple[str, ...] = ()
     """Sentences: modules that vLLM fuses, and to which the config gives different schemes."""
 
@@ -65,7 +63,7 @@ class ServingComparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
         rows = [{**asdict(row), "differs": row.differs} for row in self.rows]
-        return {"same": not self.differences, "rows": rows, "unmatched": self.unmatched, "refused": self.refused}
+        return {"same": not self.differences, "rows": rows, "refused": self.refused}
 
 
 def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
@@ -91,7 +89,7 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
     if config.kv_cache is not None:
         layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
         rows.append(ServedRow(CACHE, None, config.kv_cache, modules=len(layers), layers=layers))
-    every = [name for row in manifest.rows for name in row.each()]
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
-    refused = tuple(split({name: config.scheme_of(name, "vllm") for name in every})) if by_vllm else ()
-    return ServingComparison(manifest.mode, tuple(rows), tuple(config.unmatched(every)), refused)
+    every = [name for row in manifest.rows for name in row.each()] if by_vllm else []
+    refused = split({name: config.scheme_of(name, "vllm") for name in every})
+    return ServingComparison(manifest.mode, tuple(rows), tuple(refused))

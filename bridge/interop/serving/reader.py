@@ -104,7 +104,7 @@ class ServingConfig:
             targets=tuple(_targets(block, method, path)),
             kv_cache=words_of(cache) if cache else str(block.get("kv_cache_quant_algo") or "") or None,
         )
-        for entry in config.entries:
+        for entry in (*config.kept, *(target for target, _ in config.targets)):
             try:
                 re.compile(entry.removeprefix(EXPRESSION) if config.is_fp8 or entry.startswith(EXPRESSION) else "")
             except re.error as error:
@@ -135,16 +135,6 @@ class ServingConfig:
         own = {name, place} if self.method == MODELOPT else {name}
         by_name = [scheme for target, scheme in self.targets if target in own or _named(target, name)]
         return next(iter((*by_name, *(scheme for target, scheme in self.targets if target == LINEAR))), None)
-
-    @property
-    def entries(self) -> list[str]:
-        """The entries of its lists."""
-        return [*self.kept, *(target for target, _ in self.targets if target != LINEAR)]
-
-    def unmatched(self, names: list[str]) -> list[str]:
-        """Return the entries of compressed-tensors' lists that take none of the names; those of norms do not count."""
-        entries = self.entries if self.method == COMPRESSED else []
-        return [entry for entry in entries if "norm" not in entry and not any(_named(entry, name) for name in names)]
 
 
 def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple[str, str | None]]:

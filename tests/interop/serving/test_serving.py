@@ -49,7 +49,6 @@ def test_every_config_reads_back_as_the_training_had_it() -> None:
             for system in SYSTEMS:
                 found = compare(trained, served(trained, system), system)
                 assert found.differences == (), (scheme, model_type, system)
-                assert found.unmatched == (), (scheme, model_type, system)
 
 
 def test_first_and_last_layers_in_bf16_and_the_router_are_listed() -> None:
