@@ -1,7 +1,7 @@
 """torchtitan: the TOML of 0.2 and earlier, and the config classes of 0.3 as data.
 
-    {"training": {"dtype": ..., "mixed_precision_param": ..., "mixed_precision_reduce": "float32"},
-     "quantize": {"linear": {"float8": {...}, "mx": {...}}}}                                       TOML, until 0.2
+    {"training": {"dtype": ..., "mixed_precision_param": ..., "mixed_precision_reduce": "float32"}}        all
+    {"quantize": {"linear": {"float8": {...}, "mx": {...}}}}                     TOML until 0.2, reported and not read
     {"training": {...}, "converters": [{"MXFP8LinearConverter": {"fqns": []}}]}         0.3, written and not read
 
 Parameters are FP32 shards that are gathered in BF16, unless `training.dtype` makes everything BF16.
@@ -24,14 +24,12 @@ from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("torchtitan")
 SHARDS = "data_parallel_shard_degree"
-BLOCKS = {"float8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"}, "mx": {"fp8": "e4m3", "fp8_recipe": "mxfp8"}}
-"""Block of quantisation, at the top (torchtitan 0.1) or under `quantize.linear` (0.2) -> its scheme."""
+BLOCKS = ("float8", "mx", "quantize")
+"""Blocks of quantisation, which count where `model.converters` names them, or does not stand in the file."""
 CONVERTERS = {"mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}
 """Scheme -> the converter of torchtitan 0.3."""
 LINEAR = ("attention.", "feed_forward.", "shared_experts.")
 """Parts of the names of every linear layer that Megatron runs in a scheme, and of no router or output layer."""
-HIGH_ANYWAY = ("output", "router.gate", "moe.router.gate", "router")
-"""Names in a list of modules that are left out, which Megatron keeps in the dtype of the run too."""
 
 
 def import_(payload: object, *, sharded: object = True) -> ImportReport:
@@ -49,10 +47,10 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         builder.record("torchtitan.without-fsdp-tensor", training.name("mixed_precision_param"), compute)
         compute = "float32"
     semantics = _mode(builder, training, whole, compute, fsdp=fsdp)
-    is_partial = _quantisers(builder, top)
+    converts = bool(top.section("model").values.get("converters", [name for name in BLOCKS if top.given(name)]))
     is_read = semantics != "fp32" or training.values.get("mixed_precision_reduce") == "float32"
-    TABLE.read(builder, top, fsdp=fsdp, half=is_read)
-    return builder.finish(semantics, is_whole=not (is_partial or top.given("converters")))
+    TABLE.read(builder, top, fsdp=fsdp, half=is_read, converts=converts)
+    return builder.finish(semantics, is_whole=not (converts or top.given("converters")))
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
@@ -110,56 +108,6 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
     else:
         builder.map(param, **fields)
     return semantics
-
-
-def _quantisers(builder: ImportBuilder, top: Settings) -> bool:
-    """Map or report the quantisation blocks; return whether they leave linear layers in the dtype of the run.
-
-    Of 0.2 those count that `model.converters` names; nothing reads the others.
-    """
-    quantize = top.section("quantize")
-    parts = [top, *(quantize.section(part) for part in quantize.values)]
-    blocks = {block.name(name): block.section(name) for block in parts for name in BLOCKS if block.given(name)}
-    named = _names(top.section("model"), "converters", [*blocks])
-    is_partial = False
-    for path in dict.fromkeys((*named, *blocks)):
-        name, block = path.rpartition(".")[2], blocks.get(path, Settings({}, TABLE.title, path))
-        if path not in named:
-            builder.record("torchtitan.nothing-reads-it-it-is-not", path, dict(block.values), path=path)
-        elif path not in (name, f"quantize.linear.{name}") or name not in BLOCKS or "fp8" in builder.fields:
-            builder.record("torchtitan.not-mapped", "model.converters", path)
-            is_partial = True
-        else:
-            is_partial |= _quantiser(builder, path, block, BLOCKS[name])
-    return is_partial
-
-
-def _quantiser(builder: ImportBuilder, path: str, block: Settings, fields: dict[str, str]) -> bool:
-    """Map one block, and report the modules it leaves out and its options; return whether any linear layer is left."""
-    setting, recipe = block.name("recipe_name"), block.text("recipe_name") or fields["fp8_recipe"]
-    is_scaled = recipe.startswith(fields["fp8_recipe"])
-    TABLE.read(builder, block, "converter", scaled=is_scaled)
-    if not is_scaled:
-        builder.record("torchtitan.torchao-scales-each", setting, recipe)
-        return True
-    builder.map(setting if block.given("recipe_name") else path, **fields)
-    listed = _names(block, "filter_fqns", ["output"] if fields["fp8_recipe"] == "mxfp8" else [])
-    if block.given("filter_fqns"):
-        builder.map(block.name("filter_fqns"))
-    others = [one for one in listed if one not in HIGH_ANYWAY]
-    if others:
-        builder.record("torchtitan.modules-that-it-leaves-in-the", block.name("filter_fqns"), others)
-    elif "output" not in listed:
-        builder.record("torchtitan.output-runs-in-there-and-megatron", block.name("filter_fqns"), listed, **fields)
-    return bool(others)
-
-
-def _names(block: Settings, key: str, default: list[str]) -> list[str]:
-    """Return a list of names, `default` where nothing is written."""
-    listed = block.values.get(key)
-    if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
-        raise TABLE.wrong("list-of-names", block, key)
-    return default if listed is None else listed
 
 
 CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast"), NUM_LAYERS)

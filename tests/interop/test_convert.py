@@ -259,7 +259,9 @@ def test_strict_reads_too_what_no_recipe_holds(capsys, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"model": {"converters": ["float8"]}, "float8": {"recipe_name": "rowwise"}}')
     code, _, err = convert(capsys, tmp_path / "a.json", "--strict", "--from", "torchtitan")
     assert code == 1
-    assert err.endswith(f"precision is lost: float8.recipe_name='rowwise'. {FOLLOW}\n")
+    assert err.endswith(
+        f"precision is lost: model.converters=['float8'], float8={{'recipe_name': 'rowwise'}}. {FOLLOW}\n"
+    )
 
 
 def test_a_key_of_the_context_is_given_once(capsys) -> None:
