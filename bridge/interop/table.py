@@ -18,8 +18,8 @@
 
 A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*` and `[ab]` stand
 for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a name that looks as if it bore on
-precision, `<other case>` for one that has a row in lower case. Names go before patterns, and the first pattern that
-fits counts. A row is a mapping of these columns, or its `detail` alone:
+precision. Names go before patterns, and the first pattern that fits counts. A row is a mapping of these columns, or its
+`detail` alone:
 
     detail     why the value cannot be converted exactly, a clause
     reason     one of `contract.REASONS`; unsupported where there is none
@@ -30,15 +30,13 @@ fits counts. A row is a mapping of these columns, or its `detail` alone:
     field      the field that the setting becomes
     reads      switch, whole, number, text, named_dtype or section (a block): anything else is an error; or optimizer,
                the name of one, whose detail is a clause of `optimizers.yaml`; or block, of which each setting is asked
-               for its row while any other value has this one; or apart, a block that is not looked into; without it
-               any value is taken
+               for its row while any other value has this one; without it any value is taken
     words      word -> value of the field, instead of `reads`
     least      the least number
     default    the value that counts where nothing is written, in the release of `since`
     nulls      value or unstated: null is written too, as a value of the field or as one that leaves it unstated
     needs      facts without which nothing reads the setting; the first that does not hold says why, or null for none
     when       a fact without which it is no row
-    under      of a group: the block of its names
     part       of a group: its name, where it is read alone
     fields     of a group: settings that become the field of the same name, in the place of `rows`
 
@@ -48,7 +46,7 @@ field. `data` has whatever else the function reads. A row of `unwritten` is abou
 and not mapped, where the fact `when` holds, if it has one.
 A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
 one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
-Sentences are whole, so that a grep finds them. In braces stand facts, and `value` and `lower`, the name in lower case.
+Sentences are whole, so that a grep finds them. In braces stand facts, and `value`.
 """
 
 import re
@@ -79,7 +77,7 @@ LOOKS_LIKE_PRECISION = re.compile(
     r"|query_key_layer"
 )
 PATTERN = re.compile(r"[*<\[]")
-COLUMNS_OF_A_GROUP = ("decisive", "fields", "rows", "under", "part")
+COLUMNS_OF_A_GROUP = ("decisive", "fields", "rows", "part")
 ABSENT = object()
 PRESENT: Mapping[str, Callable[[object], bool]] = {
     "any": lambda _: True,
@@ -146,7 +144,7 @@ class Row:
         """Return the value as it is read; PayloadError for one that the system does not take either."""
         if self.words is not None:
             return self.words[str(given.word(key, tuple(self.words)))]
-        if self.reads in ("", "optimizer", "block", "apart"):
+        if self.reads in ("", "optimizer", "block"):
             return given[key]
         limits = {} if self.least is None else {"least": self.least}
         return getattr(given, self.reads)(key, **limits)
@@ -158,7 +156,7 @@ class Row:
     @property
     def is_opened(self) -> bool:
         """Whether each setting within a block is asked for its row."""
-        return self.reads == "block" or not (self.detail or self.field or self.reads == "apart")
+        return self.reads == "block" or not (self.detail or self.field)
 
     def is_harmless(self, value: object) -> bool:
         """Return whether a value changes nothing."""
@@ -204,9 +202,8 @@ class Part:
         given |= {name: {**shared, "field": name} for name in group.get("fields", ())}
         given |= {name: {"harmless": (False,)} | shared | _columns(row) for name, row in group.get("rows", {}).items()}
         for name, columns in given.items():
-            path = f"{group['under']}.{name}" if "under" in group else name
-            rows = self.patterns if PATTERN.search(path) else self.named
-            rows[path] = Row(**columns)
+            rows = self.patterns if PATTERN.search(name) else self.named
+            rows[name] = Row(**columns)
 
     def row_of(self, name: str) -> Row | None:
         """Return the row of a setting, the first that fits."""
@@ -223,8 +220,6 @@ class Part:
     def _is(self, segment: str, wanted: str) -> bool:
         if wanted == "<precision>":
             return LOOKS_LIKE_PRECISION.search(segment.lower()) is not None
-        if wanted == "<other case>":
-            return segment != segment.lower() and self.row_of(segment.lower()) is not None
         return fnmatchcase(segment, wanted)
 
 
@@ -302,7 +297,7 @@ class Table:
         if is_unread or ((words is not None or row.field is None) and row.is_harmless(value)):
             builder.map(name)
         elif words is not None:
-            builder.report(name, value, *words.about({**facts, "value": value, "lower": key.lower()}))
+            builder.report(name, value, *words.about({**facts, "value": value}))
         elif row.field is not None:
             builder.map(name, **({} if value is None and row.nulls == "unstated" else {row.field: value}))
             self._report_also(builder, name, row, (value, given[key]))

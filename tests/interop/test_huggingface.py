@@ -344,7 +344,7 @@ def test_deepspeeds_file_decides_about_the_reduction_so_that_no_recipe_is_named(
 
 
 def test_another_letter_case_is_pointed_out() -> None:
-    assert reasons(huggingface.import_({"BF16": True}), "BF16") == ["dead knob"]
+    assert reasons(huggingface.import_({"BF16": True}), "BF16") == ["unsupported"]
 
 
 def test_arguments_of_the_accelerator_that_are_defaults_are_carried() -> None:

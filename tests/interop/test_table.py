@@ -43,12 +43,11 @@ settings:
 - rows:
     kwargs: {reads: block, detail: arguments in a word}
     kwargs.dtype: a dtype
-- reads: apart
-  decisive: [plugin]
+- rows:
+    plugin: a block that is not looked into
 - reason: dead knob
   harmless: []
   rows:
-    <other case>: another letter case than {lower}
     "**.<precision>": not a setting
 - part: recipe
   rows:
@@ -87,7 +86,7 @@ def test_a_block_is_looked_into_and_another_value_is_reported() -> None:
     assert reasons(read({"kwargs": "{}"}), "kwargs") == ["unsupported"]
 
 
-def test_names_that_look_like_precision_are_found_below_any_block_but_not_in_one_that_is_read_apart() -> None:
+def test_names_that_look_like_precision_are_found_below_any_block_but_not_in_one_with_a_sentence() -> None:
     imported = read({"a": {"b": {"fp8_x": 1}}, "plugin": {"fp8_x": 1}, "FP8": 1})
     assert reasons(imported, "a.b.fp8_x") == reasons(imported, "FP8") == ["dead knob"]
     assert reasons(imported, "plugin.fp8_x") == []
