@@ -79,11 +79,8 @@ def _check_stated(where: str, value: object) -> None:
         raise PayloadError(f"{where}: must be written out, got {value!r:.60}. Write the value that it comes to.")
 
 
-def import_(payload: object, *, base: str | None = None) -> ImportReport:
-    """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for.
-
-    Overrides go over `base`, a noun for the file that is not read.
-    """
+def import_(payload: object) -> ImportReport:
+    """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for."""
     if not isinstance(payload, Mapping):
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
     file, builder = File(payload), ImportBuilder(TABLE.title)
@@ -91,8 +88,8 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
     refused = file.get("trainer.precision") in ("bf16-true", "16-true")  # by Megatron's models
     if not is_megatron or (refused and not file.has_megatrons_keys(other_than="data")):
         return _trained_by_lightning(file, builder)
-    dtype = _precision(file, builder, base)
-    semantics = _weights(file, dtype, builder, base)
+    dtype = _precision(file, builder)
+    semantics = _weights(file, dtype, builder)
     _reduction(file, dtype, builder, semantics)
     _settings(file.model, dtype, builder)
     for path, part in (("trainer", "apex"), ("model.optim", "optim"), ("quantization", "quantization")):
@@ -146,11 +143,11 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
     return replace(read, unmapped=(*read.unmapped, *builder.unmapped))
 
 
-def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
+def _precision(file: File, builder: ImportBuilder) -> str:
     where = next((name for name in NAMES if file.get(name) is not None), None)
     if where is None:
-        if base is not None or "trainer" not in file.payload:
-            builder.leave_mode(base or "the section trainer of another file")
+        if "trainer" not in file.payload:
+            builder.leave_mode("the section trainer of another file")
         else:
             why = f"{builder.system} takes 32 where the trainer says nothing"
             builder.implied("trainer.precision", "32", why)
@@ -171,13 +168,10 @@ def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
     return dtype
 
 
-def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -> str:
+def _weights(file: File, dtype: str, builder: ImportBuilder) -> str:
     """State the mode; return its semantics."""
     where, fsdp, half = "model.megatron_amp_O2", file.model.switch("fsdp"), dtype != "fp32"
     o2 = file.model.switch("megatron_amp_O2")
-    if base is not None and half and not file.model.given("megatron_amp_O2"):
-        builder.leave_mode(f"megatron_amp_O2 in {base}, which is not read,", default=dtype)
-        return "unstated"
     if half and not file.model.given("megatron_amp_O2"):
         builder.implied(where, False)
     if o2 and (fsdp or not half):

@@ -143,13 +143,10 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     own = [key for key in overrides if NEMO.match(key)]
     if not own and not forced:
         return None
-    evidence = _evidence(own, "an override of NeMo's")
-    where = f"{file.removesuffix('.yaml')}.yaml" if isinstance(file, str) else "the configuration file of the program"
-    if not any(key.endswith("precision") for key in overrides):
-        return CommandLine(evidence=evidence, elsewhere=where)
-    named = ("--config-name", where) if isinstance(file, str) else (where, None)
-    unread = (lost("command_lines.under-the-overrides", *named), *line.unread(read=overrides))
-    return CommandLine(evidence=evidence, payload=nested(overrides), context={"base": where}, unread=unread)
+    where = f"{file.removesuffix('.yaml')}.yaml" if isinstance(file, str) else "the program's file"
+    stated = [key for key in overrides if key.endswith("precision")]
+    evidence = _evidence([*stated, *own], "an override of NeMo's")
+    return CommandLine(evidence=evidence, elsewhere=f"the configuration composed of {where} and the overrides")
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:

@@ -64,13 +64,6 @@ READ = {
         "amp_o1",
         {"fp16": True},
     ),
-    "nemo": (
-        f"{NEMO} trainer.precision=bf16 model.megatron_amp_O2=True ++model.fp8=True +model.fp8_hybrid=True"
-        " model.transformer_engine=true",
-        "nemo1",
-        "megatron_o2",
-        {"bf16": True, "fp8": "hybrid"},
-    ),
     "bridge": ("torchrun train.py mixed_precision=bf16_mixed", "megatron-bridge", "megatron_o2", {"bf16": True}),
     "bridge, fields": (
         "torchrun train.py mixed_precision=bf16_mixed mixed_precision.grad_reduce_in_fp32=false",
@@ -110,9 +103,9 @@ ELSEWHERE = {
     "accelerate launch train.py": "accelerate config",
     "deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config ds.json": "ds.json",
     "python train.py --deepspeed ds.json --lr 1": "ds.json",
-    NEMO: "configuration file of the program",
-    f"{NEMO} --config-name=gpt_175b": "gpt_175b.yaml",
-    f"{NEMO} --config-name=gpt_5b.yaml": "from gpt_5b.yaml, which",
+    NEMO: "the configuration composed of the program's file and the overrides, which",
+    f"{NEMO} --config-name=gpt_175b": "composed of gpt_175b.yaml and the overrides",
+    f"{NEMO} --config-name=gpt_5b.yaml trainer.precision=bf16": "composed of gpt_5b.yaml and the overrides",
 }
 
 
@@ -261,16 +254,16 @@ def test_two_options_of_a_trainer_without_one_of_training_are_no_training(text: 
     assert only(f"{text} --bf16").system.name == "huggingface"
 
 
-BRANCHES = f'if [ -n "$MX" ]; then A="trainer.precision=bf16"; else A=""; fi\n{NEMO} --config-name=x.yaml $A'
+BRANCHES = 'if [ -n "$MX" ]; then A="--mixed_precision bf16"; fi\naccelerate launch --config_file x.yaml $A train.py'
 
 
 def test_a_branch_without_arguments_is_reported_and_its_file_named() -> None:
     run = only(BRANCHES)
-    assert run.system.name == "nemo1"
-    assert run.imported.label == 'line 3, megatron_gpt_pretraining.py; line 2, if [ -n "$MX" ]'
+    assert run.system.name == "accelerate"
+    assert run.imported.label == 'line 3, train.py; line 2, if [ -n "$MX" ]'
     found = lost(run)
-    assert found["--config-name"] == "x.yaml"
-    assert found['line 3, megatron_gpt_pretraining.py; line 2, not [ -n "$MX" ]'] == "x.yaml"
+    assert found["--config_file"] == "x.yaml"
+    assert found['line 3, train.py; line 2, not [ -n "$MX" ]'] == "x.yaml"
     assert 'line 2, if [ -n "$MX" ]' in found
     with pytest.raises(PayloadError, match=r"takes its precision from x.yaml, which is not read"):
         runs_of(script(BRANCHES), None, {"variables": "MX="})
@@ -305,22 +298,6 @@ def test_a_trainers_switch_overrides_the_launcher(launcher: str, semantics: str)
     run = only(f"accelerate launch {launcher} run_clm.py --bf16 --output_dir o")
     assert (run.system.name, run.imported.semantics) == ("huggingface", semantics)
     assert "fp16" not in run.imported.config.to_dict()
-
-
-def test_a_flag_that_nobody_wrote_is_not_named() -> None:
-    run = only(f"{NEMO} trainer.precision=bf16")
-    assert "the configuration file of the program" in lost(run)
-    assert "--config-name" not in lost(run)
-
-
-def test_the_file_under_the_overrides_decides_between_o1_and_o2() -> None:
-    line = f"{NEMO} --config-name=gpt_5b.yaml trainer.precision=bf16 model.micro_batch_size=1"
-    imported = only(line).imported
-    assert imported.decided_by == "megatron_amp_O2 in gpt_5b.yaml, which is not read,"
-    assert lost(only(line))["--config-name"] == "gpt_5b.yaml"
-    assert imported.assume_default().config.mode == "bf16"
-    for o2, semantics in (("True", "megatron_o2"), ("False", "amp_o1")):
-        assert only(f"{line} model.megatron_amp_O2={o2}").imported.semantics == semantics
 
 
 def test_megatron_lm_under_the_launcher_is_handed_on() -> None:
