@@ -1,4 +1,4 @@
-"""Hugging Face `TrainingArguments`, as a mapping, as JSON or as command-line arguments.
+"""Hugging Face `TrainingArguments`, as a mapping.
 
 `bf16=True` means autocast over the weights as they were loaded. No argument of the Trainer says how they were loaded:
 FP32 makes it AMP, and BF16, which transformers 5 takes from the checkpoint by default, leaves nothing in FP32 at all.
@@ -19,7 +19,7 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings, half_or_fp32
-from bridge.interop.reading.trainer_words import SWITCHES, arguments
+from bridge.interop.reading.trainer_words import SWITCHES
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -58,11 +58,11 @@ def import_(
     accelerate_mixed_precision: str | None = None,
     program: str | None = None,
 ) -> ImportReport:
-    """Return what a mapping of arguments, or a list of command-line words, asks for.
+    """Return what a mapping of arguments asks for.
 
     Without `weights_dtype`, and a `torch_dtype` in the file, FP32 is assumed and reported; `program` is a noun.
     """
-    top = Settings(arguments(payload) if isinstance(payload, list | tuple) else payload, TABLE.title)
+    top = Settings(payload, TABLE.title)
     outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title)
     stated, environment = outside.word("weights_dtype", MODES), outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)

@@ -319,7 +319,7 @@ def test_a_file_with_quantised_weights_is_read_whole() -> None:
     assert imported.semantics == "amp_o1"
 
 
-@pytest.mark.parametrize("payload", [{"bf16": True, "fp16": True}, ["--bf16", "maybe"], ["--bf16", 3], {"bf16": {}}, 3])
+@pytest.mark.parametrize("payload", [{"bf16": True, "fp16": True}, ["--bf16"], {"bf16": {}}, 3])
 def test_nonsense_is_one_sentence(payload: Any) -> None:
     with pytest.raises(BridgeError) as caught:
         huggingface.import_(payload)

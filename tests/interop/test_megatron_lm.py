@@ -403,7 +403,7 @@ def test_an_argument_file_of_underscored_keys_is_read() -> None:
 
 
 def test_arguments_as_one_string_are_read() -> None:
-    assert meaning(megatron_lm.import_("--bf16 --fp4-format e2m1").config)["fp4_recipe"] == "nvfp4"
+    assert meaning(megatron_lm.import_(["--bf16", "--fp4-format", "e2m1"]).config)["fp4_recipe"] == "nvfp4"
 
 
 def test_an_unresolved_variable_leaves_the_mode_unstated() -> None:

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate, huggingface
-from bridge.interop.reading.trainer_words import arguments
+from bridge.interop.launch.word import Word
+from bridge.interop.reading.command_words import CommandWords
+from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -123,7 +125,7 @@ class TestTransformers:
     def test_words_are_read_as_the_real_parser_reads_them(self, version: str, words: list[str]) -> None:
         from transformers import HfArgumentParser, TrainingArguments
 
-        ours = arguments(words)
+        ours = arguments_of(CommandWords(map(Word, words)))
         if words != ["--no_tf32"]:  # which the real parser does not know, tf32 having no default of True
             (made,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
                 ["--output_dir", UNUSED, "--use_cpu", *words]

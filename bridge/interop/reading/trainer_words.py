@@ -1,10 +1,7 @@
 """Command-line words as the parser of transformers' `TrainingArguments` reads them."""
 
-from collections.abc import Iterable
 from typing import Any
 
-from bridge.errors import PayloadError
-from bridge.interop.launch.word import Word
 from bridge.interop.reading.command_words import CommandWords
 from bridge.interop.reading.settings import Settings
 
@@ -12,18 +9,8 @@ TITLE = "TrainingArguments"
 SWITCHES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
 
 
-def arguments(words: Iterable[object]) -> dict[str, Any]:
-    """Return the arguments that command-line words set: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`."""
-    known = list[Word]()
-    for word in words:
-        if not isinstance(word, str):
-            raise PayloadError.of(TITLE, "command-line words must be strings", word, "Quote it.")
-        known.append(Word(word))
-    return arguments_of(CommandWords(known))
-
-
 def arguments_of(words: CommandWords) -> dict[str, Any]:
-    """Return the arguments that options set whose values are known."""
+    """Return the arguments of options whose values are known: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`."""
     found: dict[str, Any] = {}
     for name, value in words.options.items():
         is_off = value is True and name.startswith("no_") and name[3:] in SWITCHES
