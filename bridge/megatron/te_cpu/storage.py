@@ -12,6 +12,7 @@ here.
 Shapes: M rows (all leading axes together), K columns.
 """
 
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -70,7 +71,10 @@ def spec_of(quantizer: Any) -> QuantSpec:
     row, column = WHOLE, WHOLE
     if scheme in TILE_SIZES:
         row, column = (tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True))
-    return QuantSpec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
+    return _spec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
+
+
+_spec = functools.cache(QuantSpec)
 
 
 _WHOLE_QUANTIZERS = ("Float8Quantizer", "Float8CurrentScalingQuantizer")

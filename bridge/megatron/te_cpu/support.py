@@ -84,12 +84,12 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
         weight, gradient = _joined(parameter, master) if has_halves else stepped.float(), given.float()
         if mode == 0:
             gradient = gradient + weight_decay * weight
-        mean.copy_(beta1 * mean.float() + (1 - beta1) * gradient)
-        variance.copy_(beta2 * variance.float() + (1 - beta2) * gradient * gradient)
-        update = (mean.float() / first) / ((variance.float() / second).sqrt() + epsilon)
+        mean.copy_(mean.float().mul_(beta1).add_((1 - beta1) * gradient))
+        variance.copy_(variance.float().mul_(beta2).add_(((1 - beta2) * gradient).mul_(gradient)))
+        update = (mean.float() / first).div_((variance.float() / second).sqrt_().add_(epsilon))
         if mode == 1:
-            update = update + weight_decay * weight
-        weight = weight - lr * update
+            update.add_(weight_decay * weight)
+        weight = weight - update.mul_(lr)
         if has_halves:
             _split(weight, parameter, master)
             continue
