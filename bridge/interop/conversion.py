@@ -72,8 +72,10 @@ def runs_of(
     targets: Sequence[System] = (),
 ) -> list[Run]:
     """Return every run that a document asks for, the file's first one first; `targets` read the context too."""
-    if chosen is not None:
-        _check_kind(document, system(chosen))
+    kinds = ("python",) if chosen is None else system(chosen).kinds
+    if document.kind == "python" and "python" not in kinds:
+        rule = f"{chosen} takes {' or '.join(kinds)}, and this is a Python program"
+        raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
     detected = [(part, *detect(part, chosen)) for part in document.parts]
@@ -166,17 +168,6 @@ def _named(document: Document, label: str = "") -> Iterator[None]:
             raise
         where = ", ".join(filter(None, (document.path, label)))
         raise PayloadError(f"{where}: {error}") from None
-
-
-def _check_kind(document: Document, one: System) -> None:
-    """Raise PayloadError for a script or a program that the system is never written in."""
-    from bridge.interop.launch.systems import READERS
-
-    kinds = (*one.kinds, "shell") if one.name in READERS else one.kinds
-    if document.kind in ("shell", "python") and document.kind not in kinds:
-        what = {"shell": "shell script", "python": "Python program"}[document.kind]
-        rule = f"{one.name} takes {' or '.join(kinds)}, and this is a {what}"
-        raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:

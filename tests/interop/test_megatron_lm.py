@@ -184,7 +184,6 @@ def test_layers_kept_in_bf16_are_one_and_one_unless_said() -> None:
         (("--fp16", "--loss-scale", "128", "--hysteresis", "4"), "--hysteresis"),
         (("--bf16", "--fp8-format", "hybrid", "--fp8-param-gather", "--use-torch-fsdp2"), "--fp8-param-gather"),
         (("--bf16", "--num-layers-at-end-in-bf16", "4"), "--num-layers-at-end-in-bf16"),
-        (("--fp16", "--loss-scale", "1024", "--loss-scale", "2048"), "--loss-scale"),
     ],
 )
 def test_what_has_no_effect_is_named(words, field: str) -> None:

@@ -83,7 +83,6 @@ class Arguments:
     """All options as they are written, also those that bear on no precision."""
     settings: dict[str, Written] = field(default_factory=dict)
     """By destination; the last one written wins, as in argparse."""
-    overridden: list[Written] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     """Words that only the run decides and that may hold further flags."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
@@ -97,13 +96,9 @@ class Arguments:
     """The source of the mode where the arguments state none, as a noun; empty: the program's own default."""
 
     def add(self, written: Written) -> None:
-        """Add a setting; an earlier one of another value is remembered as overridden."""
+        """Add a setting, over an earlier one."""
         key = dest(written.name)
-        key = dest(BY_NAME[key].option) if key in BY_NAME else key
-        old = self.settings.get(key)
-        if old is not None and old.value != written.value:
-            self.overridden.append(old)
-        self.settings[key] = written
+        self.settings[dest(BY_NAME[key].option) if key in BY_NAME else key] = written
 
     @property
     def elsewhere(self) -> list[str]:

@@ -94,8 +94,6 @@ def _imported(run: Arguments) -> ImportReport:
     builder = ImportBuilder(TITLE)
     if effects.INFERENCE.search(run.launch.program):
         builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
-    for written in run.overridden:
-        builder.record("megatron_lm.written-again-later", written.name, written.shown)
     is_silent = not run.launch.line and not run.settings
     if is_silent:
         builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
