@@ -69,8 +69,6 @@ class Reader(Variables):
         """Nodes of the commands that were read."""
         self.stray: list[Word] = []
         """Options that stand where a command should."""
-        self.redirected: list[Node] = []
-        """Words of the command behind its redirections."""
         self.has_failed = False
         """The last command was `false`, or a condition that did not hold."""
         self.end = ""
@@ -122,8 +120,10 @@ class Reader(Variables):
         inner, *redirects = node.named_children
         redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
         words = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
-        self.redirected = [word for group in words for word in group[1:]] if inner.type == "command" else []
-        self._one(inner)
+        if inner.type == "command" and self._test(inner) is None:
+            self._command(inner, [word for group in words for word in group[1:]])
+        else:
+            self._one(inner)
         bodies = [text_of(one) for part in redirects for one in part.named_children if one.type == "heredoc_body"]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
@@ -212,9 +212,10 @@ class Reader(Variables):
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def _command(self, node: Node) -> None:
+    def _command(self, node: Node, behind: Sequence[Node] = ()) -> None:
+        """Read a command; `behind` are words of it that stand behind a redirection."""
         self.executed.add(node.id)
-        words, before = self._expanded(node), self.values.copy()
+        words, before = self._expanded(node) + self.words(behind), self.values.copy()
         names = self._assigned(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
@@ -230,7 +231,7 @@ class Reader(Variables):
             self.values |= {name: before[name] for name in names if name in before}
 
     def _expanded(self, node: Node) -> list[str]:
-        """Return the words of a command, those behind a redirection too."""
+        """Return the words of a command."""
         words: list[str] = []
         children = () if node.type == "variable_assignment" else node.children
         for child in children:
@@ -238,8 +239,6 @@ class Reader(Variables):
                 words += self.words(child.children[:1] if child.type == "command_name" else [child])
             elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
                 words.append(text_of(child))
-        words += self.words(self.redirected)
-        self.redirected = []
         return words
 
     def _assigned(self, node: Node) -> dict[str, None]:
