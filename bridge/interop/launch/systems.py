@@ -96,9 +96,6 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
         return None
     if FAIRSEQ.search(launch.program) and not is_forced:
         return CommandLine(system="pytorch", evidence="starts fairseq", elsewhere="options of fairseq")
-    if "torchtitan" in launch.program.lower() and not is_forced:
-        file = str(line.words.options.get("job.config_file", "its configuration"))
-        return CommandLine(system="torchtitan", evidence="starts torchtitan", elsewhere=file)
     for name, reader in READERS.items():
         found = reader(line, is_forced) if chosen in (None, name) else None
         if found is not None:
