@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from hypothesis import settings
 # One thread for each worker of pytest-xdist: the models are tiny, and more threads only wait for each other. The
 # variable is read when torch is imported, so it stands here, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Python keeps what it compiled, even where the environment says otherwise: a hundred processes import the same files.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Compiled kernels and tokenised text of this clone: another one beside it may run its own tests at the same time.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")
@@ -30,6 +35,7 @@ TOGETHER = (
     "tests/front/test_any_application.py",
     "tests/front/test_runs.py",
     "tests/plan/test_memory.py",
+    "tests/plan/test_modules.py",
     "tests/training/test_loop.py",
     "tests/training/test_loop_low_precision_parallel.py",
     "tests/training/test_loop_parallel.py",

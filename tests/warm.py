@@ -33,6 +33,17 @@ COMMAND = Path(sys.executable).with_name("precision-bridge")
 LIMIT_SECONDS = 1800
 """A command that takes longer hangs: no neighbour on the machine makes one so slow."""
 
+IMPORTED = (
+    "bridge.front.compare",
+    "bridge.training.loop",
+    "hydra.core.plugins",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "rich.table",
+    "torch._dynamo",  # which the first optimiser imports: half of the time of a short run
+)
+"""What commands import, beside their own modules of `bridge.cli`."""
+
 
 class Done(subprocess.CompletedProcess[str]):
     """The end of a command, with the CPU time that it took."""
@@ -113,15 +124,10 @@ def _serve() -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests"]
     errors = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings of other libraries at import
-    import matplotlib.figure  # noqa: F401
-    import rich.table  # noqa: F401
-
-    import bridge.front.compare
-    import bridge.training.loop  # noqa: F401
     from bridge.cli.main import MODULES
 
-    for module in MODULES:
-        importlib.import_module(f"bridge.cli.{module}")
+    for module in (*IMPORTED, *[f"bridge.cli.{command}" for command in MODULES]):
+        importlib.import_module(module)
 
     os.dup2(errors, 2)
     gc.collect()

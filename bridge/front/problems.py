@@ -77,9 +77,10 @@ class Origins:
         around = key
         while around and around not in self.values:
             around = around.rpartition(".")[0]
-        inside = [one for known, one in self.values.items() if known.startswith(f"{key}.")]
-        owns = [self.values[around]] if around else inside
-        return [*owns[0]][-1] if owns else "configuration"
+        if around:
+            return [*self.values[around]][-1]
+        inside = (one for known, one in self.values.items() if known.startswith(f"{key}."))
+        return [*next(inside, ["configuration"])][-1]
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import torch
 from bridge.errors import RunConfigError
 from bridge.numerics import build, native
 from bridge.numerics.build import Build
+from tests import warm
 
 REQUIRES = pytest.mark.skipif(build._compiler() is None, reason="needs a C compiler")
 
@@ -26,14 +27,25 @@ QUICK = tuple("-O0" if flag.startswith("-O") else flag for flag in build.FLAGS)
 """For tests of what becomes of a library: compiled in a tenth of the time, and never called."""
 
 
-def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    names = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, env=names
-    )
+@pytest.fixture
+def quick_flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile with `QUICK` in this process."""
+    monkeypatch.setattr(build, "FLAGS", QUICK)
+    build._key.cache_clear()
+    yield
+    build._key.cache_clear()
+
+
+def slow_compiler(folder: Path, first: str) -> Path:
+    """Return a compiler that runs a shell command before it compiles, with the optimisation of `QUICK`."""
+    path = folder / "cc"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {first}\nexec {build._compiler()} "$@" -O0\n')
+    path.chmod(0o755)
+    return path
 
 
 @REQUIRES
+@pytest.mark.usefixtures("quick_flags")
 def test_compilation_is_announced_runs_behind_and_is_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +110,7 @@ def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, mon
 
 
 @REQUIRES
+@pytest.mark.usefixtures("quick_flags")
 def test_without_a_cache_the_kernel_is_compiled_into_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +177,7 @@ def linked(library: Path) -> None:
 
 
 @REQUIRES
+@pytest.mark.usefixtures("quick_flags")
 @pytest.mark.parametrize("damage", [truncated, foreign, flipped, linked])
 def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
     damage: Callable[[Path], None],
@@ -172,10 +186,8 @@ def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "FLAGS", QUICK)
-    build._key.cache_clear()
     compiled = f"from bridge.numerics import build; build.FLAGS = {QUICK}; assert build.Build().library(wait=True)"
-    assert python(compiled).returncode == 0
+    assert warm.run(["python", "-c", compiled]).returncode == 0
     (library,) = (tmp_path / "precision-bridge" / "kernels").glob("*.so")
     sound = library.read_bytes()
     damage(library)
@@ -184,7 +196,6 @@ def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
     assert found.library(wait=True) is not None
     assert "is not the file that was compiled. It is removed and compiled again." in caplog.text
     assert [path.read_bytes() for path in library.parent.glob("*.so")] == [sound]
-    build._key.cache_clear()
 
 
 @pytest.mark.usefixtures("selection_restored")
@@ -210,31 +221,41 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @REQUIRES
 def test_a_run_shorter_than_the_compiler_does_not_wait_for_it(tmp_path: Path) -> None:
-    code = """
+    compiler = slow_compiler(tmp_path, "while [ ! -e go ]; do sleep 0.05; done")
+    code = f"""
+        from pathlib import Path
         import torch
-        from bridge.numerics import GemmPrecision, native, quantise
+        from bridge.numerics import GemmPrecision, build, native, quantise
+        build._compiler = lambda: {str(compiler)!r}
         quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
         assert native._kernel is None, "it waited"
+        Path("go").touch()
         native.load(wait=True)
+        assert native._kernel is not None
         print("ready")
     """
-    done = python(code, XDG_CACHE_HOME=str(tmp_path))
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = warm.run(["python", "-c", textwrap.dedent(code)], cwd=tmp_path, env=environment)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
 
 
 @REQUIRES
 def test_a_process_may_end_while_the_compiler_runs(tmp_path: Path) -> None:
-    code = """
+    compiler = slow_compiler(tmp_path, "exec sleep 20")
+    code = f"""
         import torch
-        from bridge.numerics import GemmPrecision, quantise
+        from bridge.numerics import GemmPrecision, build, quantise
+        build._compiler = lambda: {str(compiler)!r}
         quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
     """
-    done = python(code, XDG_CACHE_HOME=str(tmp_path))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @REQUIRES
-def test_native_without_a_kernel_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_native_without_a_kernel_is_an_error_that_says_what_to_do() -> None:
     code = """
         import torch
         from bridge.errors import BackendUnavailableError
@@ -245,7 +266,8 @@ def test_native_without_a_kernel_is_an_error_that_says_what_to_do(tmp_path: Path
         except BackendUnavailableError as error:
             print(error)
     """
-    done = python(code, BRIDGE_NUMERICS="native")
+    environment = {**os.environ, "BRIDGE_NUMERICS": "native"}
+    done = warm.run(["python", "-c", textwrap.dedent(code)], env=environment)
     assert done.stdout == (
         "BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' (environment). "
         "There is no C compiler (cc, gcc or clang) on the PATH. "

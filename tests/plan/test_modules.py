@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from bridge.plan.modules import ModulePaths
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.module_schemes import chunk_recipes
 from bridge.precision.modules import LINEAR_NAMES, module_rows
+from tests import warm
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE
 from tests.precision.module_lists import module_lists
 
@@ -40,7 +39,8 @@ RUNS = (
 def built() -> dict[str, list[dict[str, Any]]]:
     """Module names of real models: "dense 4 2" -> the chunks of its stages."""
     script = Path(__file__).with_name("built_names.py")
-    done = subprocess.run([sys.executable, "-W", "ignore", script], capture_output=True, text=True, check=True)
+    done = warm.run(["python", "-W", "ignore", script])
+    assert done.returncode == 0, done.stderr
     names: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
     return names
 
