@@ -79,8 +79,10 @@ class Origins:
             around = around.rpartition(".")[0]
         if around:
             return [*self.values[around]][-1]
-        inside = (one for known, one in self.values.items() if known.startswith(f"{key}."))
-        return [*next(inside, ["configuration"])][-1]
+        for known, own in self.values.items():
+            if known.startswith(f"{key}."):
+                return [*own][-1]
+        return "configuration"
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
