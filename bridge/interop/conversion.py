@@ -113,8 +113,6 @@ def _of_script(
     lines = [None if chosen == ours.name else command_lines.read(launch, chosen) for launch in started]
     known = [system(line.system) for line in lines if line is not None]
     _check_context(context, [ours, *known, *targets])
-    if not known and chosen not in (None, ours.name):
-        raise _nothing(document, started, chosen)
     looks = candidates(document)
     evidence = looks[0][1].evidence if looks else "starts a program of Megatron-LM's"
     evidence = evidence if chosen is None else "was named with --from"
