@@ -118,9 +118,14 @@ def _shard(part: Any, where: torch.device, method: Callable[[torch.Tensor], Any]
 
 
 def _filled(tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str) -> torch.Tensor:
-    """Fill a tensor with random values that its place decides; the random states stay as they are."""
+    """Fill a tensor with random values that its place decides; the random states stay as they are.
+
+    `torch.manual_seed` would seed the kinds of devices that are not there too: a stack trace for each, kept for ever.
+    """
     number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
     with torch.random.fork_rng(devices=[tensor.device] if tensor.is_cuda else []):
-        torch.manual_seed(number)
+        torch.default_generator.manual_seed(number)
+        if tensor.is_cuda:
+            torch.cuda.manual_seed_all(number)
         method(tensor)
     return tensor

@@ -14,6 +14,7 @@ from tests import warm
 from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
 
 RANKS = 4
+NUM_LAYERS = 2
 HSDP = {"num_distributed_optimizer_instances": 2}
 FULL = "optim_grads_params"
 CASES = {
@@ -25,7 +26,12 @@ CASES = {
     "buckets": ("optim_grads", "bf16_mixed", {}, {"bucket_size": 20000}),
     "other sizes": (FULL, "bf16_mixed", {"hidden_size": 72, "ffn_hidden_size": 144}, {}),
     "tensor parallel": (FULL, "bf16_mixed", {"tensor_model_parallel_size": 2, "sequence_parallel": True}, {}),
-    "experts": (FULL, "bf16_mixed", {**EXPERTS, "add_bias_linear": False, "expert_model_parallel_size": 2}, {}),
+    "experts": (
+        FULL,
+        "bf16_mixed",
+        {**EXPERTS, "moe_layer_freq": [0, 1], "add_bias_linear": False, "expert_model_parallel_size": 2},
+        {},
+    ),
     "tied": (FULL, "bf16_mixed", {"share_embeddings_and_output_weights": True, "mtp_num_layers": 1}, {}),
     "replicated outside": (FULL, "bf16_mixed", {}, HSDP),
     "sharded outside": (FULL, "bf16_mixed", {}, {**HSDP, "outer_dp_sharding_strategy": "optim"}),
@@ -35,7 +41,7 @@ CASES = {
 
 def case(strategy: str, recipe: str, model: dict, ddp: dict) -> dict:
     return {
-        "model": {**SHAPE, "hidden_size": 64, **model, "gradient_accumulation_fusion": False},
+        "model": {**SHAPE, "num_layers": NUM_LAYERS, **model, "gradient_accumulation_fusion": False},
         "optimizer": {"lr": 1e-3, "use_distributed_optimizer": True},
         "ddp": {
             "use_megatron_fsdp": True,
@@ -86,13 +92,13 @@ def test_what_a_rank_keeps_is_what_the_live_buffers_hold(tmp_path):
 
 def test_two_layers_or_a_layer_and_the_largest_other_group_are_gathered():
     plan = planned(case(*CASES["all"]))
-    (place,) = plan.parallel.places(4)
+    (place,) = plan.parallel.places(NUM_LAYERS)
     given = {"bucket_size": None, "num_distributed_optimizer_instances": 1, **case(*CASES["all"])["ddp"]}
     groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, given, 0)
     sizes = [float(group.whole) for group in groups]
     layers = [size for group, size in zip(groups, sizes, strict=True) if group.unit is not None]
     outside = [size for group, size in zip(groups, sizes, strict=True) if group.unit is None]
-    assert (len(layers), len(outside)) == (4, 1)
+    assert (len(layers), len(outside)) == (NUM_LAYERS, 1)
     assert gathered(groups, sizes) == layers[0] + max(layers[0], outside[0])
     assert gathered([replace(group, unit=None) for group in groups], sizes) == max(sizes)
 
