@@ -8,7 +8,7 @@ ACCELERATE_MIXED_PRECISION counts, and without it nothing is cast.
 
 LLaMA-Factory hands `fp8` on to accelerate past the Trainer. That stopped working: the Trainer reads
 ACCELERATE_MIXED_PRECISION before LLaMA-Factory sets it, and gives its own answer to the Accelerator, from transformers
-5.0 on. It is reported and not mapped.
+5.0 on. The requested FP8 is mapped, and this is reported.
 Its settings and sentences, with their sources, are `rows/huggingface.yaml`.
 """
 
@@ -70,6 +70,9 @@ def import_(
     compute = next((mode for mode in ("bf16", "fp16") if top.values.get(mode)), "fp32")
     if environment is not None:
         compute = _environment(builder, environment, compute)
+    is_fp8 = bool(top.values.get("fp8"))
+    if is_fp8:
+        compute = _float8(builder, top, compute)
     model, sharding = _loaded(builder, top, stated), _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
     if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
@@ -77,13 +80,14 @@ def import_(
     TABLE.read(
         builder,
         top,
-        fp8=bool(top.values.get("fp8")),
+        fp8=is_fp8,
         fp16=compute == "fp16",
+        torchao=top.values.get("fp8_backend") != "te",
         fsdp=bool(top.values.get("fsdp")),
         not_pure=model.setting != "pure_bf16",
         **{f"{one}_launched": one == sharding and not top.values.get(one) for one in ("deepspeed", "fsdp")},
     )
-    return builder.finish(semantics, is_whole=sharding != "deepspeed" and not top.values.get("fp8"))
+    return builder.finish(semantics, is_whole=sharding != "deepspeed" and is_fp8 == ("fp8" in builder.fields))
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -119,6 +123,21 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     taken = "fp32" if environment == "no" else environment
     builder.map(ENVIRONMENT, **(amp_fields(taken) if taken != compute else {}))
     return taken
+
+
+def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
+    """Map LLaMA-Factory's FP8 in torchao, and return the compute that it runs under."""
+    backend = top.word("fp8_backend", ("auto", "torchao", "te", "msamp"))
+    if compute == "fp16":
+        builder.record("huggingface.fp8-runs-under", "fp16", True)
+    if backend == "te":
+        builder.record("huggingface.transformer-engine-is-not-mapped", "fp8_backend", "te")
+    else:
+        answer = "no" if compute == "fp32" else compute
+        builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
+        builder.map("fp8_backend", fp8_recipe="tensorwise") if backend == "torchao" else None
+        builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=answer)
+    return "bf16"
 
 
 def _sharding(top: Settings) -> str | None:

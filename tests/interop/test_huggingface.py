@@ -288,12 +288,25 @@ def test_pure_bf16_has_neither_autocast_nor_masters() -> None:
     assert reasons(huggingface.import_({"pure_bf16": True}), "pure_bf16") == ["unsupported"]
 
 
-def test_fp8_past_the_trainer_is_reported_and_not_mapped() -> None:
-    payload = {"bf16": True, "fp8": True, "fp8_backend": "te"}
+@pytest.mark.parametrize("backend", [None, "torchao"])
+def test_fp8_is_carried_and_what_became_of_it_is_said(backend: str | None) -> None:
+    payload = {"bf16": True, "fp8": True, **({"fp8_backend": backend} if backend else {})}
     imported = huggingface.import_(payload)
-    assert (imported.config.fp8, imported.recipe) == (None, None)
-    assert (reasons(imported, "fp8"), reasons(imported, "fp8_backend")) == (["semantics"], ["unsupported"])
+    assert (imported.config.fp8, imported.config.fp8_recipe) == ("hybrid", "tensorwise")
+    assert "semantics" in reasons(imported, "fp8") + reasons(imported, "fp8_backend")
     check_nothing_dropped(payload, imported)
+
+
+def test_fp8_in_transformer_engine_is_not_mapped() -> None:
+    imported = huggingface.import_({"bf16": True, "fp8": True, "fp8_backend": "te"})
+    assert (imported.config.fp8, imported.recipe) == (None, None)
+    assert reasons(imported, "fp8_backend") == ["unsupported"]
+
+
+def test_fp8_runs_under_bf16() -> None:
+    imported = huggingface.import_({"fp16": True, "fp8": True})
+    assert imported.config.to_dict()["autocast_dtype"] == "bf16"
+    assert reasons(imported, "fp16") == ["semantics"]
 
 
 @pytest.mark.parametrize("name", ["fp8_backend", "fp8_enable_fsdp_float8_all_gather"])
@@ -308,7 +321,7 @@ def test_a_file_with_fp8_under_fsdp_is_read_whole() -> None:
     imported = huggingface.import_(payload)
     beside = [name for name in payload if name not in ("bf16", "fp8", "fp8_backend", "fsdp") and "float8" not in name]
     check_nothing_dropped(payload, imported, beside=beside)
-    assert (imported.semantics, imported.config.fp8) == ("fsdp_policy", None)
+    assert (imported.semantics, imported.config.fp8_param_gather) == ("fsdp_policy", True)
 
 
 def test_a_file_with_quantised_weights_is_read_whole() -> None:

@@ -34,6 +34,7 @@ WORDS = frozenset(
     ("word", "number", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "brace_expression"),
     ("variable_name", "special_variable_name", "subscript", "regex", "extglob_pattern", "test_operator"),
 )
+BRANCHES = frozenset({"if_statement", "case_item", "list"})
 MODES = frozenset({"--bf16", "--fp16"})
 """Switches in Megatron-LM, and followed by a value elsewhere."""
 
@@ -101,12 +102,13 @@ def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Coll
         text = text_of(root)
         for match in pattern.finditer(text):
             start = root.start_byte + len(text[: match.start()].encode())
-            node = root.descendant_for_byte_range(start, start + 1)
+            node, branch = root.descendant_for_byte_range(start, start + 1), ""
             while node is not None and not (node.id in executed or _is_message(node)):
+                branch = "the branch at " if node.type in BRANCHES else branch
                 node = node.parent
             if node is None:
                 line = root.start_point.row + text.count("\n", 0, match.start()) + 1
-                where = f"line {line}{' of what it reads' if place else ''}, which holds {match[0]},"
+                where = f"{branch}line {line}{' of what it reads' if place else ''}, which holds {match[0]},"
                 found.append((match[0] not in MODES, place, line, where))
     return min(found)[-1] if found else ""
 

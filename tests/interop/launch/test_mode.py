@@ -57,13 +57,13 @@ CANNOT_BE_READ = ': "${E:=$(( (24576 + ${G} - 1) / ${G} ))}"'
 @pytest.mark.parametrize(
     ("text", "decided_by"),
     [
-        (DEEP, "line 2, which holds --bf16,"),
-        (f'{MANY}\n[ "$F" = fp8 ] && A="$A --bf16"', "line 82, which holds --bf16,"),
-        ('if nvidia-smi | grep -q H100; then\nA+=" --bf16"; fi', "line 3, which holds --bf16,"),
-        ('read P; [ "$P" = bf16 ] && A="--fp16"', "line 2, which holds --fp16,"),
+        (DEEP, "the branch at line 2, which holds --bf16,"),
+        (f'{MANY}\n[ "$F" = fp8 ] && A="$A --bf16"', "the branch at line 82, which holds --bf16,"),
+        ('if nvidia-smi | grep -q H100; then\nA+=" --bf16"; fi', "the branch at line 3, which holds --bf16,"),
+        ('read P; [ "$P" = bf16 ] && A="--fp16"', "the branch at line 2, which holds --fp16,"),
         (
             "while [ $# -gt 0 ]; do case $1 in\n--p) A=--bf16;; esac; shift; done",
-            "line 3, which holds --bf16,",
+            "the branch at line 3, which holds --bf16,",
         ),
         ('A="${P:+--bf16}"', "${P:+--bf16}, which only the run knows,"),
         ("f() { A=--bf16; }", "line 2, which holds --bf16,"),
