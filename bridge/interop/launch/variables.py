@@ -87,10 +87,12 @@ class Variables:
         if not is_split and "@" not in (index, name):
             values = [" ".join(values)]
         for place, value in enumerate(values):
-            fields = split(value) if is_split else [value]
-            yield from [None] if place else []
-            for inner, field in enumerate(fields):
-                yield from [None, field] if inner else [field]
+            if place:
+                yield None
+            for inner, field in enumerate(split(value) if is_split else [value]):
+                if inner:
+                    yield None
+                yield field
 
     def _value(self, own: str, name: str, index: str, operator: str, argument: str) -> list[str]:
         """Return the words of a parameter, which is one unless it is a list; `own` is it as it is written."""
