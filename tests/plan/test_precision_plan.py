@@ -141,6 +141,12 @@ def test_a_custom_layout_is_read_as_megatron_reads_it(text):
             )
 
 
+@pytest.mark.parametrize("text", ["t*99999999999999999999", "E(t|)*99999999L", "((t*1000)*1000)*1000"])
+def test_a_layout_of_too_many_parts_is_refused_before_it_is_written_out(text):
+    with pytest.raises(RunConfigError, match="pipeline_model_parallel_layout: must name at most 100000 parts"):
+        Parallel.of({"pipeline_model_parallel_layout": text})
+
+
 def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_can_be():
     uneven = plan(CURRENT, {**SIX, "pipeline_model_parallel_size": 4})
     assert [layer.stage for layer in uneven.layers if layer.number is not None] == [0, 0, 1, 1, 2, 3]

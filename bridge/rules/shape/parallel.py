@@ -227,6 +227,8 @@ def _content(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 
 
 LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
+LONGEST = 100_000
+"""Parts of a pipeline layout."""
 
 
 def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
@@ -242,8 +244,10 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
         match = re.search(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)", text)
         if match is None:
             break
-        repeated = match[1] * int(match[2]) if match[2] else match[3] * int(match[4])
-        text = text[: match.start()] + repeated + text[match.end() :]
+        part, times = (match[1], match[2]) if match[2] else (match[3], match[4])
+        if len(times) > 6 or len(text) + len(part) * int(times) > LONGEST:
+            raise WrongValueError(f"must name at most {LONGEST} parts", given)
+        text = text[: match.start()] + part * int(times) + text[match.end() :]
     wrong = "".join(sorted(set(text) - set(LETTERS) - {"|"}))
     if wrong:
         raise WrongValueError(f"must consist of {', '.join(LETTERS)} and |", wrong)
