@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import functools
 import importlib.util
 import json
 import logging
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -196,7 +197,8 @@ def step(rounds: int = 12, warmup: int = 3) -> list[Figure]:
     from plain_gpt import PlainStep
 
     seconds: dict[str, list[float]] = {"ours": [], "Megatron's calls alone": [], "plain": []}
-    with _default_run() as run:
+    with _started() as process:
+        run = _built(process)
         source = run.batches_of(run.splits.train, start=0)
         plain = PlainStep(_plain_sizes())
         trainer = run.trainer
@@ -229,17 +231,18 @@ def step(rounds: int = 12, warmup: int = 3) -> list[Figure]:
 
 
 @contextmanager
-def _default_run() -> Iterator[Any]:
-    """Build the run of `make train`."""
+def _started(*words: str, backend: str = "local") -> Iterator[Any]:
+    """Start the process of `make train`, for the runs that are built in it."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     from bridge.front.decode import container
     from bridge.front.loader import load_run
+    from bridge.megatron.backend import Backend, running
     from bridge.megatron.process import training_process
 
-    config = container(load_run((), HERE.parent / "conf"))
-    with training_process(config.model, seed=config.train.seed) as process:
-        yield _built(process)
+    config = container(load_run(words, HERE.parent / "conf"))
+    with training_process(config.model, seed=config.train.seed) as process, running(Backend(name=backend)):
+        yield process
 
 
 def _built(process: Any, *words: str) -> Any:
@@ -288,7 +291,8 @@ def _take_five_steps(kind: str) -> None:
     import torch
 
     if kind == "ours":
-        with _default_run() as run:
+        with _started() as process:
+            run = _built(process)
             source = run.batches_of(run.splits.train, start=0)
             for _ in range(5):
                 run.trainer.step(source)
@@ -340,17 +344,7 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[Figure]:
 @contextmanager
 def _emulated_runs() -> Iterator[dict[str, Any]]:
     """Build a run of `make train` for each recipe, BF16 first, each with its batches."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    from bridge.front.decode import container
-    from bridge.front.loader import load_run
-    from bridge.megatron.backend import Backend, running
-    from bridge.megatron.process import training_process
-
-    first = container(load_run((), HERE.parent / "conf"))
-    with ExitStack() as stack:
-        process = stack.enter_context(training_process(first.model, seed=first.train.seed))
-        stack.enter_context(running(Backend(name="emulated")))
+    with _started(backend="emulated") as process:
         built = {
             name: _built(process, f"mixed_precision={name}", "precision_backend=emulated")
             for name in ("bf16_mixed", *STEP_GOALS)
@@ -396,7 +390,7 @@ IN_BOTH = {"nvfp4": ("mixed_precision.fp4_param_gather=false",)}
 """Recipe -> overrides for both backends: Megatron Core 0.16.1 keeps no NVFP4 weights of Transformer Engine's."""
 
 
-def te_cpu(processes: int = 2) -> list[Figure]:
+def te_cpu(processes: int = 3) -> list[Figure]:
     """Measure a step under Transformer Engine's Python against one of the emulation, in processes that take turns."""
     figures = []
     for recipe in STEP_GOALS:
@@ -416,16 +410,8 @@ def _least_seconds(backend: str, recipe: str) -> float:
         from bridge.preflight.te_cpu import declare
 
         declare("b200" if recipe in ("mxfp8", "nvfp4") else "h100")
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    from bridge.front.decode import container
-    from bridge.front.loader import load_run
-    from bridge.megatron.backend import Backend, running
-    from bridge.megatron.process import training_process
-
     words = (f"mixed_precision={recipe}", f"precision_backend={backend}", *IN_BOTH.get(recipe, ()))
-    config = container(load_run(words, HERE.parent / "conf"))
-    with training_process(config.model, seed=config.train.seed) as process, running(Backend(name=backend)):
+    with _started(*words, backend=backend) as process:
         run = _built(process, *words)
         source = run.batches_of(run.splits.train, start=0)
         return min([_timed(run, source) for _ in range(TE_CPU_STEPS + 2)][2:])
@@ -441,24 +427,29 @@ def _ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def quantisers(rounds: int = 15) -> tuple[list[Figure], str]:
-    """Measure each operand of NVFP4 against a copy; return the figures, and all tables of `benchmark_numerics.py`."""
-    words = [sys.executable, HERE / "benchmark_numerics.py", "--rounds", str(rounds), "--json"]
-    others = {**os.environ, "PYTHONPATH": str(Path(sys.prefix) / "rivals")}
-    found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, env=others).stdout)
+def quantisers() -> list[Figure]:
+    """Measure each operand of NVFP4 against a copy."""
     how = "bytes of BF16 a second, least CPU time of the rounds, in turn in one process"
-    figures = [
+    return [
         Figure(name=f"NVFP4 operand / copy: {role}", value=share, goal=0.35, at_least=True, how=how)
-        for role, share in found["shares"]["nvfp4"].items()
+        for role, share in _numerics()["shares"]["nvfp4"].items()
     ]
-    return figures, found["tables"]
+
+
+@functools.cache
+def _numerics() -> dict[str, Any]:
+    """Return the tables of `benchmark_numerics.py`, and the shares of a copy's rate in them."""
+    words = [sys.executable, HERE / "benchmark_numerics.py", "--json"]
+    others = {**os.environ, "PYTHONPATH": str(Path(sys.prefix) / "rivals")}
+    found: dict[str, Any] = json.loads(subprocess.check_output(words, env=others))
+    return found
 
 
 SUITES: dict[str, Callable[[], list[Figure]]] = {
     "step": step,
     "low_precision": low_precision,
     "te_cpu": te_cpu,
-    "quantisers": lambda: quantisers()[0],
+    "quantisers": quantisers,
     "startup": startup,
     "layers": layers,
     "rehearsal": rehearsal,
@@ -470,15 +461,10 @@ BEGIN, END = "<!-- measured by scripts/benchmark.py -->", "<!-- end of the measu
 
 def page() -> str:
     """Measure everything in one run, and return the measured part of the page."""
-    tables = ""
     figures: list[Figure] = []
     for name, suite in SUITES.items():
         print(f"measuring: {name}", file=sys.stderr, flush=True)
-        if name == "quantisers":
-            made, tables = quantisers()
-        else:
-            made = suite()
-        figures += made
+        figures += suite()
     print("measuring: profile", file=sys.stderr, flush=True)
     head, *rows = profile()
     return f"""\
@@ -497,7 +483,7 @@ Without a goal: {"; ".join(f"{one.name} {one.shown}" for one in figures if one.g
 CPU milliseconds of a step of gpt_5m under Python's profiler, which slows all of it.
 
 {table(head, rows)}
-{tables}"""
+{_numerics()["tables"]}"""
 
 
 def _goals(figures: Iterator[Figure]) -> str:

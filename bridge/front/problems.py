@@ -77,12 +77,9 @@ class Origins:
         around = key
         while around and around not in self.values:
             around = around.rpartition(".")[0]
-        if around:
-            return [*self.values[around]][-1]
-        for known, own in self.values.items():
-            if known.startswith(f"{key}."):
-                return [*own][-1]
-        return "configuration"
+        inside = (own for known, own in self.values.items() if known.startswith(f"{key}."))
+        own = self.values[around] if around else next(inside, None)
+        return [*own][-1] if own else "configuration"
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""

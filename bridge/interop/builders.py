@@ -113,17 +113,6 @@ class ImportBuilder:
             if name not in fields:
                 self.implied(spell(name), value, why.get(name, ""), **{name: value})
 
-    def take(self, found: ImportReport) -> None:
-        """Take over the fields and losses of another system's block.
-
-        What decides a mode that the block leaves open is for the caller to say: `leave_mode`.
-        """
-        stated = found.config.to_dict()
-        for setting, fields in found.mapped.items():
-            self.map(setting, **{field: stated[field] for field in fields})
-        self.fields.update(stated)
-        self.unmapped += [loss for loss in found.unmapped if loss.field != "mode" and loss not in self.unmapped]
-
     def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
         """Leave the mode unstated, and record what decides it, a noun, and the system's own default mode."""
         self.decided_by, self.default_mode = decided_by, default

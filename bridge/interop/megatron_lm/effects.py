@@ -18,9 +18,9 @@ INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
 WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
-FILE = "deepspeed_config"
+DEEPSPEED_FILE = "deepspeed_config"
 SCALER, REDUCTION = ("loss_scale", *SCALER_SCHEDULE), (WANTED, REFUSED)
-OWNED = (FILE, *SCALER, *REDUCTION)
+OWNED_BY_DEEPSPEED = (DEEPSPEED_FILE, *SCALER, *REDUCTION)
 """Arguments of which DeepSpeed's engine decides instead."""
 USUAL = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS, 1)}
 """Field -> Megatron-LM's own default of its setting."""
@@ -32,7 +32,7 @@ def _option(field: str) -> str:
 
 def is_engine(run: Arguments) -> bool:
     """Return whether a run hands training to DeepSpeed."""
-    return "deepspeed" in run or FILE in run.settings
+    return "deepspeed" in run or DEEPSPEED_FILE in run.settings
 
 
 def engine(run: Arguments, builder: ImportBuilder) -> None:
@@ -46,11 +46,11 @@ def engine(run: Arguments, builder: ImportBuilder) -> None:
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
             builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, written.shown, does=does)
-    file = run.settings.get(FILE)
+    file = run.settings.get(DEEPSPEED_FILE)
     if file is None:
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
     else:
-        builder.report(file.name, file.shown, *OTHER_SETTINGS[FILE].record)
+        builder.report(file.name, file.shown, *OTHER_SETTINGS[DEEPSPEED_FILE].record)
 
 
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:

@@ -102,7 +102,7 @@ def _imported(run: Arguments) -> ImportReport:
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
     has_engine = effects.is_engine(run)
     for key, written in run.settings.items():
-        if not (has_engine and key in effects.OWNED):
+        if not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
             _setting(key, written, builder)
     if has_engine:
         effects.engine(run, builder)

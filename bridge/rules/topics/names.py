@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
@@ -125,14 +126,9 @@ def nearest_fields(role: str, name: str) -> tuple[str, ...]:
 def near_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return the names that one or two edits turn `name` into, nearest first."""
     by_length = _by_length(frozenset(names))
-    lengths = range(len(name) - 2, len(name) + 3)
     letters = set(name)  # which one edit changes by two at most; without this, a file of 20,000 fields takes 9 s
-    near = [
-        known
-        for length in lengths
-        for known, own_letters in by_length.get(length, ())
-        if len(letters ^ own_letters) <= 4
-    ]
+    of_near_length = (by_length.get(length, ()) for length in range(len(name) - 2, len(name) + 3))
+    near = [known for known, own in chain.from_iterable(of_near_length) if len(letters ^ own) <= 4]
     return tuple(known for known in close_matches(name, near) if _distance(known, name) <= 2)
 
 
