@@ -75,7 +75,7 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
     if reader is not None and config.is_fp8 and reader not in config.readers:
         rule = f"quant_method {config.method} is read by {' and '.join(config.readers)}"
         raise PayloadError.of(config.path, rule, reader, "Name one of them with --for, or none.")
-    readers = [reader] if reader is not None and reader in config.readers else config.readers
+    readers = [reader] if reader in config.readers else config.readers
     found: dict[tuple[str, str | None, str | None], list[tuple[str, str, str]]] = {}
     for row in manifest.rows:
         for name, each in product(row.each(), readers):
@@ -90,6 +90,5 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
         rows.append(ServedRow(CACHE, None, config.kv_cache, modules=len(layers), layers=layers))
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
-    every = [name for row in manifest.rows for name in row.each()] if by_vllm else []
-    refused = split({name: config.scheme_of(name, "vllm") for name in every})
+    refused = split({name: config.scheme_of(name, "vllm") for row in manifest.rows for name in row.each() if by_vllm})
     return ServingComparison(manifest.mode, tuple(rows), tuple(refused))

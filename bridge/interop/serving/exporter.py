@@ -6,22 +6,14 @@ Lists of modules hold whole names. A shorter name, ``mlp.gate`` say, also takes 
 for parts of names. The experts of a layer are one entry.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from bridge.interop.contract import ExportReport, Unmapped
 from bridge.interop.serving.formats import COMPRESSED, SERVED, SYSTEMS
+from bridge.interop.serving.manifest import Manifest, ManifestRow
 from bridge.interop.serving.names import split
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-    from bridge.interop.serving.manifest import Manifest, ManifestRow
-
-FORWARD = frozenset({"e4m3", "e2m1"})
-"""Formats that serving systems multiply."""
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:
@@ -31,12 +23,11 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     """
     manifest.require_names()
     target = SYSTEMS[system]
-    formed = {row: row.scheme for row in manifest.rows if row.scheme in SERVED and row.format in FORWARD}
-    found = [name for name in manifest.schemes if name in formed.values()]
+    found = [name for name in manifest.schemes if name in SERVED]
     chosen = found if len(found) < 2 else [name for name in found if name in target.get("mixed", SERVED)] or found[:1]
-    written = {row: name for row, name in formed.items() if name in chosen and row.role not in manifest.plain}
+    written = {row: row.scheme for row in manifest.rows if row.scheme in chosen and row.role not in manifest.plain}
     kept = [row for row in manifest.rows if row not in written]
-    unmapped = [*_differences(manifest, target, chosen, formed)]
+    unmapped = [*_differences(manifest, target, chosen)]
     schemes = {name: written.get(row) for row in manifest.rows for name in row.each()}
     for field, value, remedy, sentences in (
         ("module", "fused", "Give them one precision in training.", split(schemes) if system == "vllm" else ()),
@@ -53,18 +44,15 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     return ExportReport(payload=payload, unmapped=tuple(unmapped))
 
 
-def _differences(
-    manifest: Manifest, target: Mapping[str, Any], chosen: list[str], formed: Collection[ManifestRow]
-) -> Iterator[Unmapped]:
+def _differences(manifest: Manifest, target: Mapping[str, Any], chosen: list[str]) -> Iterator[Unmapped]:
     """Yield what the config cannot state, and where the system's values differ."""
     for scheme in manifest.schemes:
-        rows = [row for row in manifest.rows if row.scheme == scheme]
-        has_form = all(row in formed for row in rows)
-        if scheme not in chosen or not has_form:
-            why = "reads it where the model has no other scheme" if has_form else "has no form for it"
-            detail = f"{target['title']} {why}; {len(rows)} rows of the manifest are listed as not quantised"
+        if scheme not in chosen:
+            rows = sum(row.scheme == scheme for row in manifest.rows)
+            why = "reads it where the model has no other scheme" if scheme in SERVED else "has no form for it"
+            detail = f"{target['title']} {why}; {rows} rows of the manifest are listed as not quantised"
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
-        if scheme in chosen and scheme in target["differences"]:
+        elif scheme in target["differences"]:
             yield Unmapped("scheme", scheme, "semantics", **target["differences"][scheme])
     for role in dict.fromkeys(row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"

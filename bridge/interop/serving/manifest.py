@@ -6,13 +6,12 @@
 It is derived from the plan. The record of a run, where there is one, overrules it: that is what the run multiplied.
 """
 
-from __future__ import annotations
-
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bridge.audit.record import Record
 from bridge.errors import RunConfigError, listed
@@ -73,25 +72,23 @@ class Manifest:
     """What the rows do not show, as sentences."""
 
     @classmethod
-    def of(cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None) -> Manifest:
+    def of(cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None) -> Self:
         """Return the manifest of a plan; a record of what the run multiplied overrules it.
 
         The family of the names is that of `model_type`, or the only one that the shape fits. RunConfigError where no
         family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        ran = (
-            {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"} if record is not None else {}
-        )
+        ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"} if record else {}
         rows: list[ManifestRow] = []
         changed = 0
         modules = [(layer, one) for layer in plan.layers for one in layer.modules if one.kind in KINDS]
         for layer, module in modules:
-            planned, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
-            row = planned
+            row, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
             if found is not None:
-                row = replace(row, scheme=None if found.scheme == "none" else found.scheme, format=found.right)
-            changed += row != planned
+                planned, scheme = row, None if found.scheme == "none" else found.scheme
+                row = replace(planned, scheme=scheme, format=found.right)
+                changed += row != planned
             rows.append(row)
         notes = [*([ATTENTION] if plan.settings.attention else []), *plan.settings.notes]
         notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
@@ -105,7 +102,7 @@ class Manifest:
         )
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
+    def read(cls, path: Path) -> Self:
         """Return the manifest of a file with one as plain data."""
         try:
             found = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
@@ -128,8 +125,8 @@ class Manifest:
     @property
     def schemes(self) -> tuple[str, ...]:
         """The scaling schemes of the rows, the most frequent first."""
-        found = [row.scheme for row in self.rows if row.scheme is not None]
-        return tuple(sorted(dict.fromkeys(found), key=lambda name: -found.count(name)))
+        counts = Counter(row.scheme for row in self.rows if row.scheme is not None)
+        return tuple(scheme for scheme, _ in counts.most_common())
 
 
 def _planned(plan: PrecisionPlan, family: Family, layer: PlanLayer, module: PlanModule) -> ManifestRow:

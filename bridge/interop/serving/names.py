@@ -71,11 +71,11 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
 
     RunConfigError where no family has this model type.
     """
-    if model_type is not None and model_type not in BY_TYPE:
+    if model_type in BY_TYPE:
+        return BY_TYPE[model_type]
+    if model_type is not None:
         rule, remedy = f"must be one of {', '.join(BY_TYPE)}", "The names of its modules are not known."
         raise RunConfigError.of("--model-type", rule, model_type, remedy, close_matches(model_type, BY_TYPE))
-    if model_type is not None:
-        return BY_TYPE[model_type]
     if shape.is_hybrid or not shape.gated_linear_unit or shape.attention_output_gate:
         return NONE
     if shape.latent is not None:

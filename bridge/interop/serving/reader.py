@@ -9,29 +9,26 @@ Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped)
 quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py; compressed-tensors 0.20.0 utils/match.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Self
 
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
-from bridge.interop.serving.formats import COMPRESSED, ROWS, compared, scheme_where, words_of
+from bridge.interop.serving.formats import COMPRESSED, ROWS, SERVED, compared, scheme_where, words_of
 from bridge.interop.serving.manifest import LARGEST
 from bridge.interop.serving.names import HEAD
 from bridge.precision import strict_yaml
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODELOPT = "modelopt"
 READERS: Mapping[str, list[str]] = ROWS["readers"]
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
 EXPRESSION = "re:"
+ALGORITHMS = {name: scheme for scheme, row in SERVED.items() for name in row.get("algorithms", ())}
 
 
 def _named(entry: str, name: str, _place: str = "") -> bool:
@@ -60,25 +57,25 @@ class ServingConfig:
     """The quantisation config of a served model."""
 
     path: str
-    method: str | None = None
-    """One of `READERS`; None: nothing is quantised."""
+    method: str = MODELOPT
+    """One of `READERS`; without `targets` nothing is quantised."""
     model_type: str | None = None
     """That of the config.json around it."""
     kept: tuple[str, ...] = ()
     """Entries of the list of modules that stay in high precision."""
     targets: tuple[tuple[str, str | None], ...] = ()
-    """Name of a module, an expression or `LINEAR`, and its scheme as `formats` names it."""
+    """Name of a module, an expression or, last, `LINEAR`, and its scheme as `formats` names it."""
     kv_cache: str | None = None
     """The format of stored keys and values in words; None: they are not quantised."""
 
     @classmethod
-    def read(cls, path: Path) -> ServingConfig:
+    def read(cls, path: Path) -> Self:
         """Return the config of a file."""
         data = strict_yaml.read_bytes(path, error=PayloadError, limit=LARGEST)
         return cls.of(strict_json.loads(data.decode(errors="replace"), str(path)), str(path))
 
     @classmethod
-    def of(cls, found: Any, path: str = "config") -> ServingConfig:
+    def of(cls, found: Any, path: str = "config") -> Self:
         """Return the config of parsed JSON; errors as for `read`."""
         outer = _mapping(found)
         model_type = outer["model_type"] if isinstance(outer.get("model_type"), str) else None
@@ -101,7 +98,7 @@ class ServingConfig:
             method=method,
             model_type=model_type,
             kept=next((_texts(block[key]) for key in ROWS["lists"] if block.get(key)), ()),
-            targets=tuple(_targets(block, method, path)),
+            targets=tuple(sorted(_targets(block, method, path), key=lambda row: row[0] == LINEAR)),
             kv_cache=words_of(cache) if cache else str(block.get("kv_cache_quant_algo") or "") or None,
         )
         for entry in (*config.kept, *(target for target, _ in config.targets)):
@@ -115,7 +112,7 @@ class ServingConfig:
     @property
     def readers(self) -> list[str]:
         """The systems whose rules for its lists differ; one empty name where all read it alike."""
-        return READERS[self.method or MODELOPT]
+        return READERS[self.method]
 
     @property
     def is_fp8(self) -> bool:
@@ -124,17 +121,14 @@ class ServingConfig:
 
     def scheme_of(self, name: str, reader: str) -> str | None:
         """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
-        if self.method is None:
-            return None
         place = re.sub(r"(\.experts)\.\d+\..*", r"\1", name)  # what holds all experts of a layer, for one of them
         takes, kept = TAKES[reader if self.is_fp8 else self.method], self.kept
         if self.is_fp8 and not (kept and reader == "hf"):
             kept = (*kept, HEAD)  # a list replaces it in transformers; it is no linear layer to the others
         if any(takes(entry, name, place) for entry in kept):
             return None
-        own = {name, place} if self.method == MODELOPT else {name}
-        by_name = [scheme for target, scheme in self.targets if target in own or _named(target, name)]
-        return next(iter((*by_name, *(scheme for target, scheme in self.targets if target == LINEAR))), None)
+        own = {LINEAR, place if self.method == MODELOPT else name}
+        return next((scheme for target, scheme in self.targets if target in own or _named(target, name)), None)
 
 
 def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple[str, str | None]]:
@@ -142,7 +136,8 @@ def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple
     if method == MODELOPT:
         layers = block.get("quantized_layers")
         for name, row in (layers if isinstance(layers, Mapping) else {LINEAR: block}).items():
-            yield name, _of_algorithm(str(_mapping(row).get("quant_algo", "")))
+            stated = str(_mapping(row).get("quant_algo", ""))
+            yield name, ALGORITHMS.get(stated.upper(), f"ModelOpt's {stated}") if stated else None
     elif method != COMPRESSED:
         yield LINEAR, _of_fp8(block)
     elif not isinstance(block.get("config_groups"), Mapping):
@@ -151,11 +146,6 @@ def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple
         for group in map(_mapping, block["config_groups"].values()):
             scheme = _of_group(_mapping(group.get("weights")), _mapping(group.get("input_activations")))
             yield from ((target, scheme) for target in _texts(group.get("targets")))
-
-
-def _of_algorithm(name: str) -> str | None:
-    known = scheme_where(lambda row: name.upper() in row.get("algorithms", ()), f"ModelOpt's {name}")
-    return known if name else None
 
 
 def _of_fp8(block: Mapping[str, Any]) -> str:
