@@ -19,16 +19,16 @@ from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_a
 from bridge.interop.pytorch.torchao import FILTER, export_gather, export_layers, left_out
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
-from bridge.interop.table import table
+from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("accelerate")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
-BACK_ENDS = ("TE", "AO", "MSAMP")
 HANDLERS = {"TE": "TERecipeKwargs", "AO": "AORecipeKwargs"}
 FUNCTION = "module_filter_func"
 GATHER = "enable_fsdp_float8_all_gather"
 PREFIX = "ACCELERATE_"
+DEEPSPEED_FILES = ("deepspeed_config.hf_ds_config", "deepspeed_config.deepspeed_config_file")
 
 
 def import_(payload: object) -> ImportReport:
@@ -38,33 +38,31 @@ def import_(payload: object) -> ImportReport:
     compute = _precision(builder, top)
     sharding = _sharding(builder, top, compute)
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
-    fields: dict[str, Any] = {}
-    if base != "fp32":
-        fields = amp_fields(base) if sharding is None else {base: True, "params_dtype": base}
-    builder.fields |= fields
+    fields = amp_fields(base) if sharding is None else {base: True, "params_dtype": base}
+    builder.fields |= fields if base != "fp32" else {}
     if compute == (top.values.get("mixed_precision") or "no") and top.given("mixed_precision"):
-        builder.map("mixed_precision", **fields)
+        builder.map("mixed_precision", **builder.fields)
     _float8(builder, top.section("fp8_config"), on=compute == "fp8")
     if base == "fp16" and sharding not in ("deepspeed", "megatron"):
         assume_torch_scaler(builder, TABLE.title)
-    if sharding == "fsdp" and base != "fp32":
-        state = {"grad_reduce_in_fp32": False}
-        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, state)
-    decided_elsewhere = sharding == "deepspeed" and _deepspeed(builder, top, base)
+    files = [name for name in DEEPSPEED_FILES if sharding == "deepspeed" and at(top.values, name) is not None]
+    for name in files[:1]:
+        builder.record("accelerate.this-file-decides-about", name, at(top.values, name), base=base)
+    reduced, scale = {"grad_reduce_in_fp32": False}, TABLE.data["scale of DeepSpeed"]
     if base == "fp32":
-        decided_by = TABLE.data["decides"]["model" if top.given("mixed_precision") else "program"]
-        builder.leave_mode(TABLE.data["decides"]["deepspeed"] if decided_elsewhere else decided_by)
-    TABLE.read(
-        builder,
-        top,
-        fp16=compute == "fp16",
-        no_mixed_precision="mixed_precision" not in top,
-        fsdp=sharding == "fsdp",
-        deepspeed=sharding == "deepspeed",
-    )
+        source = "model" if top.given("mixed_precision") else "program"
+        builder.leave_mode(TABLE.data["decides"]["deepspeed" if files else source])
+    elif sharding == "fsdp":
+        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, reduced)
+    elif sharding == "deepspeed" and not files:
+        builder.record("accelerate.deepspeed-accumulates-and-reduces", "deepspeed_config", base, reduced)
+        if base == "fp16":
+            builder.record("accelerate.no-loss-scale-for-deepspeed", "deepspeed_config.fp16.loss_scale", None, scale)
+    facts = {"fp16": compute == "fp16", "fsdp": sharding == "fsdp", "deepspeed": sharding == "deepspeed"}
+    TABLE.read(builder, top, no_mixed_precision="mixed_precision" not in top, **facts)
     semantics = {"fsdp": "fsdp_policy", None: "amp_o1"}.get(sharding, "megatron_o2")
     is_lost = compute == "fp8" and "fp8" not in builder.fields
-    return builder.finish("fp32" if base == "fp32" else semantics, is_whole=not (decided_elsewhere or is_lost))
+    return builder.finish(semantics, is_whole=not (files or is_lost))
 
 
 def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int | None = None) -> ExportReport:
@@ -100,9 +98,7 @@ def _flattened(payload: object) -> object:
     names = {key: key.removeprefix(PREFIX).lower() for key in payload if str(key).startswith(PREFIX)}
     found = {names.get(key, key): value for key, value in payload.items()}
     fp8 = {name.removeprefix("fp8_"): found.pop(name) for name in names.values() if name.startswith("fp8_")}
-    if fp8 and isinstance(found.get("fp8_config", {}), dict):
-        found["fp8_config"] = {**found.get("fp8_config", {}), **fp8}
-    return found
+    return found | ({"fp8_config": fp8} if fp8 else {})
 
 
 def _precision(builder: ImportBuilder, top: Settings) -> str:
@@ -130,19 +126,17 @@ def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None
 
 def _float8(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
     """Map the settings of FP8 in Transformer Engine's layers, and report those of another back end."""
-    fields: dict[str, Any] = {}
     is_block = on and bool(block.switch("use_mxfp8_block_scaling"))
     if on and block.given("backend"):
         block.values["backend"] = str(block["backend"]).upper().replace("TORCHAO", "AO")
-        block.word("backend", BACK_ENDS)
+        block.word("backend", ("TE", "AO", "MSAMP"))
     elif on:
         builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", None)
     engine = on and block.values.get("backend") == "TE"
     if engine:
         fields = {"fp8": _format(builder, block, is_block=is_block), "fp8_recipe": "mxfp8" if is_block else "delayed"}
-    builder.fields |= fields
-    for key in filter(block.given, ("backend", "use_mxfp8_block_scaling") if engine else ()):
-        builder.map(block.name(key), **fields)
+        for key in filter(block.given, ("backend", "use_mxfp8_block_scaling")):
+            builder.map(block.name(key), **fields)
     TABLE.read(builder, block, "fp8", fp8=on, TE=engine, delayed=not is_block)
 
 
@@ -170,8 +164,7 @@ def _exported_float8(builder: ExportBuilder) -> dict[str, Any]:
     mapped = {"fp8": "fp8_format", "fp8_recipe": "backend"}
     if config.fp8 == "hybrid" and config.fp8_recipe == "tensorwise":
         block = {"backend": "AO", GATHER: bool(config.fp8_param_gather), "pad_inner_dim": True}
-        mapped |= {"fp8": "backend", "fp8_param_gather": GATHER}
-        mapped |= {} if config.fp8_param_gather else {"fp8_param": GATHER}
+        mapped |= {"fp8": "backend", "fp8_param_gather": GATHER, "fp8_param": GATHER}
         export_gather(builder)
     elif config.fp8_recipe == "mxfp8":
         block["use_mxfp8_block_scaling"] = True
@@ -185,22 +178,6 @@ def _exported_float8(builder: ExportBuilder) -> dict[str, Any]:
     for field, setting in mapped.items():
         builder.map(field, f"fp8_config.{setting}")
     return block
-
-
-def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
-    """Report what DeepSpeed decides by itself; return whether a configuration of its own decides the dtype too."""
-    block = top.section("deepspeed_config")
-    key = "hf_ds_config" if block.given("hf_ds_config") else "deepspeed_config_file"
-    if block.given(key):
-        builder.record("accelerate.this-file-decides-about", block.name(key), block[key], base=base)
-        return True
-    if base != "fp32":
-        state = {"grad_reduce_in_fp32": False}
-        builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, state)
-    if base == "fp16":
-        scale, setting = TABLE.data["scale of DeepSpeed"], f"{block.path}.fp16"
-        builder.record("accelerate.no-loss-scale-for-deepspeed", f"{setting}.loss_scale", None, scale)
-    return False
 
 
 def _recognise(document: Document) -> Recognised | None:
@@ -220,10 +197,5 @@ def _read(document: Document) -> Any:
     return {name: value for name, value in document.variables.items() if name.startswith(PREFIX)}
 
 
-CONTEXT = (
-    ContextKey("form", "yaml, or arguments for those of Accelerator (export)", use=("export",)),
-    NUM_LAYERS,
-)
-SYSTEM = System(
-    "accelerate", TABLE.title, TABLE.version, import_, export, _recognise, as_yaml, read=_read, context=CONTEXT
-)
+CONTEXT = (ContextKey("form", "yaml, or arguments for those of Accelerator (export)", use=("export",)), NUM_LAYERS)
+SYSTEM = System("accelerate", TABLE.title, TABLE.version, import_, export, _recognise, as_yaml, _read, CONTEXT)

@@ -52,8 +52,7 @@ def recipe_named(config: MixedPrecisionConfig) -> str | None:
     for recipe in REGISTRY.recipes():
         if "misnamed" in recipe.tags:
             continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BridgeWarning)
+        with warnings.catch_warnings(action="ignore", category=BridgeWarning):
             try:
                 candidate = REGISTRY.get(recipe.name)
             except Exception:  # noqa: BLE001, S112  a plugin's recipe may fail in any way, and is no match then

@@ -15,24 +15,24 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
+from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import MODES, ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named
 from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
-from bridge.interop.megatron_lm.flags import OWNERS, report_other
+from bridge.interop.megatron_lm.flags import OWNERS, reads_as_default, report_other
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
+from bridge.interop.table import at
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.values import SPELLINGS
-from bridge.registry.config import MixedPrecisionConfig, without_references
+from bridge.registry.config import without_references
 from bridge.registry.registry import REGISTRY
 
 __all__ = ["SYSTEM", "export", "import_"]
 
-RENAMED = {"enable_autocast": "autocast_enabled"}
 OWN = dict.fromkeys(FIELD_DEFAULTS, "the default of Megatron Core's own class")
 MODULES = "modules"
 """The rows of single modules, which the configurations of this project alone have."""
@@ -62,8 +62,7 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
     if isinstance(chosen, str):
         imported = _named(chosen, builder)
     elif isinstance(chosen, Mapping):
-        model = payload.get("model")
-        opens_autocast = isinstance(model, Mapping) and bool(model.get("enable_autocast"))
+        opens_autocast = bool(at(payload, "model.enable_autocast"))
         imported = _fields(chosen, "mixed_precision.", builder, base, opens_autocast=opens_autocast)
     else:
         rule = "must be a recipe's name or a mapping of fields"
@@ -72,8 +71,7 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
 
 
 def _named(name: str, builder: ImportBuilder) -> ImportReport:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BridgeWarning)
+    with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         config = REGISTRY.get(name)
     known = REGISTRY.recipe(name)
     builder.map("mixed_precision", **config.to_dict())
@@ -179,60 +177,40 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
 
 
 def _field(where: str) -> str:
-    name = where.rpartition(".")[2]
-    return RENAMED.get(name, name)
+    return where.rpartition(".")[2].replace("enable_autocast", "autocast_enabled")
 
 
 def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, Any]]:
     """Yield the owners' own settings that have a field of the peer's class, and their values; report the others."""
-    sections = {owner: payload[owner] for owner in OWNERS if isinstance(payload.get(owner), Mapping)}
-    for owner, key in ((owner, key) for owner, section in sections.items() for key in section):
-        where, value = f"{owner}.{key}", sections[owner][key]
-        name = _field(where)
+    owners = [owner for owner in OWNERS if isinstance(payload.get(owner), Mapping)]
+    for where, value in ((f"{owner}.{key}", value) for owner in owners for key, value in payload[owner].items()):
+        name, target = _field(where), at(value, "_target_")
+        plain = value if target is None else SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
         if name in PEER_FIELDS:
             yield where, named_dtype(value, where) if name in DTYPES else value
-        elif ELSEWHERE.get(name) == owner:
-            _elsewhere(where, name, value, builder)
+        elif where == f"{ELSEWHERE.get(name)}.{name}":
+            builder.map(where, **({} if reads_as_default(name, plain) else {name: plain}))
         elif name == "quant_recipe" and MODULES in builder.fields:
             builder.map(where)  # a sync wrote it from the rows
         elif name == "quant_recipe" and isinstance(value, Mapping):
             builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
         else:
-            dtype = str(value["_target_"]) if isinstance(value, Mapping) and "_target_" in value else None
-            plain = value if dtype is None else SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype)
             report_other(builder, where, name, plain)
-
-
-def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> None:
-    """Map a field that a section of Megatron's own holds; its default there is what an unstated field leaves."""
-    if isinstance(value, Mapping) and "_target_" in value:
-        value = named_dtype(value, where)
-    read = MixedPrecisionConfig()
-    try:
-        read.state(**{name: value})
-    except PrecisionTypeError as error:
-        raise PayloadError.of(where, error.rule, error.value, "Correct the value there.") from None
-    builder.map(where, **({} if read.reading(name) == FIELD_DEFAULTS[name] else read.to_dict()))
 
 
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
     top = document.mapping
-    target = top.get("_target_")
-    inner = top.get("mixed_precision")
-    if isinstance(inner, Mapping):
-        target = inner.get("_target_", target)
-    if isinstance(target, str) and target.startswith("megatron.bridge."):
+    inner, target = top.get("mixed_precision"), str(at(top, "mixed_precision._target_", top.get("_target_")))
+    if target.startswith("megatron.bridge."):
         return Recognised(0.97, f"has the target `{target}`")
     if isinstance(inner, Mapping) and any(name in inner for name in PEER_FIELDS):
         return Recognised(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
-    sections = [top[owner] for owner in OWNERS if isinstance(top.get(owner), Mapping)]
-    if any(str(section.get("_target_", "")).startswith(("megatron.", "bridge.")) for section in sections):
+    if any(str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")) for owner in OWNERS):
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
-    ours = TABLE.recognise(document)
-    if ours is not None:
+    if ours := TABLE.recognise(document):
         return ours
     known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
@@ -246,6 +224,4 @@ CONTEXT = (
     ContextKey("bridge_version", "Megatron Bridge of the run", use=("export",)),
     *LAYOUT,
 )
-SYSTEM = System(
-    "megatron-bridge", "Megatron Bridge", TABLE.version, import_, export, recognise, as_yaml, context=CONTEXT
-)
+SYSTEM = System("megatron-bridge", "Megatron Bridge", TABLE.version, import_, export, recognise, as_yaml, None, CONTEXT)

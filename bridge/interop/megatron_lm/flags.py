@@ -89,8 +89,11 @@ def is_default(field: str, value: object) -> bool:
     """Return whether a value of a setting says no more than an unstated field does: off, or Megatron's default."""
     if value is None or value in NOTHING:
         return FIELD_DEFAULTS[field] is None
-    if value is False:
-        return True
+    return value is False or reads_as_default(field, value)
+
+
+def reads_as_default(field: str, value: object) -> bool:
+    """Return whether a field that has a value acts as it does where it is not stated."""
     try:
         return bool(MixedPrecisionConfig.from_dict({field: value}).reading(field) == FIELD_DEFAULTS[field])
     except PrecisionTypeError:
