@@ -249,12 +249,13 @@ def _built(process: Any, *words: str) -> Any:
     """Build a run of `make train` with some overrides."""
     from bridge.front.decode import container
     from bridge.front.loader import load_run
+    from bridge.megatron.backend import choose_backend
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
     config = container(load_run(words, HERE.parent / "conf"))
     runtime_config_update(config)
-    return build_run(config, process)
+    return build_run(config, process, backend=choose_backend(config.precision_backend, config.model))
 
 
 def _wide_gemm() -> Any:

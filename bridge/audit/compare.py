@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.audit.record import GemmRow, Record
 from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, compact
@@ -60,17 +60,9 @@ class Mismatch:
         return f"{text}: {', '.join(where)}{cause}."
 
 
-class Gemm(NamedTuple):
-    """A GEMM by its place."""
-
-    layer: str
-    module: str
-    gemm: str
-
-    @property
-    def at(self) -> dict[str, Any]:
-        """The place as fields of a `Mismatch`."""
-        return {"layers": (self.layer,), "modules": (self.module,), "gemms": (self.gemm,)}
+def place_of(layer: str, module: str, gemm: str) -> dict[str, Any]:
+    """Return the place of a GEMM as fields of a `Mismatch`."""
+    return {"layers": (layer,), "modules": (module,), "gemms": (gemm,)}
 
 
 def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
@@ -84,23 +76,22 @@ def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
 
 
 def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator[Mismatch]:
-    ran = grouped((Gemm(row.layer, row.module, row.gemm), row) for row in recorded)
+    ran = grouped(((row.layer, row.module, row.gemm), row) for row in recorded)
     for layer in plan.layers:
         for module in layer.modules:
             if module.kind in MULTIPLIES:
                 planned = {row.item for row in module.rows}
                 for gemm in GEMMS:
-                    place = Gemm(layer.label, module.name, gemm)
-                    rows = ran.pop(place, [])
+                    rows = ran.pop((layer.label, module.name, gemm), [])
                     if gemm in planned:  # Megatron's own layers multiply a dgrad that nothing takes, too
-                        yield from _compare(layer, module, place, rows)
+                        yield from _compare(layer, module, gemm, rows)
     for place, extra in ran.items():
         for formats in dict.fromkeys(row.formats for row in extra):
-            yield Mismatch(column="unplanned", planned="", ran=formats, **place.at)
+            yield Mismatch(column="unplanned", planned="", ran=formats, **place_of(*place))
 
 
-def _compare(layer: PlanLayer, module: PlanModule, place: Gemm, rows: list[GemmRow]) -> Iterator[Mismatch]:
-    expected, at = _expected(module, place.gemm), place.at
+def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]) -> Iterator[Mismatch]:
+    expected, at = _expected(module, gemm), place_of(layer.label, module.name, gemm)
     if not rows:
         yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
     for row in rows:
@@ -175,7 +166,7 @@ def folded(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
 
 def _unhealthy(record: Record) -> Iterator[Mismatch]:
     for row in record.health:
-        at = Gemm(row.layer, row.module, "fprop").at
+        at = place_of(row.layer, row.module, "fprop")
         if not row.error <= row.limit:  # NaN is not either
             yield Mismatch(column="error", planned=f"{row.limit:g}", ran=f"{row.error:.2g}", **at)
         if not row.is_fresh:
@@ -221,7 +212,7 @@ def _texts(record: Record) -> dict[Mismatch, str]:
     pairs = []
     for row in record.gemms:
         parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
-        place = replace(differs, **Gemm(row.layer, row.module, row.gemm).at)
+        place = replace(differs, **place_of(row.layer, row.module, row.gemm))
         pairs.append((place, ", ".join(filter(None, parts))))
     pairs += [(replace(differs, tensors=one.kind), one.dtype) for one in record.census]
     return {place: " and ".join(dict.fromkeys(texts)) for place, texts in grouped(pairs).items()}

@@ -58,8 +58,7 @@ class Manifest:
             checksums = {name: str(facts[ALGORITHM]) for name, facts in files.items() if ALGORITHM in facts}
             manifest = cls(sizes=sizes, checksums=checksums, run=dict(found.get("run") or {}))
         except FileNotFoundError:
-            reason = f"{MANIFEST}, which is written last, is missing"
-            raise DamagedCheckpointError(checkpoint, reason) from None
+            raise DamagedCheckpointError(checkpoint, f"{MANIFEST}, which is written last, is missing") from None
         except OSError as error:
             raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):

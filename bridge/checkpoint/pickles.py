@@ -224,8 +224,7 @@ def _listing(found: Any) -> Listing:
     for key, entry in found.state_dict_metadata.items():
         if type(entry).__name__ == "TensorStorageMetadata":
             (shape,) = entry.size.arguments
-            dtype = entry.properties.state[0].__name__
-            tensors[str(key)] = Tensor(dtype=str(dtype), shape=tuple(map(int, shape)))
+            tensors[str(key)] = Tensor(dtype=str(entry.properties.state[0].__name__), shape=tuple(map(int, shape)))
     files = set()
     for index, info in found.storage_data.items():
         file = str(info.relative_path)

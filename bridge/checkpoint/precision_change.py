@@ -43,8 +43,7 @@ class Change:
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Return what differs in precision between two runs, the gravest first."""
-    found = list(_changes(before, now)) if before else []
-    return sorted(found, key=lambda change: -OUTCOMES.index(change.outcome))
+    return sorted(_changes(before, now) if before else (), key=lambda change: -OUTCOMES.index(change.outcome))
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:

@@ -70,7 +70,6 @@ def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
 
 
 def _outcome(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return a result, or an error of `SHARED`."""
     try:
         return compute(), None
     except SHARED as error:

@@ -250,6 +250,11 @@ def parameter_count(model: list[Any]) -> int:
     return int(total) + int(routed)
 
 
+def bucket_groups(model: list[Any]) -> list[Any]:
+    """Return the groups of buckets in which the gradients and weights of model chunks are reduced and gathered."""
+    return [group for chunk in model for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)]
+
+
 def unwrapped(module: Any) -> Any:
     """Return the `GPTModel` inside DistributedDataParallel and Float16Module."""
     while isinstance(module, (DistributedDataParallel, Float16Module)):

@@ -43,8 +43,7 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     }
     with ExitStack() as hooks:
         for module, where in linears.items():
-            hook = partial(_forward_hook, where, captured, loss_scale)
-            hooks.callback(module.register_forward_hook(hook).remove)
+            hooks.callback(module.register_forward_hook(partial(_forward_hook, where, captured, loss_scale)).remove)
         yield captured
     gradients = {where: getattr(module.weight, "main_grad", module.weight.grad) for module, where in linears.items()}
     passed = dict(captured)
@@ -115,7 +114,6 @@ class _Route:
     def get_replay_topk(
         self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, choose: _Choose
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the scores of the chosen experts, and their numbers."""
         values, own = choose(scores, topk, num_groups=groups, group_topk=group_topk)
         if self.taken is None:
             self.chosen.append(own)

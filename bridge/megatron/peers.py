@@ -121,7 +121,6 @@ class Peers:
         return TrainingError(self._store.get("verdict").decode())
 
     def _in_time(self, ask: Callable[[], T]) -> T:
-        """Return what the store answers; DistError where it does not."""
         try:
             return in_time(ask, STORE_SECONDS + 2 * self._seconds)
         except DistError:

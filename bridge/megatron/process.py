@@ -62,9 +62,6 @@ class Process:
     world_size: int
     data_parallel_rank: int
     data_parallel_size: int
-    pipeline_size: int
-    is_last_stage: bool
-    """Whether this process holds the last pipeline stage, with the loss."""
     context: tuple[int, int]
     """The context-parallel rank, and their number."""
     device: torch.device
@@ -145,8 +142,6 @@ def _placed(
         world_size=launch.world_size,
         data_parallel_rank=parallel_state.get_data_parallel_rank(),
         data_parallel_size=parallel_state.get_data_parallel_world_size(),
-        pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
-        is_last_stage=parallel_state.is_pipeline_last_stage(),
         context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
         device=where,
         notes=tuple(notes),
@@ -219,8 +214,7 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
 
 def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     """Return the 16-bit dtypes in which a model multiplies; the emulation of FP8 and FP4 multiplies in BF16."""
-    uses_bf16 = any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4"))
-    dtypes = {torch.bfloat16} if uses_bf16 else set()
+    dtypes = {torch.bfloat16} if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4")) else set()
     if getattr(model, "fp16", False):
         dtypes.add(torch.float16)
     if getattr(model, "enable_autocast", False):

@@ -35,7 +35,6 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def _not_cuda(argument: Any) -> Any:
-    """Return an argument, or the CPU where it names a CUDA device."""
     is_cuda = isinstance(argument, (str, torch.device)) and str(argument).startswith("cuda")
     return "cpu" if is_cuda else argument
 

@@ -16,6 +16,7 @@ from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.megatron.gpt import bucket_groups
 from bridge.megatron.optimizer import inner_optimizers, one_gather, parts
 from bridge.megatron.process import Process
 from bridge.megatron.record.not_finite import are_finite, first_not_finite
@@ -84,8 +85,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         model, optimizer, config = self.model, self.optimizer, self.config
-        samples = self.micro_batch_size * self.process.data_parallel_size
-        self.num_microbatches = self.global_batch_size // samples
+        self.num_microbatches = self.global_batch_size // (self.micro_batch_size * self.process.data_parallel_size)
         self._schedule = get_forward_backward_func()
         scalers = [getattr(part, "grad_scaler", None) for part in parts(optimizer)]
         self._scalers = [scaler for scaler in scalers if scaler is not None]
@@ -103,7 +103,8 @@ class Trainer:
     def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
         """Train on one global batch; `stop` is asked at its end for the signal that this rank is to stop on, or 0."""
         losses = self.forward_backward(batches)
-        learning_rate = self._learning_rate()
+        groups = self.optimizer.param_groups
+        learning_rate = float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
         loss_scale, may_fall = self.loss_scale, self.loss_scale_may_fall
         updated, grad_norm = False, None
         if self._checks_gradients or self._everywhere(are_finite(self._gradients())):
@@ -139,16 +140,13 @@ class Trainer:
         the schedule gathers them once more (`align_param_gather` of an interleaved pipeline).
         Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads; Megatron-LM training.py, train_step.
         """
-        is_gathered = all(group.param_gather_dispatched for group in self._bucket_groups())
+        is_gathered = all(group.param_gather_dispatched for group in bucket_groups(self.model))
         if is_gathered and not isinstance(self.config.param_sync_func, list):
             return
         for part in parts(self.optimizer):
             settings = part.config
             if settings.reuse_grad_buf_for_mxfp8_param_ag and settings.overlap_param_gather:
                 part._copy_main_params_to_param_buffer()
-
-    def _bucket_groups(self) -> list[Any]:
-        return [group for chunk in self.model for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)]
 
     def evaluate(self, batches: Iterator[Batch], iterations: int) -> float:
         """Return the mean loss over a number of global batches, in nats per token."""
@@ -172,7 +170,7 @@ class Trainer:
             yield
             return
         self._fill_shared_buffers()
-        for group in self._bucket_groups():
+        for group in bucket_groups(self.model):
             group.finish_param_sync(skip_next_bucket_dispatch=True)
         for chunk in self.model:
             chunk.disable_forward_pre_hook(param_sync=False)
@@ -229,20 +227,14 @@ class Trainer:
         """Return whether something holds on every rank; a collective call."""
         return not self.largest(int(not holds))
 
-    def _learning_rate(self) -> float:
-        groups = self.optimizer.param_groups
-        return float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
-
     def _mean_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
         """Return the mean loss of the last stages and the largest number in `stop`, both known on every rank."""
-        process = self.process
-        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=process.device)
-        if process.world_size == 1:
+        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=self.process.device)
+        if self.process.world_size == 1:
             return float(mean), stop
-        own = mean.float() if process.is_last_stage else torch.zeros((), device=process.device)
-        torch.distributed.all_reduce(own)
-        last_stages = process.world_size // process.pipeline_size
-        return float(own) / last_stages, self.largest(stop)
+        torch.distributed.all_reduce(mean)
+        last_stages = self.process.world_size // parallel_state.get_pipeline_model_parallel_world_size()
+        return float(mean) / last_stages, self.largest(stop)
 
     def largest(self, number: int) -> int:
         """Return the largest of the ranks' numbers; a collective call."""

@@ -74,11 +74,6 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 """Operator of `torch.ops.aten` -> the kernel that takes its place on the CPU."""
 
 
-def is_installed() -> bool:
-    """Return whether the kernels are in place."""
-    return bool(_installed)
-
-
 def is_widened(dtype: torch.dtype) -> bool:
     """Return whether operands of a type are multiplied in FP32 now."""
     return dtype in _installed
@@ -87,8 +82,8 @@ def is_widened(dtype: torch.dtype) -> bool:
 @contextmanager
 def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
     """Replace the GEMM kernels of some types for a ``with`` block; yields whether they are in place."""
-    if not slow or is_installed():
-        yield is_installed()
+    if not slow or _installed:
+        yield bool(_installed)
         return
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:

@@ -21,9 +21,8 @@ def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
     if hadamard:
         return amax(hadamard_columns(x_MK))
     low, high = x_MK.aminmax()  # several times faster than abs().amax(), but NaN hides everything else
-    most = max(-low.item(), high.item())
     if not math.isnan(low.item()):
-        return most
+        return max(-low.item(), high.item())
     found = [tiles.amax_of(x_MK[start:end], (0, 1)) for start, end in tiles.chunk_rows(x_MK, 1)]
     return torch.stack(found).amax().item()
 
@@ -44,8 +43,7 @@ def decoded(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tenso
         return kernel.decode(stored, columnwise=columnwise, shift=shift)
     values = stored.values(columnwise, torch.bfloat16)
     if not stored.spec.whole_tensor:
-        scales = stored.tile_scales(columnwise) * shift
-        values = values.mul_(stored.spread(scales, columnwise, torch.bfloat16))
+        values = values.mul_(stored.spread(stored.tile_scales(columnwise) * shift, columnwise, torch.bfloat16))
     return values.contiguous()
 
 

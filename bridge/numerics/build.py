@@ -17,7 +17,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import platform
 import shutil
 import stat
 import subprocess
@@ -37,7 +36,7 @@ SOURCE = Path(__file__).with_name("kernel.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-std=gnu11")
 """No -ffast-math: it reorders additions and flushes subnormals to zero for the whole process."""
 
-VERSION_SECONDS = 20.0
+MACROS_SECONDS = 20.0
 COMPILE_SECONDS = 300.0
 
 THREADS = (("-fopenmp",), ())
@@ -73,7 +72,7 @@ class Build:
         try:
             stem = f"kernel-{_key(compiler)}"
         except (OSError, subprocess.TimeoutExpired) as error:
-            self._fail(f"{compiler} --version failed: {error}.")
+            self._fail(f"{compiler} -dM failed: {error}.")
             return
         if folder is not None and any(self._load(cached) for cached in _sound_libraries(folder, stem)):
             return
@@ -186,17 +185,7 @@ def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]
 
 @cache
 def _key(compiler: str) -> str:
-    version = _ran([compiler, "--version"], VERSION_SECONDS).stdout
-    facts = [version, *FLAGS, str(THREADS), torch.__version__, torch.__file__, _processor(), SOURCE.read_text()]
+    # The compiler's macros name its version, and the processor and instruction sets that -march=native means here.
+    macros = _ran([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS).stdout
+    facts = [macros, *FLAGS, str(THREADS), torch.__version__, torch.__file__, SOURCE.read_text()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
-
-
-def _processor() -> str:
-    """Return the processor's model and instruction sets: -march=native means something else on each."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part")
-    seen = {line.split(":")[0].strip(): line for line in lines if line.startswith(wanted)}
-    return "\n".join(seen.values())

@@ -198,8 +198,7 @@ class ScaledLinearFunction(torch.autograd.Function):
             dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
             del w_col
         if ctx.needs_input_grad[1]:
-            spec = call.precision.spec("grad_output")
-            dy_col = dy_row if spec.copies_share_values else None
+            dy_col = dy_row if call.precision.spec("grad_output").copies_share_values else None
             dy_row = None  # freed before a second copy is made
             if dy_col is None:
                 dy_col = call.operand(dy_MN, "grad_output", columnwise=True)

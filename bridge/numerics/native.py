@@ -38,11 +38,9 @@ class _Pass(ctypes.Structure):
         ("signs", ctypes.c_void_p),
         ("x_rows", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
-        *[
-            (name, ctypes.c_int32)
-            for name in ("dtype", "rule", "codes", "stochastic", "power_of_two", "threads", "measure")
-        ],
-        *[(name, ctypes.c_int32) for name in ("mantissa_bits", "min_exponent", "bias", "bits", "nan_code", "nan_bits")],
+        *[(name, ctypes.c_int32) for name in ("dtype", "rule", "codes", "stochastic", "power_of_two", "threads")],
+        *[(name, ctypes.c_int32) for name in ("measure", "mantissa_bits", "min_exponent", "bias", "bits")],
+        *[(name, ctypes.c_int32) for name in ("nan_code", "nan_bits")],
         *[(name, ctypes.c_float) for name in ("max", "max_inv", "eps", "on_overflow", "scale", "shift")],
         *[(name, ctypes.c_float) for name in ("amax", "smallest", "largest")],
     )
@@ -65,14 +63,8 @@ class Kernel:
     """The loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._quantise = library.bridge_quantise
-        self._quantise.argtypes, self._quantise.restype = [ctypes.POINTER(_Pass)], None
-        self._amax = library.bridge_amax
-        self._amax.argtypes, self._amax.restype = [ctypes.POINTER(_Pass)], ctypes.c_float
-        self._decode = library.bridge_decode
-        self._decode.argtypes, self._decode.restype = [ctypes.POINTER(_Stored)], None
-        self._lay_out = library.bridge_lay_out
-        self._lay_out.argtypes, self._lay_out.restype = [ctypes.POINTER(_Stored), ctypes.c_int], None
+        library.bridge_amax.restype = ctypes.c_float
+        self._library = library
 
     def takes(self, todo: TilePass) -> bool:
         """Say whether the kernel's panels can hold the tiles of a pass, whose width must be a power of two."""
@@ -82,7 +74,7 @@ class Kernel:
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
         """Return what `backend.amax` describes."""
         x_MK = x_MK.contiguous()
-        most: float = self._amax(ctypes.byref(_Pass(**_source(x_MK, hadamard=hadamard))))
+        most: float = self._library.bridge_amax(ctypes.byref(_Pass(**_source(x_MK, hadamard=hadamard))))
         return most
 
     def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
@@ -118,7 +110,7 @@ class Kernel:
             shift=todo.shift,
             **{name: getattr(element, name) for name in ("mantissa_bits", "min_exponent", "bias", "bits", "max")},
         )
-        self._quantise(ctypes.byref(c))
+        self._library.bridge_quantise(ctypes.byref(c))
         used = {"smallest": c.smallest, "largest": c.largest} if c.largest > 0 else {}
         return TileResult(values=values, scale_inv=scale_inv, amax=c.amax, **used)
 
@@ -151,7 +143,7 @@ class Kernel:
             shift=shift,
             **{name: getattr(element, name) for name in ("mantissa_bits", "bias", "bits")},
         )
-        self._decode(ctypes.byref(c))
+        self._library.bridge_decode(ctypes.byref(c))
         return values
 
     def lay_out(self, codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
@@ -160,7 +152,7 @@ class Kernel:
         out = torch.empty(rows, -(-columns // 2) if packed else columns, dtype=torch.uint8)
         sizes = {"rows": rows, "columns": columns, "threads": torch.get_num_threads()}
         c = _Stored(codes=codes.data_ptr(), out=out.data_ptr(), transposed=transposed, **sizes)
-        self._lay_out(ctypes.byref(c), packed)
+        self._library.bridge_lay_out(ctypes.byref(c), packed)
         return out
 
 
@@ -206,8 +198,6 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
     """Return the kernel if it is ready and takes this tensor, None where plain torch is to be used."""
     if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection() == "torch":
         return None
-    if _kernel is not None:
-        return _kernel
     must_wait = selection() == "native"
     kernel = load(wait=must_wait)
     if kernel is None and must_wait:

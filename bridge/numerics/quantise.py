@@ -84,8 +84,7 @@ def quantise(
                 amax_t = _amax(x_MK, reduce_amax, hadamard=True)
                 factor = tensor_scale(amax_t, spec)
             found = _codes(x_MK, spec, True, factor)
-        copies_t = _stored(found, spec, True, factor)
-        copies |= {f"{name}_t": tensor for name, tensor in copies_t.items()}
+        copies |= {f"{name}_t": tensor for name, tensor in _stored(found, spec, True, factor).items()}
         copies["amax_t"] = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
     whole = torch.tensor([amax], dtype=torch.float32, device=x.device)
     return Quantised(spec=spec, shape=x.shape, dtype=x.dtype, amax=whole, **copies)

@@ -116,5 +116,4 @@ def nvfp4_block_scale(amax: torch.Tensor, whole: float) -> tuple[torch.Tensor, t
     sixth = torch.tensor(1.0 / FORMATS["e2m1"].max, dtype=torch.float32)
     decode = (amax * (tensor_scale * sixth)).clamp_(max=FP32_MAX)
     decode = round_to_grid(decode, FORMATS["e4m3"])
-    encode = divide(1.0, decode * divide(1.0, tensor_scale)).clamp_(max=FP32_MAX)
-    return decode, encode
+    return decode, divide(1.0, decode * divide(1.0, tensor_scale)).clamp_(max=FP32_MAX)

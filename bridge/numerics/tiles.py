@@ -144,9 +144,8 @@ def _scales(amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass) -> tuple[
     """Return the factors that go in, and those that come back, of some tiles."""
     spec, most = todo.spec, todo.spec.element.max
     if spec.scale_rule == "fp32":
-        largest = torch.finfo(dtype).max
         scale_BC = scale_from_amax(
-            amax_BC, most, power_of_two=spec.power_of_two_scale, eps=spec.eps, on_overflow=largest
+            amax_BC, most, power_of_two=spec.power_of_two_scale, eps=spec.eps, on_overflow=torch.finfo(dtype).max
         )
         return scale_BC, divide(1.0, scale_BC)
     if spec.scale_rule == "e8m0":

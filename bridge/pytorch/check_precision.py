@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.compare import Gemm, Mismatch, folded
+from bridge.audit.compare import Mismatch, folded, place_of
 from bridge.errors import PrecisionTypeError
 from bridge.plan.modules import ModulePaths
 from bridge.precision.foreign_names import megatron_names
@@ -128,8 +128,8 @@ class PrecisionReport:
                 planned = f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
             is_hidden = row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))  # torchao's own
             if row.formats != planned and not (one is not None and is_hidden):
-                place = Gemm(row.layer, row.module, row.gemm)
-                found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **place.at))
+                place = place_of(row.layer, row.module, row.gemm)
+                found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **place))
         return list(map(str, folded(found)))
 
 
@@ -215,22 +215,20 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
 
 def _note(modules: dict[str, str], name: str, _module: object, _inputs: object, output: object) -> None:
     """Note the dtype of a module's output; a hook of torch."""
-    from bridge.pytorch.record.modules import tensors_in
+    from bridge.pytorch.record.modules import dtype_of, tensors_in
 
     tensor = next(iter(tensors_in(output)), None)
     if tensor is not None and tensor.is_floating_point():
-        modules[name] = _name(tensor.dtype)
+        modules[name] = dtype_of(tensor)
 
 
 def _sizes(tensors: Iterable[Any]) -> dict[str, int]:
+    from bridge.pytorch.record.modules import dtype_of
+
     found: Counter[str] = Counter()
     for tensor in tensors:
-        found[_name(tensor.dtype)] += tensor.numel()
+        found[dtype_of(tensor)] += tensor.numel()
     return dict(found)
-
-
-def _name(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _counted(counts: Mapping[str, int], unit: str) -> str:

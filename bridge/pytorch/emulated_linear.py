@@ -35,7 +35,6 @@ class EmulatedLinear(torch.nn.Linear):
         call: dict[str, Any] = {"precision": self.precision, "state": state}
         if state is None or not (self.training and torch.is_grad_enabled()):
             return scaled_linear(input, self.weight, self.bias, **call)
-        finished = partial(state.update, "backward")
-        result = scaled_linear(input, self.weight, self.bias, after_backward=finished, **call)
+        result = scaled_linear(input, self.weight, self.bias, after_backward=partial(state.update, "backward"), **call)
         state.update("forward")
         return result

@@ -105,10 +105,9 @@ def gathered(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         own, parts = parts[0], [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(parts, own)
-    dtypes = {(row.kind, row.dtype): row for _, rows, _ in parts for row in rows}
     return Record(
         gemms=merged(row for rows, _, _ in parts for row in rows),
-        census=tuple(dtypes.values()),
+        census=tuple({(row.kind, row.dtype): row for _, rows, _ in parts for row in rows}.values()),
         health=tuple(sorted(row for _, _, rows in parts for row in rows)),
     )
 

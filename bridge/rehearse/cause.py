@@ -58,5 +58,4 @@ def _conditions(file: str, line: int) -> Iterator[list[str]]:
         if isinstance(node, ast.If | ast.Assert) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
     for holder in sorted(around, key=lambda node: -node.lineno):
-        attributes = [node.attr for node in ast.walk(holder.test) if isinstance(node, ast.Attribute)]
-        yield list(dict.fromkeys(attributes))
+        yield list(dict.fromkeys(node.attr for node in ast.walk(holder.test) if isinstance(node, ast.Attribute)))

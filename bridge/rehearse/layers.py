@@ -27,8 +27,7 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
         wanted=_named_layers(run),
         needs_last=shape.has_mtp,
     )
-    why = "keeps both ends, each kind of layer, and whole stages"
-    run.set("model.num_layers", len(kept), why)
+    run.set("model.num_layers", len(kept), "keeps both ends, each kind of layer, and whole stages")
     end = min(settings.end, max(0, shape.num_layers - settings.start))
     counts = {
         "num_layers_at_start_in_bf16": (settings.start, sum(layer < settings.start for layer in kept)),

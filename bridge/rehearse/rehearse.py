@@ -128,10 +128,8 @@ def _kept(run: RunValues, small: SmallRun) -> str:
         )
         for name in ("model", "optimizer", "ddp")
     }
-    precision = (
-        "the precision" if run.precision is None else f"all {len(small.precision or {})} fields of the precision"
-    )
-    return f"{precision}, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
+    fields = f"all {len(small.precision or {})} fields of " if run.precision is not None else ""
+    return f"{fields}the precision, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
 
 
 def _unknown(target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]) -> tuple[str, ...]:

@@ -128,8 +128,7 @@ def _shrink_tokens(run: SmallRun) -> None:
         for tokens in range(start, start + 8 * run.unit * layout.size("context"))
         if residues(tokens, few, layout.size("context"), layout.size("tensor")) == wanted
     )
-    why = "keeps the alignment of a rank's tokens"
-    run.set("model.seq_length", next(lengths, start), why)
+    run.set("model.seq_length", next(lengths, start), "keeps the alignment of a rank's tokens")
     model.pop("max_position_embeddings", None)
     run.set("train.micro_batch_size", few, "samples of a micro-batch are alike")
 

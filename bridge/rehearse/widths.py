@@ -89,10 +89,9 @@ def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
     """Make the widths of latent attention small; return the hidden size."""
     dims = {name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")}
     scale = 2 * run.unit / min(size for size in dims.values() if size)
-    why = "keeps the alignment"
     for name, size in dims.items():
         if size:
-            run.set(f"model.{name}", run.fitted(size, size * scale), why)
+            run.set(f"model.{name}", run.fitted(size, size * scale), "keeps the alignment")
     value = ratio * run.shape.kv_channels / latent.v_head_dim * heads * latent.v_head_dim * scale
     hidden = run.fitted(run.shape.hidden_size, value)
     for name in ("q_lora_rank", "kv_lora_rank"):
@@ -115,9 +114,8 @@ def _state_space(run: SmallRun, mixer: StateSpace) -> None:
     wanted = residues(mixer, tp)
     heads = (replace(least, num_heads=count) for count in range(groups, 8 * groups * run.unit + 1))
     found = next((one for one in heads if residues(one, small) == wanted), replace(least, num_heads=groups * run.unit))
-    why = "keeps the alignment of Mamba's projections on a rank"
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
-        run.set(f"model.mamba_{name}", getattr(found, name), why)
+        run.set(f"model.mamba_{name}", getattr(found, name), "keeps the alignment of Mamba's projections on a rank")
 
 
 def _delta_net(run: SmallRun, net: DeltaNet) -> None:
@@ -160,8 +158,7 @@ def _experts(run: SmallRun, hidden: int) -> None:
     experts = run.shape.experts
     if experts is None:
         return
-    own = experts.num_experts // run.parallel.expert
-    count = 4 if run.layout.size("expert") == 1 else 2 * min(2, max(1, own))
+    count = 4 if run.layout.size("expert") == 1 else 2 * min(2, max(1, experts.num_experts // run.parallel.expert))
     if experts.num_experts % run.parallel.expert:
         count += 1
     run.set(

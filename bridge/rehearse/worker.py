@@ -32,12 +32,9 @@ from bridge.rules.fields import DEFAULTS
 from bridge.rules.own_run import unhonoured
 from bridge.rules.versions import installed_text
 
-ANOTHER_MODEL = frozenset(
-    f"model.{name}"
-    for name in (
-        "heterogeneous_block_specs",
-        *("experimental_attention_variant", "linear_attention_freq", "dsa_indexer_topk_freq", "use_kitchen"),
-    )
+ANOTHER_MODEL = (
+    *("model.heterogeneous_block_specs", "model.experimental_attention_variant", "model.linear_attention_freq"),
+    *("model.dsa_indexer_topk_freq", "model.use_kitchen"),
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""
 IN_EVERY_RANK = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model")
@@ -210,8 +207,7 @@ def _described(error: Exception, sections: Plan) -> Plan:
         parts = {name: getattr(first, name) for name in ("path", "rule", "value", "remedy")} if path else {}
         return {"findings": [parts or {"path": "run", "rule": str(first), "remedy": ""}]}
     where, fields = cause_of(first, {name: sections[name] for name in ("model", "optimizer", "ddp")})
-    text = " ".join(str(first).split())
-    return {"type": type(first).__name__, "message": text, "where": where, "fields": fields}
+    return {"type": type(first).__name__, "message": " ".join(str(first).split()), "where": where, "fields": fields}
 
 
 def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:

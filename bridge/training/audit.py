@@ -35,12 +35,10 @@ class Audit:
         self.failure: AuditError | None = None
         """Why a step after the first was not what was planned; the run ends once it has saved."""
 
-    def is_due(self) -> bool:
-        """Return whether the coming step is audited."""
+    def _is_due(self) -> bool:
+        """Return whether the coming step, which is not the first one, is audited."""
         run, settings = self._run, self._run.config.train
         step = run.iteration + 1
-        if not run.step_seconds:
-            return True
         if settings.audit == "off":
             return False
         is_second = len(run.step_seconds) == 1  # the first in which a weight can be older than its master
@@ -55,7 +53,7 @@ class Audit:
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
-        if not is_first and not self.is_due():
+        if not is_first and not self._is_due():
             yield
             return
         model = self._run.trainer.model

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -70,27 +70,25 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     )
     with started as process, running(backend), ExitStack() as stack:
         saved = config.checkpoint.save
-        taken_over = [stack.enter_context(_one_writer("checkpoint.save", saved))]
+        taken_over = [_locked(stack, "checkpoint.save", saved)]
         run = build_run(config, process, backend=backend)
-        taken_over.append(stack.enter_context(_one_writer("logging.run_dir", run_dir, locked=saved)))
-        run.notes += [*(sentence for sentence in taken_over if sentence is not None), *applied]
+        taken_over.append(_locked(stack, "logging.run_dir", run_dir, held=saved))
+        run.notes += [*filter(None, taken_over), *applied]
         return _train_and_report(run, run_dir, began)
 
 
-@contextmanager
-def _one_writer(key: str, folder: Path | str | None, *, locked: str | None = None) -> Iterator[str | None]:
-    """Hold the lock of a folder that the first rank writes into; yield a sentence where a lock was taken over.
+def _locked(stack: ExitStack, key: str, folder: Path | str | None, *, held: str | None = None) -> str | None:
+    """Lock a folder that the first rank writes into, up to the end of a stack; a sentence where a lock was taken over.
 
-    `key` is the setting that names the folder, and `locked` a folder whose lock this run holds already.
+    `key` is the setting that names the folder, and `held` a folder whose lock this run holds already.
     """
-    with ExitStack() as stack:
 
-        def lock() -> str | None:
-            if folder is None or (locked is not None and Path(folder).resolve() == Path(locked).resolve()):
-                return None
-            return stack.enter_context(folder_lock(Path(folder), key=key))
+    def lock() -> str | None:
+        if folder is None or (held is not None and Path(folder).resolve() == Path(held).resolve()):
+            return None
+        return stack.enter_context(folder_lock(Path(folder), key=key))
 
-        yield from_first_rank(lock)
+    return from_first_rank(lock)
 
 
 def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:

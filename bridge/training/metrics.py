@@ -48,10 +48,8 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
         try:
             yield opens(value, run_dir)
         except Exception as error:
-            rule, remedy = (
-                f"cannot be opened ({type(error).__name__}: {error})",
-                f"Correct it, or set logging.{name}=null.",
-            )
+            rule = f"cannot be opened ({type(error).__name__}: {error})"
+            remedy = f"Correct it, or set logging.{name}=null."
             raise RunConfigError.of(f"logging.{name}", rule, value, remedy) from error
 
 

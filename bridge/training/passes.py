@@ -93,8 +93,7 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     if differs or relative_error(reference.weights, other.weights) > SAME_WEIGHTS:
         rule, remedy = "needs the same weights in both runs", "Use one model and one seed."
         raise RunConfigError.of("gradients", rule, "weights that differ", remedy)
-    pairs = zip(reference.formats, other.formats, strict=True)
-    roundings = [rounding(one) + rounding(two) for one, two in pairs]
+    roundings = [rounding(one) + rounding(two) for one, two in zip(reference.formats, other.formats, strict=True)]
     return band(
         relative_errors(reference.results, other.results),
         relative_errors(reference.results, shuffled.results),
@@ -132,8 +131,7 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
     optimizer: Any = config.optimizer
     if optimizer.fp16 and optimizer.loss_scale is None:
         optimizer.initial_loss_scale = min(optimizer.initial_loss_scale, LOSS_SCALE)
-    backend = choose_backend(config.precision_backend, model, os.environ)
-    with _built(config, backend) as run:
+    with _built(config, choose_backend(config.precision_backend, model, os.environ)) as run:
         source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
         batches = [next(source) for _ in range(run.trainer.num_microbatches)]
         if shuffle:
@@ -151,8 +149,7 @@ def _shuffled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a micro-batch with its tokens in another order; a token keeps its label."""
     tokens = batch["tokens"]
     order = torch.randperm(tokens.numel(), generator=torch.Generator().manual_seed(SHUFFLE_SEED)).to(tokens.device)
-    moved = {name: batch[name].reshape(-1)[order].view_as(tokens) for name in ("tokens", "labels")}
-    return {**batch, **moved}
+    return batch | {name: batch[name].reshape(-1)[order].view_as(tokens) for name in ("tokens", "labels")}
 
 
 def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:

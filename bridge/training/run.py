@@ -13,7 +13,7 @@ from bridge.audit.record import GemmRow
 from bridge.checkpoint.folder import folder_of
 from bridge.checkpoint.precision_change import Change, precision_changes
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.megatron.backend import Backend, choose_backend_of_phases
+from bridge.megatron.backend import Backend
 from bridge.megatron.checkpoint.loading import facts_of, load_checkpoint, newest_sound, require_free
 from bridge.megatron.checkpoint.state import Position
 from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
@@ -198,7 +198,7 @@ def models_of(config: ConfigContainer) -> list[Any]:
     return schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
 
 
-def build_run(config: ConfigContainer, process: Process, *, backend: Backend | None = None) -> Run:
+def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
     """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
 
     Within `bridge.megatron.backend.running(backend)`, if that one is emulated.
@@ -208,7 +208,6 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         raise RunConfigError(str(fault))
     schedule = config.precision_schedule if isinstance(config.precision_schedule, PrecisionSchedule) else None
     phases = models_of(config)
-    backend = choose_backend_of_phases(config.precision_backend, phases) if backend is None else backend
     require_honoured(config, phases, backend=backend.name)
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
     splits = _splits(config, corpus)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.megatron.wide_gemm import OPERATORS, is_installed, is_widened, slow_dtypes, widened
+from bridge.megatron.wide_gemm import OPERATORS, is_widened, slow_dtypes, widened
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -107,7 +107,7 @@ def test_mixed_types_stay_an_error():
 def test_block_without_dtypes_changes_nothing():
     with widened(()) as installed:
         assert not installed
-        assert not is_installed()
+        assert not is_widened(torch.bfloat16)
 
 
 def test_type_with_a_fast_kernel_keeps_it():
@@ -123,9 +123,9 @@ def test_type_with_a_fast_kernel_keeps_it():
 def test_kernels_are_gone_after_the_block():
     with widened(HALF):
         with widened(HALF):
-            assert is_installed()
-        assert is_installed()
-    assert not is_installed()
+            assert is_widened(torch.bfloat16)
+        assert is_widened(torch.bfloat16)
+    assert not is_widened(torch.bfloat16)
     with widened(HALF) as again:
         assert again
 

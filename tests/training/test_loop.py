@@ -69,7 +69,7 @@ def test_record_of_a_step(run):
 def test_process_is_clean_after_a_run(run):
     assert not torch.distributed.is_initialized()
     assert not device.is_installed()
-    assert not wide_gemm.is_installed()
+    assert not wide_gemm.is_widened(torch.bfloat16)
 
 
 def test_run_leaves_the_config_as_it_was(tmp_path):

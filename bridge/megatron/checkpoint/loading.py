@@ -108,8 +108,7 @@ def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
     manifest, wrong = from_first_rank(lambda: _outline(checkpoint, checksum=checksum, trust=trust))
     if wrong is None and manifest is not None and checksum:
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        mine = share(manifest.checksums, rank, ranks)
-        found = from_all_ranks(lambda: manifest.content_fault(checkpoint, mine))
+        found = from_all_ranks(lambda: manifest.content_fault(checkpoint, share(manifest.checksums, rank, ranks)))
         wrong = next((fault for fault in found if fault is not None), None)
     return from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint)) if wrong is None else wrong
 

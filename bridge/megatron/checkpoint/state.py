@@ -110,8 +110,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 @cache
 def _wants_padding() -> bool:
     """Return whether this megatron-core looks for state where it is with the padding, and takes none off."""
-    read = DistributedOptimizer.sharded_param_state_fully_reshardable
-    return "padding_adjustment" not in inspect.getsource(read)
+    return "padding_adjustment" not in inspect.getsource(DistributedOptimizer.sharded_param_state_fully_reshardable)
 
 
 def _gathered_with_padding(gather: Callable[..., Any], buffers: Sequence[Any], *arguments: Any, **named: Any) -> Any:

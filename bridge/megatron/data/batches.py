@@ -97,8 +97,7 @@ def _require_samples(corpus: Corpus, config: Any, seq_length: int, split: str, w
     documents = GPTDataset.build_low_level_dataset(corpus.prefix, config)  # unmaps its arrays when it is collected
     lengths = documents.sequence_lengths
     for part, name in ((0, "training"), (1, "validation"))[: 1 + with_validation]:
-        bounds = config.split_matrix[part] or (0.0, 0.0)
-        first, last = (round(bound * len(lengths)) for bound in bounds)
+        first, last = (round(bound * len(lengths)) for bound in config.split_matrix[part] or (0.0, 0.0))
         tokens = int(lengths[first:last].sum())
         if tokens <= seq_length:
             remedy = "Give more text, another split or shorter sequences"

@@ -107,7 +107,6 @@ def _pair(path: str) -> tuple[Path, dict[str, bool]]:
 
 
 def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
-    """Check an existing pair against its stated vocabulary."""
     if vocab_size is None:
         raise DataError(
             f"data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer has, got None "

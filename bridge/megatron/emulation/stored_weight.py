@@ -51,9 +51,8 @@ class StoredWeight(torch.Tensor):
     def __new__(cls, store: Store, requires_grad: bool = False) -> Self:
         """Make a tensor that stands for a store."""
         held = store.quantised
-        device = held.amax.device
         made: Self = torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, dtype=held.dtype, device=device, requires_grad=requires_grad
+            cls, held.shape, dtype=held.dtype, device=held.amax.device, requires_grad=requires_grad
         )
         made.store = store
         return made
@@ -110,18 +109,15 @@ class StoredWeight(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Share the store on detach, quantise on copy_, and let everything else work on the dequantised weight."""
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.detach.default:
-            detached: StoredWeight = args[0]
-            return type(detached)(detached.store)
-        if func is torch.ops.aten.copy_.default and isinstance(args[0], StoredWeight):
-            source = args[1].dequantize() if isinstance(args[1], StoredWeight) else args[1]
-            return args[0].quantize_(source)
 
         def plain(x: Any) -> Any:
             return x.dequantize() if isinstance(x, StoredWeight) else x
 
-        args, kwargs = torch.utils._pytree.tree_map(plain, (tuple(args), dict(kwargs)))
+        if func is torch.ops.aten.detach.default:
+            return type(args[0])(args[0].store)
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], StoredWeight):
+            return args[0].quantize_(plain(args[1]))
+        args, kwargs = torch.utils._pytree.tree_map(plain, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
 
 

@@ -74,8 +74,7 @@ def local_stack(config: Any) -> MambaStackSubmodules:
 
 def _layer(module: type, norm: str, linear: str, **parts: Any) -> ModuleSpec:
     """Return a layer with a norm, which a checkpoint keeps under the name of the linear layer behind it."""
-    names = {f"{norm}.": f"{linear}.layer_norm_"}
-    parts |= {norm: WrappedTorchNorm, "sharded_state_dict_keys_map": names}
+    parts |= {norm: WrappedTorchNorm, "sharded_state_dict_keys_map": {f"{norm}.": f"{linear}.layer_norm_"}}
     return ModuleSpec(module=module, submodules=TransformerLayerSubmodules(**parts))
 
 

@@ -83,8 +83,7 @@ def _require_plain(others: dict[str, Any]) -> None:
 
 def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """Return (B, L, ., .) as (B, C, K, ., .), padded at the end with zeros, which change no state."""
-    padded = F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size))
-    return torch.unflatten(padded, 1, (-1, size))
+    return torch.unflatten(F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size)), 1, (-1, size))
 
 
 def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:

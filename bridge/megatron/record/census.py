@@ -10,10 +10,10 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from bridge.audit.record import CensusRow
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.megatron.gpt import unwrapped
+from bridge.megatron.gpt import bucket_groups, unwrapped
 from bridge.megatron.optimizer import inner_optimizers
+from bridge.pytorch.record.modules import dtype_of
 from bridge.pytorch.record.te import describe, is_quantised, stored_bytes
-from bridge.pytorch.record.watch import dtype_of
 
 LINEAR = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
 
@@ -93,12 +93,7 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
 
 
 def _reduction(model: list[Any]) -> list[CensusRow]:
-    buckets = [
-        bucket
-        for chunk in model
-        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
-        for bucket in group.buckets
-    ]
+    buckets = [bucket for group in bucket_groups(model) for bucket in group.buckets]
     ranks = model[0].dp_cp_group.size()
     where = f"bucket.grad_data of {len(buckets)} bucket{'s' * (len(buckets) != 1)}, reduced over {ranks} rank"
     return _rows("gradient reduction", [bucket.grad_data for bucket in buckets], where + "s" * (ranks != 1))

@@ -49,8 +49,6 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int,
 
 
 class _Place(NamedTuple):
-    """An operand of a layer."""
-
     where: tuple[int, str]
     role: str
     fp8: str | None
@@ -64,7 +62,6 @@ class _ErrorObserver(Observer):
         self.telemetry, self.where, self.fp8 = telemetry, where, fp8
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Measure an operand."""
         place = _Place(self.where, operand.role, self.fp8)
         if not operand.columnwise and self.telemetry.is_new(place):
             self.telemetry.add(place, source, operand)
@@ -108,7 +105,6 @@ class Telemetry:
         """Add the row of an operand."""
         (layer, module), role, fp8 = place
         amax = float(source.abs().max()) if operand.amax is None else operand.amax
-        others = what_if_db(source, role, fp8_format=fp8, amax=amax)
         row = QuantisationRow(
             step=self.step or 0,
             layer=layer,
@@ -116,7 +112,7 @@ class Telemetry:
             operand=role,
             format=operand.spec.format,
             **quantisation_error(source, operand),
-            **{f"{scheme}_db": value for scheme, value in others.items()},
+            **{f"{scheme}_db": value for scheme, value in what_if_db(source, role, fp8_format=fp8, amax=amax).items()},
         )
         self.rows.append(row)
 
@@ -129,8 +125,7 @@ class Telemetry:
     def _measure_stored(self, place: _Place, weight: StoredWeight) -> None:
         master = getattr(weight, "main_param", None)
         if master is not None and master.numel() == weight.numel():
-            source = master.detach().view(weight.shape).to(weight.store.gathered_dtype)
-            self._add_held(place, source, weight.stored)
+            self._add_held(place, master.detach().view(weight.shape).to(weight.store.gathered_dtype), weight.stored)
 
     def _watch(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
         """Measure what Transformer Engine quantises on its CPU, if it is row-wise and the first of its place."""

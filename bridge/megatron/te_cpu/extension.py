@@ -42,10 +42,9 @@ def module_of_missing(name: str) -> types.ModuleType:
 def extension(*, is_older: bool = False) -> types.ModuleType:
     """Return the stand-in for the compiled module of the newest release of Transformer Engine, or one before 2.15."""
     made = module_of_missing(NAME)
-    parts = (storage, gemm, norms, attention, shards, support)
     functions = {
         name: function
-        for part in parts
+        for part in (storage, gemm, norms, attention, shards, support)
         for name, function in vars(part).items()
         if isinstance(function, types.FunctionType) and function.__module__ == part.__name__ and name[0] != "_"
     }

@@ -48,8 +48,7 @@ def rmsnorm_fwd(
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
     wide = x.detach().float()
     deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    y = wide * deviation * _gamma(weight, zero)
-    return [_delivered(y, out, quantizer, dtype), None, deviation.reshape(-1)]
+    return [_delivered(wide * deviation * _gamma(weight, zero), out, quantizer, dtype), None, deviation.reshape(-1)]
 
 
 def rmsnorm_bwd(
@@ -64,8 +63,7 @@ def rmsnorm_bwd(
     dr = (dn * wide).sum(-1, keepdim=True)
     dsquare = (-0.5 * dr * r.pow(3)) / width
     dx = dn * r + dsquare * (2.0 * wide)
-    dgamma = (dy * (wide * r)).sum(0)
-    return [dx.reshape(x.shape).to(x.dtype), dgamma.to(weight.dtype)]
+    return [dx.reshape(x.shape).to(x.dtype), (dy * (wide * r)).sum(0).to(weight.dtype)]
 
 
 def layernorm_fwd(

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from torch import Tensor
 
-from bridge.megatron.te_cpu.enums import DType
 from bridge.megatron.te_cpu.storage import FORMAT_NAMES
 from bridge.numerics.grid import encode, round_to_grid
 from bridge.numerics.quantised import pack_nibbles, unpack_nibbles
@@ -60,7 +59,7 @@ def fp8_block_scaling_partial_cast(
     part: Tensor, out: Tensor, scale: Tensor, rows: int, columns: int, start: int, size: int, dtype: Any
 ) -> None:
     """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
-    out.view(-1).copy_(_codes(part, FORMAT_NAMES[DType(int(dtype))], scale, (size, size), rows, columns, start))
+    out.view(-1).copy_(_codes(part, FORMAT_NAMES[int(dtype)], scale, (size, size), rows, columns, start))
 
 
 def mxfp8_scaling_compute_partial_amax(
@@ -122,8 +121,7 @@ def nvfp4_multi_tensor_2d_partial_cast(
     for part, out, factor, *place in zip(parts, outs, factors, *places, strict=True):
         if place[-1] % 2 or part.numel() % 2:
             raise RuntimeError(f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {place[-1]} on")
-        codes = _codes(part, "e2m1", factor, (size, size), *place)
-        out.copy_(pack_nibbles(codes.reshape(1, -1)).reshape(out.shape))
+        out.copy_(pack_nibbles(_codes(part, "e2m1", factor, (size, size), *place).reshape(1, -1)).reshape(out.shape))
 
 
 def nvfp4_2d_multi_tensor_transpose(
@@ -131,8 +129,7 @@ def nvfp4_2d_multi_tensor_transpose(
 ) -> None:
     """Write the column-wise copies of matrices that are quantised in tiles of 16 x 16."""
     size = 16
-    copies = zip(codes, codes_t, scales, scales_t, rows, columns, strict=True)
-    for held, out, scale, out_scale, height, width in copies:
+    for held, out, scale, out_scale, height, width in zip(codes, codes_t, scales, scales_t, rows, columns, strict=True):
         out.copy_(pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(out.shape))
         tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[: len(out_scale)]
         out_scale[: len(tiles), : tiles.shape[1]].copy_(tiles)

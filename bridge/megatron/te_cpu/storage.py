@@ -24,11 +24,10 @@ from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu.enums import DType
 from bridge.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, quantise, stored_operand
 from bridge.numerics.backend import laid_out
-from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE
 from bridge.pytorch.record.te import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
 
-TORCH_DTYPES = {
+TORCH_DTYPES: dict[int, torch.dtype] = {
     DType.kByte: torch.uint8,
     DType.kInt32: torch.int32,
     DType.kFloat32: torch.float32,
@@ -37,17 +36,12 @@ TORCH_DTYPES = {
 }
 WATCHERS: list[Callable[[torch.Tensor, Any, Quantised], None]] = []
 """Called with each tensor, its quantizer and the result, for telemetry."""
-FORMAT_NAMES = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2", DType.kFloat4E2M1: "e2m1"}
+FORMAT_NAMES: dict[int, str] = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2", DType.kFloat4E2M1: "e2m1"}
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
     """Return the torch dtype of an extension's dtype, or a torch dtype as it is."""
-    return dtype if isinstance(dtype, torch.dtype) else TORCH_DTYPES[DType(int(dtype))]
-
-
-def largest(dtype: Any) -> float:
-    """Return the largest value of an extension's FP8 dtype."""
-    return FORMATS[FORMAT_NAMES[DType(int(dtype))]].max
+    return dtype if isinstance(dtype, torch.dtype) else TORCH_DTYPES[int(dtype)]
 
 
 def kind_of(quantizer: Any) -> str:
@@ -71,7 +65,7 @@ def spec_of(quantizer: Any) -> QuantSpec:
     row, column = WHOLE, WHOLE
     if scheme in TILE_SIZES:
         row, column = (tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True))
-    return _spec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
+    return _spec(scheme=scheme, format=FORMAT_NAMES[int(quantizer.dtype)], row=row, column=column, **details)
 
 
 _spec = functools.cache(QuantSpec)
@@ -151,11 +145,8 @@ def _whole_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> 
     return tensors.Float8Tensor(shape=shape, dtype=dtype, **inner)
 
 
-def create_empty_quantized_tensor(
-    quantizer: Any, shape: Any, dtype: torch.dtype, device: Any = None, pin_memory: bool = False
-) -> Any:
+def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, *_device_and_pinned: Any) -> Any:
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
-    del device, pin_memory  # always the CPU
     shape = tuple(shape)
     if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
         raise BackendUnavailableError(  # Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, MXFP8Quantizer
@@ -330,19 +321,13 @@ def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
     return [summed, tensor if quantizer is None else quantize(tensor, quantizer)]
 
 
-def split_quantize(
-    tensor: torch.Tensor, sections: list[int], quantizers: list[Any], disable_bulk_allocation: bool = False
-) -> list[Any]:
+def split_quantize(tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any) -> list[Any]:
     """Return the parts of a tensor, each quantised by its own quantizer."""
-    del disable_bulk_allocation
     return [quantize(part, one) for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)]
 
 
-def fp8_transpose(codes: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def fp8_transpose(codes: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return codes transposed: the last axis first, the others in their order."""
-    del dtype
-    matrix = _matrix(codes)
-    transposed = laid_out(matrix.contiguous(), transposed=True, packed=False).reshape(
-        codes.shape[-1], *codes.shape[:-1]
-    )
+    matrix = laid_out(_matrix(codes).contiguous(), transposed=True, packed=False)
+    transposed = matrix.reshape(codes.shape[-1], *codes.shape[:-1])
     return transposed if out is None else out.copy_(transposed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bridge.megatron.te_cpu.storage import largest
+from bridge.megatron.te_cpu.storage import FORMAT_NAMES
 from bridge.numerics.delayed import update_together
 from bridge.numerics.scaling import divide, e8m0_from_amax, scale_from_amax
 from bridge.precision.formats import FORMATS
@@ -22,7 +22,8 @@ def fused_amax_and_scale_update_after_reduction(
     reduced: torch.Tensor, histories: list[torch.Tensor], scales: list[torch.Tensor], algo: str, fp8: Any, margin: float
 ) -> None:
     """Roll the histories of delayed scaling and renew its scales, from amaxes reduced over the ranks."""
-    update_together(histories, scales, largest(fp8) * 2.0**-margin, algo=algo, reduced_amax=reduced)
+    maximum = FORMATS[FORMAT_NAMES[int(fp8)]].max * 2.0**-margin
+    update_together(histories, scales, maximum, algo=algo, reduced_amax=reduced)
 
 
 def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
@@ -113,15 +114,13 @@ def _split(weight: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tenso
 def fused_multi_row_padding(source: torch.Tensor, out: torch.Tensor, rows: list[int], padded_rows: list[int]) -> None:
     """Copy each expert's rows to the start of its padded part, and zeros into the rest."""
     out.zero_()
-    parts = zip(torch.split(source, rows), torch.split(out, padded_rows), strict=True)
-    for part, place in parts:
+    for part, place in zip(torch.split(source, rows), torch.split(out, padded_rows), strict=True):
         place[: len(part)].copy_(part)
 
 
 def fused_multi_row_unpadding(source: torch.Tensor, out: torch.Tensor, padded_rows: list[int], rows: list[int]) -> None:
     """Copy each expert's rows back from the start of its padded part."""
-    parts = zip(torch.split(source, padded_rows), torch.split(out, rows), strict=True)
-    for part, place in parts:
+    for part, place in zip(torch.split(source, padded_rows), torch.split(out, rows), strict=True):
         place.copy_(part[: len(place)])
 
 

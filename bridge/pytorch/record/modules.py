@@ -43,8 +43,7 @@ def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
         for module in chunk.modules():
             if module in found or not is_a(module, LAYERS):
                 continue
-            is_mtp = is_a(module, (PREDICTION,))
-            label = f"mtp {module.layer_number}" if is_mtp else str(module.layer_number)
+            label = f"mtp {module.layer_number}" if is_a(module, (PREDICTION,)) else str(module.layer_number)
             for name, part in module.named_modules():  # a layer inside a prediction layer is part of that one
                 found.setdefault(part, (label, _short(name)))
         for path, module in chunk.named_modules():
@@ -124,6 +123,11 @@ class Running:
 def holds_more_than_modules(module: torch.nn.Module) -> bool:
     """Return whether a module is more than a container of others."""
     return not list(module.children()) or bool(list(module.parameters(recurse=False)))
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Return torch's name of a tensor's dtype, without ``torch.``."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ from bridge.numerics.operand import GemmOperand
 from bridge.precision.schemes import GEMMS
 from bridge.pytorch.record import te
 from bridge.pytorch.record.health import of_emulated, of_te
-from bridge.pytorch.record.modules import Running, mixes_tokens, places
+from bridge.pytorch.record.modules import Running, dtype_of, mixes_tokens, places
 from bridge.pytorch.record.te import Described, TeGemm, describe, dtype_name, is_quantised, is_te
 
 OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
@@ -195,11 +195,6 @@ def _storage(module: torch.nn.Module) -> str:
     """Return the format of a module's weight between steps, "" without a weight of its own."""
     weights = (parameter for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
     return next((describe(weight, columnwise=False).format for weight in weights), "")
-
-
-def dtype_of(tensor: torch.Tensor) -> str:
-    """Return torch's name of a tensor's dtype, without ``torch.``."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _class_name(module: torch.nn.Module) -> str:
