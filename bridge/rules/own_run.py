@@ -312,9 +312,6 @@ def _layouts(run: RuleContext, backend: str | None) -> Found:
     """Yield the fields of a layout with which Megatron ends in a traceback, or trains another model."""
     wrong, model = partial(_wrong, WRONG_LAYOUT, run), run.model
     tensor, context, stages = run.parallel.tensor, run.parallel.context, run.parallel.pipeline
-    if context > 1 and model.seq_length % (2 * context):
-        rule = f"must be a multiple of 2 x context_parallel_size = {2 * context}"
-        yield wrong("seq_length", rule, "Change one of them.")
     for name in ("num_attention_heads", "num_query_groups"):
         if context > 1 and "a2a" in str(model.cp_comm_type) and (getattr(model, name) or 0) % (tensor * context):
             rule = f"must be a multiple of tensor x context ranks = {tensor * context} with cp_comm_type=a2a"

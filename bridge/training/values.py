@@ -60,7 +60,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 """Key of a run -> the only values that it can have; of the schedule they are Megatron's."""
 
 
-OF_CONFIGS = ("PB407", "PB701", "PB702", "PB703")
+OF_CONFIGS = ("PB407", "PB408", "PB701", "PB702", "PB703")
 """Rules of a run that its configs show before the precision is written into them."""
 OF_PHASES = ("PB109", "PB213", "PB266", "PB296", *OF_CONFIGS)
 """Those that its configs show in the precision of a phase."""

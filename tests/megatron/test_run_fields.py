@@ -177,7 +177,8 @@ PB702 model.add_bias_linear: experts have no biases without Transformer Engine's
 PB702 model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false.
 
 {context_parallel_size: 2, attention_dropout: 0.0, cp_comm_type: all_gather, seq_length: 66}
-PB703 model.seq_length: must be a multiple of 2 x context_parallel_size = 4, got 66. Change one of them.
+PB408 model.seq_length: does not divide by two chunks on each of CP 2: each rank has to get the same part, got 66.
+  Choose a multiple; or change the parallel sizes.
 
 {virtual_pipeline_model_parallel_size: 2}
 PB703 model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, and there is 1
