@@ -12,15 +12,13 @@ ACCELERATE_MIXED_PRECISION before LLaMA-Factory sets it, and gives its own answe
 Its settings and sentences, with their sources, are `rows/huggingface.yaml`.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings, half_or_fp32
-from bridge.interop.reading.trainer_words import SWITCHES
-from bridge.interop.table import table
+from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("huggingface")
@@ -28,8 +26,9 @@ MODES = ("fp32", "bf16", "fp16")
 ENVIRONMENT = "ACCELERATE_MIXED_PRECISION"
 DECIDES = TABLE.data["decides"]
 """The source that decides where both switches are off, as a noun."""
-DTYPES = ("torch_dtype", "dtype", "model_dtype")
-INNER = "model_init_kwargs"
+NAMES = ("torch_dtype", "dtype", "model_dtype")
+DTYPES = (*NAMES, *(f"model_init_kwargs.{name}" for name in NAMES))
+SHARDED = {"deepspeed": "megatron_o2", "fsdp": "fsdp_policy"}
 
 
 class Loaded(NamedTuple):
@@ -44,11 +43,6 @@ class Loaded(NamedTuple):
     """The setting that has an adapter trained over frozen weights."""
     upcasts: bool = False
     """Trained weights are upcast to FP32 after loading."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `setting` says that the checkpoint decides."""
-        return self.dtype is None and self.value is not None
 
 
 def import_(
@@ -66,7 +60,9 @@ def import_(
     outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title)
     stated, environment = outside.word("weights_dtype", MODES), outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
-    _switches(top)
+    for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
+        if top.values.get(one) and top.values.get(other):
+            raise TABLE.wrong("both-halves", top, other, other=one)
     compute = next((mode for mode in ("bf16", "fp16") if top.values.get(mode)), "fp32")
     if environment is not None:
         compute = _environment(builder, environment, compute)
@@ -77,16 +73,10 @@ def import_(
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
     if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
-    TABLE.read(
-        builder,
-        top,
-        fp8=is_fp8,
-        fp16=compute == "fp16",
-        torchao=top.values.get("fp8_backend") != "te",
-        fsdp=bool(top.values.get("fsdp")),
-        not_pure=model.setting != "pure_bf16",
-        **{f"{one}_launched": one == sharding and not top.values.get(one) for one in ("deepspeed", "fsdp")},
-    )
+    facts = {f"{one}_launched": one == sharding and not top.values.get(one) for one in SHARDED}
+    facts |= {"fp8": is_fp8, "torchao": top.values.get("fp8_backend") != "te", "fp16": compute == "fp16"}
+    facts |= {"fsdp": bool(top.values.get("fsdp")), "not_pure": model.setting != "pure_bf16"}
+    TABLE.read(builder, top, **facts)
     return builder.finish(semantics, is_whole=sharding != "deepspeed" and is_fp8 == ("fp8" in builder.fields))
 
 
@@ -101,15 +91,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         payload |= TABLE.write(builder, "", fp8=False)  # an argument of LLaMA-Factory's
     report_scaler(builder, "transformers' Trainer")
     return builder.finish(payload, TABLE.unwritten)
-
-
-def _switches(top: Settings) -> None:
-    """Raise PayloadError for a switch that is neither true nor false, and for two that exclude each other."""
-    for name in (*SWITCHES, "fp8"):
-        top.switch(name)
-    for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
-        if top.values.get(one) and top.values.get(other):
-            raise TABLE.wrong("both-halves", top, other, other=one)
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
@@ -142,10 +123,8 @@ def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
 
 def _sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or the block it is launched with, shards so."""
-    launcher = top.values.get("accelerate_launch_args")
-    block = launcher if isinstance(launcher, Mapping) else {}
-    given = (name for name in ("deepspeed", "fsdp") if top.values.get(name) or block.get(f"use_{name}") is True)
-    return next(given, None)
+    launched = {name: at(top.values, f"accelerate_launch_args.use_{name}") is True for name in SHARDED}
+    return next((name for name in SHARDED if top.values.get(name) or launched[name]), None)
 
 
 def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
@@ -153,29 +132,28 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
     tuners = ("finetuning_type", "tuner_type", "train_type")
     kinds = [name for name in tuners if str(top.values.get(name) or "").lower() not in ("full", "freeze", "none", "")]
     adapter = "use_peft" if top.values.get("use_peft") is True else next(iter(kinds), None)
-    inner = top.section(INNER) if isinstance(top.values.get(INNER), Mapping) else Settings({}, TABLE.title)
-    dtypes = {one.name(key): one[key] for one in (top, inner) for key in DTYPES if one.given(key)}
+    dtypes = {name: value for name in DTYPES if (value := at(top.values, name)) is not None}
     factory = top.given("finetuning_type")
+    is_pure = factory and bool(top.values.get("pure_bf16"))
     setting, value = next(iter(dtypes.items()), ("weights_dtype", stated))
     dtype = half_or_fp32(value) if dtypes else stated
-    model = Loaded(dtype, setting, value, adapter)
-    if factory and top.values.get("pure_bf16"):
+    upcasts = factory and stated is None and not is_pure and not top.values.get("use_badam")
+    model = Loaded(dtype, setting, value, adapter, upcasts)
+    if is_pure:
         builder.record("huggingface.llama-factory-leaves", "pure_bf16", top["pure_bf16"])
         model = Loaded(stated or "bf16", "pure_bf16", top["pure_bf16"])
     elif stated not in (None, dtype):
         builder.record("huggingface.weights_dtype-was-passed", setting, value, stated=stated)
         model = Loaded(stated, value=stated, adapter=adapter)
-    elif model.is_open:
+    elif dtype is None and value is not None:
         sentence = "the-checkpoint-own-dtype" if value == "auto" else "not-one-of-float32-bfloat16"
         builder.record(f"huggingface.{sentence}", setting, str(value))
     for name, other in dtypes.items():
-        if name != setting or model.setting == "pure_bf16":
-            if half_or_fp32(other) == model.dtype:
-                builder.map(name)
-            else:
-                builder.record("huggingface.another-dtype-decides", name, other, setting=model.setting)
-    upcasts = factory and stated is None and model.setting != "pure_bf16" and not top.values.get("use_badam")
-    return model._replace(upcasts=upcasts)
+        if (name != setting or is_pure) and half_or_fp32(other) == model.dtype:
+            builder.map(name)
+        elif name != setting or is_pure:
+            builder.record("huggingface.another-dtype-decides", name, other, setting=model.setting)
+    return model
 
 
 def _mode(
@@ -187,21 +165,21 @@ def _mode(
     kept = half is not None and compute in (half, "fp32") and not (compute != "fp32" and model.upcasts)
     fields: dict[str, Any] = amp_fields(compute)
     semantics = "fp32" if compute == "fp32" else "amp_o1"
+    decider = ""
     if sharding is not None and compute != "fp32":
-        fields = {compute: True, "params_dtype": compute}
-        semantics = "megatron_o2" if sharding == "deepspeed" else "fsdp_policy"
+        fields, semantics = {compute: True, "params_dtype": compute}, SHARDED[sharding]
     elif sharding == "deepspeed":
-        fields, semantics = {}, "unstated"
         own = DECIDES["deepspeed"]
-        builder.leave_mode(own if names or program is None else f"{program} or {own}")
+        decider = own if names or program is None else f"{program} or {own}"
     elif kept and not (model.adapter and compute != "fp32"):
         fields, semantics = {str(half): True, "params_dtype": half}, "true"
-    elif compute == "fp32" and not ((names or ENVIRONMENT in builder.mapped) and model.dtype == "fp32"):
+    elif compute == "fp32" and ENVIRONMENT in builder.mapped:
+        decider = DECIDES["model"] if model.dtype != "fp32" else ""
+    elif compute == "fp32" and not (names and model.dtype == "fp32"):
+        decider = DECIDES["environment"] if names else program or DECIDES["program"]
+    if decider:
         fields, semantics = {}, "unstated"
-        source = "environment" if names else "program"
-        if ENVIRONMENT in builder.mapped:
-            source = "model"
-        builder.leave_mode(program if program and source == "program" else DECIDES[source])
+        builder.leave_mode(decider)
     builder.fields |= fields
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
@@ -216,7 +194,7 @@ def _mode(
 def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str) -> None:
     """Report the dtype of the weights, and map the setting that states it."""
     name, value, written_as = model.setting, model.dtype, model.value
-    written = name != "weights_dtype" and not model.is_open
+    written = name != "weights_dtype" and value is not None
     if semantics == "true":
         if name != "pure_bf16":
             builder.record("huggingface.weights-were-loaded", name, written_as, value=value)
@@ -226,9 +204,9 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
             builder.map(name, params_dtype=value)
     elif value not in (None, "fp32", compute) and semantics != "unstated":
         builder.record("huggingface.autocast-over-weights", name, written_as, compute=compute, value=value)
-    elif value is not None and written:
+    elif written:
         builder.map(name)
-    elif value is None and not model.is_open and semantics in ("amp_o1", "fp32"):
+    elif value is written_as is None and semantics in ("amp_o1", "fp32"):
         sentence = "llama-factory-upcasts" if model.upcasts else "fp32-was-assumed"
         builder.record(f"huggingface.{sentence}", name, None)
     if model.adapter is not None:

@@ -38,25 +38,6 @@ DEEPEST = 16
 WORDS = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
-class File:
-    """A configuration with its references followed, and its section `model`."""
-
-    def __init__(self, payload: Mapping[Any, Any]) -> None:
-        self.payload: dict[Any, Any] = _followed(payload, payload)
-        self.has_model = isinstance(payload.get("model"), Mapping)
-        self.model = Settings(self.payload["model"] if self.has_model else self.payload, "nemo1", "model", lenient=True)
-
-    def has_megatrons_keys(self, *, other_than: str = "") -> bool:
-        """Return whether a key, other than `other_than`, is one that only Megatron's models read."""
-        keys = {str(key) for section in (self.model.values, self.payload) for key in section}
-        return any(MEGATRON.fullmatch(key) for key in keys - {other_than})
-
-    def get(self, path: str) -> Any:
-        """Return a value by its dotted path from the top of a whole configuration, None where there is none."""
-        within = path.removeprefix("model.") if not self.has_model else path
-        return at(self.payload, within)
-
-
 def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0) -> Any:
     """Return a value with each reference to a plain value of the file replaced by it.
 
@@ -81,23 +62,25 @@ def _check_stated(where: str, value: object) -> None:
 
 def import_(payload: object) -> ImportReport:
     """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for."""
-    if not isinstance(payload, Mapping):
-        raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
-    file, builder = File(payload), ImportBuilder(TABLE.title)
-    is_megatron = file.has_megatrons_keys() or (file.has_model and "precision" in file.model)
-    refused = file.get("trainer.precision") in ("bf16-true", "16-true")  # by Megatron's models
-    if not is_megatron or (refused and not file.has_megatrons_keys(other_than="data")):
-        return _trained_by_lightning(file, builder)
+    builder, top = ImportBuilder(TABLE.title), Settings(payload, "nemo1").values
+    file: dict[str, Any] = _followed(top, top)
+    has_model = isinstance(file.get("model"), Mapping)
+    file |= {} if has_model else {"model": dict(file)}
+    model = Settings(file["model"], "nemo1", "model", lenient=True)
+    megatrons = {key for key in (*model.values, *file) if MEGATRON.fullmatch(key)}
+    refused = at(file, "trainer.precision") in ("bf16-true", "16-true")  # by Megatron's models
+    if not (megatrons or (has_model and "precision" in model)) or (refused and megatrons <= {"data"}):
+        return _trained_by_lightning(file, model.values if has_model else {}, builder)
     dtype = _precision(file, builder)
-    semantics = _weights(file, dtype, builder)
-    _reduction(file, dtype, builder, semantics)
-    _settings(file.model, dtype, builder)
+    semantics = _weights(model, dtype, builder)
+    _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
+    _settings(model, dtype, builder)
     for path, part in (("trainer", "apex"), ("model.optim", "optim"), ("quantization", "quantization")):
-        section = file.get(path)
+        section = at(file, path)
         if isinstance(section, Mapping):
             rows = lightning.TABLE if path == "trainer" else TABLE
             rows.read(builder, Settings(section, builder.system, path), part)
-    return builder.finish(semantics, is_whole=file.get("quantization.algorithm") is None)
+    return builder.finish(semantics, is_whole=at(file, "quantization.algorithm") is None)
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -129,50 +112,45 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten, o2=is_o2)
 
 
-def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
+def _trained_by_lightning(file: dict[str, Any], model: dict[str, Any], builder: ImportBuilder) -> ImportReport:
     """Return what Lightning's Trainer makes of the section `trainer`, or of the file where there is none."""
-    section = file.payload.get("trainer")
-    has_section = isinstance(section, Mapping)
-    given: Mapping[Any, Any] = section if isinstance(section, Mapping) else file.payload
-    trainer = {str(key): value for key, value in given.items()}
-    for key, value in (file.model.values if has_section and file.has_model else {}).items():
+    has_section = isinstance(file.get("trainer"), Mapping)
+    for key, value in (model if has_section else {}).items():
         if bears_on_precision(key) and value not in (None, False):
             builder.record("nemo1.a-setting-of-the-model-that", f"model.{key}", value)
     builder.record("nemo1.no-key-of-a-megatron-model", "model", None)
-    read = lightning.import_({"trainer": trainer} if has_section else trainer)
+    read = lightning.import_({"trainer": file["trainer"]} if has_section else file)
     return replace(read, unmapped=(*read.unmapped, *builder.unmapped))
 
 
-def _precision(file: File, builder: ImportBuilder) -> str:
-    where = next((name for name in NAMES if file.get(name) is not None), None)
-    if where is None:
-        if "trainer" not in file.payload:
-            builder.leave_mode("the section trainer of another file")
+def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
+    stated = {name: value for name in NAMES if (value := at(file, name)) is not None}
+    if not stated:
+        if "trainer" in file:
+            builder.implied("trainer.precision", "32", f"{builder.system} takes 32 where the trainer says nothing")
         else:
-            why = f"{builder.system} takes 32 where the trainer says nothing"
-            builder.implied("trainer.precision", "32", why)
+            builder.leave_mode("the section trainer of another file")
         return "fp32"
-    value = file.get(where)
+    (where, value), *others = stated.items()
     _check_stated(where, value)
     dtype = PRECISIONS.get(str(value).removesuffix(".0"))
     if dtype is None:
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
         raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r:.60}. {remedy}")
     builder.map(where)
-    for other in NAMES[NAMES.index(where) + 1 :]:
-        second = file.get(other)
+    for other, second in others:
         if PRECISIONS.get(str(second).removesuffix(".0")) == dtype:
             builder.map(other)
-        elif second is not None:
+        else:
             builder.record("nemo1.decides", other, second, where=where, value=value)
     return dtype
 
 
-def _weights(file: File, dtype: str, builder: ImportBuilder) -> str:
+def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
     """State the mode; return its semantics."""
-    where, fsdp, half = "model.megatron_amp_O2", file.model.switch("fsdp"), dtype != "fp32"
-    o2 = file.model.switch("megatron_amp_O2")
-    if half and not file.model.given("megatron_amp_O2"):
+    where, fsdp, half = "model.megatron_amp_O2", model.switch("fsdp"), dtype != "fp32"
+    o2 = model.switch("megatron_amp_O2")
+    if half and o2 is None:
         builder.implied(where, False)
     if o2 and (fsdp or not half):
         builder.record("nemo1.o2-under-fsdp" if half else "nemo1.o2-in-fp32", where, True)
@@ -183,18 +161,17 @@ def _weights(file: File, dtype: str, builder: ImportBuilder) -> str:
         semantics, fields = "megatron_o2", {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype}
     elif half:
         semantics, fields = "amp_o1", amp_fields(dtype)
-    for name in [name for name in NAMES if name in builder.mapped][:1]:
-        builder.map(name, **fields)
     builder.fields |= fields
+    for name in [*builder.mapped][:1]:
+        builder.map(name, **fields)
     return semantics
 
 
-def _reduction(file: File, dtype: str, builder: ImportBuilder, semantics: str) -> None:
+def _reduction(file: Mapping[str, Any], dtype: str, builder: ImportBuilder, semantics: str, *, fsdp: bool) -> None:
     """State the dtype in which gradients are reduced: the distributed optimizer's setting, or that of torch FSDP."""
-    fsdp = file.model.switch("fsdp")
     names = ("model.fsdp_grad_reduce_dtype", "model.optim.grad_sync_dtype")
     decides, other = names if fsdp else reversed(names)
-    value, unread = file.get(decides), file.get(other)
+    value, unread = at(file, decides), at(file, other)
     _check_stated(decides, value)
     if unread is not None and _is_fp32(unread) and not fsdp:
         builder.map(other)
