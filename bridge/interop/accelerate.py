@@ -198,4 +198,4 @@ def _read(document: Document) -> Any:
 
 
 CONTEXT = (ContextKey("form", "yaml, or arguments for those of Accelerator (export)", use=("export",)), NUM_LAYERS)
-SYSTEM = System("accelerate", TABLE.title, TABLE.version, import_, export, _recognise, as_yaml, _read, CONTEXT)
+SYSTEM = System("accelerate", TABLE.title, TABLE.version, export, import_, _recognise, as_yaml, _read, CONTEXT)

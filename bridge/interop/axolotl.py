@@ -186,4 +186,4 @@ CONTEXT = (
     ContextKey("gpu", "the card it will run on, as in a target: h100, sm90, cpu; decides what auto becomes"),
     ContextKey("sharding", "fsdp or deepspeed where the run will use one (export)", use=("export",)),
 )
-SYSTEM = System("axolotl", TABLE.title, TABLE.version, import_, export, TABLE.recognise, as_yaml, context=CONTEXT)
+SYSTEM = System("axolotl", TABLE.title, TABLE.version, export, import_, TABLE.recognise, as_yaml, context=CONTEXT)

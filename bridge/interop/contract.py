@@ -162,10 +162,9 @@ class System:
     title: str
     version: str
     """The release its facts were taken from."""
+    export: Callable[..., ExportReport]
     import_: Callable[..., ImportReport] = unread
     """`unread` where the system is written only: its objects are made in programs, and no file of its own is read."""
-    export: Callable[..., ExportReport] | None = None
-    """None where the system has no form to write."""
     recognise: Callable[[Any], Recognised | None] | None = None
     """Takes a `document.Document` and returns None for another system's; None: no file is recognised as its own."""
     write: Callable[[Any], str] = str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -184,8 +183,6 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     if to == OURS:
         return None
     target = system(to)
-    if target.export is None:
-        raise PayloadError(f"--to: {target.title} has no form to write, got {to!r}. Choose another system.")
     return target.export(run.imported.config, **_for_system(target, context or {}, "export"))
 
 
@@ -224,8 +221,6 @@ def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:
 
 def plain(value: Any) -> Any:
     """Return anything as what JSON can hold."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -237,4 +232,4 @@ def plain(value: Any) -> Any:
 
 def records(unmapped: tuple[Unmapped, ...], direction: str) -> list[dict[str, Any]]:
     """Return unmapped settings as plain data; `direction` is "import" or "export"."""
-    return [{**plain(entry), "on": direction} for entry in unmapped]
+    return [{**plain(vars(entry)), "on": direction} for entry in unmapped]

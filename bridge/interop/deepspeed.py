@@ -186,4 +186,4 @@ def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
 
 
 CONTEXT = (ContextKey("auto", 'what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'),)
-SYSTEM = System("deepspeed", TABLE.title, TABLE.version, import_, export, TABLE.recognise, as_json, context=CONTEXT)
+SYSTEM = System("deepspeed", TABLE.title, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT)

@@ -219,4 +219,4 @@ CONTEXT = (
     ContextKey("accelerate_mixed_precision", "the environment's ACCELERATE_MIXED_PRECISION"),
 )
 TITLE = f"Hugging Face {TABLE.title}"
-SYSTEM = System("huggingface", TITLE, TABLE.version, import_, export, TABLE.recognise, as_json, context=CONTEXT)
+SYSTEM = System("huggingface", TITLE, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT)

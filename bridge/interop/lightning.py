@@ -147,4 +147,4 @@ CONTEXT = (
     ContextKey("strategy", STRATEGY, use=("import", "export")),
     ContextKey("accelerator", "cpu turns 16-mixed into bf16-mixed"),
 )
-SYSTEM = System("lightning", TABLE.title, TABLE.version, import_, export, _recognise, _write, context=CONTEXT)
+SYSTEM = System("lightning", TABLE.title, TABLE.version, export, import_, _recognise, _write, context=CONTEXT)

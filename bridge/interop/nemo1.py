@@ -218,4 +218,4 @@ def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
 
 
 TITLE = f"{TABLE.title}, read as {TABLE.version}"
-SYSTEM = System("nemo1", TITLE, TABLE.version, import_, export, TABLE.recognise, as_yaml)
+SYSTEM = System("nemo1", TITLE, TABLE.version, export, import_, TABLE.recognise, as_yaml)

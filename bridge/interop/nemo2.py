@@ -178,4 +178,4 @@ def read(document: Document) -> Any:
     return document if document.kind == "python" else document.content
 
 
-SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, import_, export, recognise, as_yaml, read, (), import_all)
+SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all)

@@ -74,4 +74,4 @@ def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
     return {"_target_": f"{MODULE}.CustomRecipe", "qfactory": factory}
 
 
-SYSTEM = System("te-recipe", "Transformer Engine recipe", "2.20.2", export=export, write=as_json, context=(NUM_LAYERS,))
+SYSTEM = System("te-recipe", "Transformer Engine recipe", "2.20.2", export, write=as_json, context=(NUM_LAYERS,))

@@ -111,4 +111,4 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
 
 
 CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast"), NUM_LAYERS)
-SYSTEM = System("torchtitan", TABLE.title, TABLE.version, import_, export, TABLE.recognise, as_json, context=CONTEXT)
+SYSTEM = System("torchtitan", TABLE.title, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT)

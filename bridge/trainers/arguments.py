@@ -31,12 +31,7 @@ def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> E
     config = get_mixed_precision_config(recipe)
     config.finalize()
     written = system(name)
-    export = written.export
-    if export is None:
-        raise PayloadError(
-            f"{name}: is a system that nothing is written for. `precision-bridge convert --help` lists all."
-        )
-    report = export(config, **context)
+    report = written.export(config, **context)
     missing = [entry for entry in report.unmapped if entry.field in DECISIVE]
     if missing:
         lines = [f"{written.title} cannot run {config.label}:", *(f"  {entry}" for entry in missing)]

@@ -45,7 +45,6 @@ def test_the_session_of_the_page_is_a_real_one(litgpt: System, tmp_path: Path, m
 def test_the_system_of_the_page_keeps_the_contract(litgpt: System) -> None:
     for recipe in (one for one in REGISTRY.recipes() if "misnamed" not in one.tags):
         config = REGISTRY.get(recipe.name)
-        assert litgpt.export is not None
         exported = litgpt.export(config)
         check_export(config, exported)
         check_return(config, exported, litgpt.import_(exported.payload))

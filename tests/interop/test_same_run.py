@@ -29,9 +29,7 @@ from tests.recipes.test_peer import PEER
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIBRARIES = {"huggingface": "transformers", "accelerate": "accelerate", "deepspeed": "deepspeed"}
 LIBRARIES |= {"lightning": "lightning"}
-EXPORTERS = [
-    one.name for one in all_systems() if one.export is not None and (one.import_ is not unread or one.name == "pytorch")
-]
+EXPORTERS = [one.name for one in all_systems() if one.import_ is not unread or one.name == "pytorch"]
 O1 = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
 """Autocast to BF16 over FP32 weights, as `bf16: true` of Hugging Face."""
 O1_FP16 = {"fp16": True, "params_dtype": "fp32", "autocast_enabled": True, "autocast_dtype": "fp16"}

@@ -224,4 +224,4 @@ CONTEXT = (
     ContextKey("bridge_version", "Megatron Bridge of the run", use=("export",)),
     *LAYOUT,
 )
-SYSTEM = System("megatron-bridge", "Megatron Bridge", TABLE.version, import_, export, recognise, as_yaml, None, CONTEXT)
+SYSTEM = System("megatron-bridge", "Megatron Bridge", TABLE.version, export, import_, recognise, as_yaml, None, CONTEXT)

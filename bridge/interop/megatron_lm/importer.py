@@ -188,4 +188,4 @@ def variables_of(given: object) -> dict[str, str]:
 
 
 CONTEXT = (ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"), *LAYOUT)
-SYSTEM = System("megatron-lm", "Megatron-LM", "0.20.0", import_, export, recognise, write, read, CONTEXT, import_all)
+SYSTEM = System("megatron-lm", "Megatron-LM", "0.20.0", export, import_, recognise, write, read, CONTEXT, import_all)

@@ -25,4 +25,4 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(policy_dtypes(config), TABLE.unwritten)
 
 
-SYSTEM = System("fsdp", "PyTorch FSDP", TABLE.version, export=export, write=as_json)
+SYSTEM = System("fsdp", "PyTorch FSDP", TABLE.version, export, write=as_json)

@@ -36,4 +36,4 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten)
 
 
-SYSTEM = System("pytorch", "plain PyTorch", TABLE.version, export=export, write=as_json)
+SYSTEM = System("pytorch", "plain PyTorch", TABLE.version, export, write=as_json)

@@ -97,4 +97,4 @@ def export_layers(builder: ExportBuilder, remedy: str) -> None:
             builder.record(f"torchao.{row}", field, remedy=remedy)
 
 
-SYSTEM = System("torchao", TABLE.title, TABLE.version, export=export, write=as_json, context=(NUM_LAYERS,))
+SYSTEM = System("torchao", TABLE.title, TABLE.version, export, write=as_json, context=(NUM_LAYERS,))
