@@ -1,20 +1,8 @@
 """A foreign system as a table: `rows/SYSTEM.yaml` has its settings and sentences, and one engine reads any document.
 
-    title: LitGPT
-    version: LitGPT 0.5.13
-    needs:                                  # fact -> why a setting is not read without it
-      fp8: "nothing is FP8 without fp8: true"
-    settings:                               # groups; what stands next to `rows` holds for each row of the group
-    - decisive: [precision, fp8]            # the system's own function reads these
-    - needs: [fp8]
-      rows:
-        fp8_margin: {field: fp8_margin, reads: whole, least: 0, default: 0, since: LitGPT 0.5}
-    - rows:
-        quantize: the frozen weights are stored in few bits
-    sentences:                              # what the function reports: builder.record("litgpt.no-masters", ...)
-      no-masters: {reason: semantics, detail: weights are {compute}, without FP32 masters}
-    unwritten:                              # why an export has no place for a field
-    - {fields: [fp8, fp4], detail: LitGPT has no FP8 and no FP4 training, remedy: Train in BF16 there.}
+docs/howto/add-a-system.md has a whole table with its module. `settings` are groups: columns next to `rows` hold for
+each row of the group, and those that are `decisive` are read by the system's own function. `needs` has, for each fact,
+why a setting is not read without it.
 
 A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*` and `[ab]` stand
 for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a name that looks as if it bore on
