@@ -122,15 +122,12 @@ class ImportBuilder:
     def finish(
         self, semantics: str = "", *, label: str = "", recipe: str | None = None, is_whole: bool = True
     ) -> ImportReport:
-        """Return the report; PayloadError should a field have been given a value it cannot hold.
+        """Return the report.
 
         Without `semantics` they are those of Megatron Core. No recipe is named where the fields are not the whole
         precision of the run.
         """
-        try:
-            config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
-        except PrecisionTypeError as error:
-            raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
+        config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         semantics = semantics or semantics_of(config)
         if self.decided_by is not None:
             semantics = "unstated"

@@ -17,7 +17,7 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.pytorch.amp import TORCH_SCALER, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
 from bridge.interop.reading.settings import Settings
-from bridge.interop.table import table
+from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("lightning")
@@ -32,9 +32,7 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
 
     On a CPU Lightning turns 16-mixed into bf16-mixed.
     """
-    if payload is None:
-        payload = {}
-    elif isinstance(payload, str | int) and not isinstance(payload, bool):
+    if isinstance(payload, str | int | None) and not isinstance(payload, bool):
         payload = {"precision": payload}
     whole = Settings(payload, TABLE.title)
     top = whole.section("trainer") if isinstance(whole.values.get("trainer"), Mapping) else whole
@@ -108,8 +106,7 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         word = "bf16-mixed"
     semantics, fields, *sentences = PRECISIONS[str(word)]
     shards = top.values.get("strategy", strategy)
-    if isinstance(shards, Mapping):
-        shards = shards.get("class_path") or shards.get("_target_")
+    shards = at(shards, "class_path") or at(shards, "_target_", shards)
     compute = str(fields.get("autocast_dtype") or fields.get("params_dtype"))
     plan = next((one for one in ("fsdp", "deepspeed") if one in str(shards).lower() and semantics == "amp_o1"), None)
     if plan is not None:  # half-precision weights over FP32 ones
@@ -130,9 +127,7 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
 
 
 def _recognise(document: Any) -> Recognised | None:
-    content = document.mapping
-    trainer = content.get("trainer")
-    target = str((trainer if isinstance(trainer, dict) else content).get("_target_"))
+    target = str(at(document.mapping, "trainer._target_", document.mapping.get("_target_")))
     if TRAINER.fullmatch(target):
         return Recognised(certainty=0.9, evidence=f"makes `{target}`")
     return TABLE.recognise(document)
@@ -142,9 +137,10 @@ def _write(payload: Any) -> str:
     return as_yaml({"trainer": payload})
 
 
-STRATEGY = "the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp"
 CONTEXT = (
-    ContextKey("strategy", STRATEGY, use=("import", "export")),
+    ContextKey(
+        "strategy", "the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp", ("import", "export")
+    ),
     ContextKey("accelerator", "cpu turns 16-mixed into bf16-mixed"),
 )
 SYSTEM = System("lightning", TABLE.title, TABLE.version, export, import_, _recognise, _write, context=CONTEXT)

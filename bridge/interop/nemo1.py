@@ -23,7 +23,7 @@ from bridge.interop.contract import ExportReport, ImportReport, System, as_yaml
 from bridge.interop.meaning import meaning, semantics_of
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
-from bridge.interop.reading.settings import Settings
+from bridge.interop.reading.settings import Settings, half_or_fp32
 from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -173,20 +173,16 @@ def _reduction(file: Mapping[str, Any], dtype: str, builder: ImportBuilder, sema
     decides, other = names if fsdp else reversed(names)
     value, unread = at(file, decides), at(file, other)
     _check_stated(decides, value)
-    if unread is not None and _is_fp32(unread) and not fsdp:
+    if half_or_fp32(unread) == "fp32" and not fsdp:
         builder.map(other)
     elif unread is not None:
         builder.record("nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp", other, unread)
     if value is not None:
-        builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
+        builder.map(decides, grad_reduce_in_fp32=half_or_fp32(value) == "fp32")
     elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
         sentence, state = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps", {"grad_reduce_in_fp32": kept == "fp32"}
         builder.record(sentence, decides, kept, state, dtype=dtype, kept=kept.upper())
-
-
-def _is_fp32(dtype: object) -> bool:
-    return str(dtype).lower() in ("32", "fp32", "float32", "32-true")
 
 
 def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:

@@ -4,7 +4,6 @@ A recipe says how the matrix multiplications are quantised and nothing else: dty
 reduction live elsewhere. Its classes are pydantic dataclasses that swallow arguments they do not know without a word.
 """
 
-from types import MappingProxyType
 from typing import Any
 
 from bridge.interop.builders import DELAYED, ExportBuilder
@@ -13,14 +12,13 @@ from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.interop.table import table
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.module_schemes import ModuleSchemes
-from bridge.precision.schemes import SCHEMES
+from bridge.precision.schemes import scheme_row
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("te_recipe")
 MODULE = "transformer_engine.common.recipe"
 
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
-CLASSES = MappingProxyType({row.te_class: row for row in SCHEMES if row.te_class != "CustomRecipe"})
 DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3", "nvfp4": "e2m1"}
 """Scheme -> the format that its class takes by itself."""
 FACTORY = "bridge.megatron.te.layers.module_factory"
@@ -33,12 +31,12 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     A precision that chooses modules is a `CustomRecipe` with a factory of ours, for `hydra.utils.instantiate`.
     """
     builder = ExportBuilder(config, TABLE.title)
-    row = next((row for row in CLASSES.values() if row.name == config.scheme), None)
+    row = scheme_row(config.scheme)
     if builder.values["modules"] or (config.first_last_layers_bf16 and num_layers is not None):
         schemes = schemes_for(builder, num_layers, available=DEFAULT_FORMATS, setting="qfactory")
         if schemes is not None and schemes.chooses:
             return builder.finish(_custom(builder, schemes), TABLE.unwritten)
-    if row is None:
+    if row is None or row.te_class == "CustomRecipe":
         return builder.finish(None, TABLE.unwritten)
     chosen = str(builder.values[row.family]).upper()
     payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{row.family}_format": chosen}

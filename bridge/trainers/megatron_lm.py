@@ -73,7 +73,11 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
     modes = [f"--{mode}" for mode in ("bf16", "fp16") if given.get(mode) and not getattr(config, mode)]
     if modes and config.mode != "fp32":
         raise RunConfigError.of(OPTION, f"its mode is {config.mode}, and {modes[0]} asks for another", name, DROP_ONE)
-    config.state(COMMAND_LINE, **_statements(given))
+    flags = [(BY_NAME[dest], value) for dest, value in given.items() if dest in BY_NAME]
+    stated = {
+        flag.field: value if flag.kind == "value" else bool(value) is (flag.kind == "on") for flag, value in flags
+    }
+    config.state(COMMAND_LINE, **stated)
     words: list[str] = exported("megatron-lm", config).payload
     both, unknown = _set_by(parser, words)
     missing = [word for word in words if word in unknown]
@@ -97,15 +101,6 @@ def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionCon
     setup = Setup(config, model=model, optimizer=optimizer, ddp=ddp)
     for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], setup):
         raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
-
-
-def _statements(given: Mapping[str, Any]) -> dict[str, Any]:
-    stated: dict[str, Any] = {}
-    for dest, value in given.items():
-        flag = BY_NAME.get(dest)
-        if flag is not None:
-            stated[flag.field] = value if flag.kind == "value" else bool(value) is (flag.kind == "on")
-    return stated
 
 
 def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:

@@ -89,7 +89,7 @@ def read(document: Document) -> FileReading:
     try:
         written, *others = _runs(document)
         is_under_deepspeed = document.kind == "shell" and is_engine(written)
-        precision = import_(written.launch).assume_default().config.to_dict() if is_under_deepspeed else None
+        precision = import_([written.launch]).assume_default().config.to_dict() if is_under_deepspeed else None
     except PayloadError as error:
         raise RunConfigError(str(error)) from None
     run = _run_of(written, document)
@@ -135,7 +135,7 @@ def _runs(document: Document) -> list[Arguments]:
     if document.kind != "shell":
         return runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
     started = launches(document.text, document.path)
-    found = [run for launch in started if is_megatron(launch) for run in runs_of(launch)]
+    found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
     if not found:
         names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
         remedy = "Give its launch script, or the configuration that this one starts with."

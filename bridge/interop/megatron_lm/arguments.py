@@ -112,8 +112,6 @@ class Arguments:
 
 def runs_of(payload: object) -> list[Arguments]:
     """Return the runs of a payload: a list of arguments, a mapping of any of Megatron-LM's argument files, launches."""
-    if isinstance(payload, Launch):
-        return [_of_launch(payload)]
     if isinstance(payload, Mapping):
         return _of_mapping(payload)
     if isinstance(payload, Sequence) and all(isinstance(item, Launch) for item in payload) and payload:

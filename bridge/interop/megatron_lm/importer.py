@@ -47,10 +47,7 @@ def import_all(payload: object, *, variables: object = None) -> tuple[ImportRepo
     """Return what every run of a payload asks for; arguments as `import_`."""
     if isinstance(payload, Mapping) and is_per_module(payload):
         return (_per_module(payload),)
-    runs = _runs(payload, variables)
-    if not runs:
-        raise PayloadError("megatron-lm: there is no run in it. Give a launch script or a list of arguments.")
-    return tuple(map(_imported, runs))
+    return tuple(map(_imported, _runs(payload, variables)))
 
 
 def _runs(payload: object, variables: object) -> list[Arguments]:

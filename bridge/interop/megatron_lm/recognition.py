@@ -47,43 +47,41 @@ def is_megatron(launch: Launch) -> bool:
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron-LM's, or None."""
     is_text = document.kind in ("shell", "text", "env")
-    certainty, evidence = _of_text(document) if is_text else _of_mapping(document)
-    return Recognised(certainty=certainty, evidence=evidence) if certainty else None
+    return _of_text(document) if is_text else _of_mapping(document)
 
 
-def _of_text(document: Document) -> tuple[float, str]:
-    """Return the certainty, 0 for none, and the evidence of a script or a log."""
+def _of_text(document: Document) -> Recognised | None:
     if START.search(document.text):
         is_saved = document.path.endswith(SUFFIX)
-        return 0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
+        return Recognised(0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE)
     found = sorted(set(STRONG.findall(document.text)))
     if found:
-        return min(0.95, 0.5 + 0.15 * len(found)), f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
+        evidence = f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
+        return Recognised(min(0.95, 0.5 + 0.15 * len(found)), evidence)
     is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
     if document.kind == "shell" and is_switched:
-        return 0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
-    return 0.0, ""
+        return Recognised(0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them")
+    return None
 
 
-def _of_mapping(document: Document) -> tuple[float, str]:
-    """Return the certainty, 0 for none, and the evidence of an argument file."""
+def _of_mapping(document: Document) -> Recognised | None:
     top = document.mapping
     if is_per_module(top):
-        return 0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do"
+        return Recognised(0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do")
     if {"language_model", "model_parallel"} <= top.keys():
-        return 0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
+        return Recognised(0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do")
     groups = argument_groups(top)
     if groups:
-        return 0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments"
+        return Recognised(0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")
     keys = list(map(str, top))
     if top and all(key.startswith("--") for key in keys):
-        return 0.8, "every key is a command-line flag"
+        return Recognised(0.8, "every key is a command-line flag")
     found = [f"`{key}`" for key in KEYS if key in top]
     if len(found) > 1:
-        return 0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments"
+        return Recognised(0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments")
     own = [f"`{key}`" for key in keys if key in ARGUMENTS]
     plain = not any(isinstance(value, dict) for value in top.values())
     wanted = 4 if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
     if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
-        return 0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
-    return 0.0, ""
+        return Recognised(0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare")
+    return None

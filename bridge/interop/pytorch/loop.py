@@ -26,13 +26,9 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.map("tf32", "tf32")
     linear = torchao.export(config)
     payload |= linear.payload
-    fields = ("fp8", "fp8_recipe", "fp8_wgrad") if linear.payload else ()
-    for field in fields:
+    for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
         if field in linear.mapped:
             builder.map(field, *linear.mapped[field])
-        for loss in linear.unmapped:
-            if loss.field == field and loss.reason == "approximated":
-                builder.report(field, loss.reason, loss.detail, loss.remedy)
     return builder.finish(payload, TABLE.unwritten)
 
 

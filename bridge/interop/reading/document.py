@@ -21,9 +21,6 @@ from bridge.interop.reading import strict_json
 from bridge.precision import strict_yaml
 from bridge.precision.strict_yaml import MAX_BYTES
 
-__all__ = ["KINDS", "MAX_BYTES", "Document"]
-
-KINDS = ("yaml", "json", "toml", "shell", "python", "env", "text")
 PRINTED = "- end of arguments -"
 """In the log of a run of Megatron-LM."""
 ARCHIVE = b"PK\x03\x04"
@@ -48,6 +45,7 @@ class Document:
     path: str
     text: str
     kind: str
+    """yaml, json, toml, shell, python, env or text."""
     part: int | None = None
     """Which document of a YAML file with several, from 1."""
     of: Any = field(default=None, repr=False)

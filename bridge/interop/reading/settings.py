@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
-from bridge.precision.values import dtype_token, number_of_text
+from bridge.precision.values import NO, YES, dtype_token, number_of_text
 
 SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 """Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""
 LARGEST = sys.float_info.max
-SWITCHES = {
-    **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
-    **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),
-}
+SWITCHES = {**dict.fromkeys((*YES, "t", "y"), True), **dict.fromkeys((*NO, "f", "n"), False)}
 
 
 class Settings:
@@ -59,15 +56,11 @@ class Settings:
 
     def whole(self, key: str, *, least: int | None = None) -> int | None:
         """Return a whole number, None where nothing was written."""
-        value = self.number(key)
+        value = self.number(key, least=least)
         if isinstance(value, float) and self.lenient and value.is_integer():
             value = int(value)
-        if value is None:
-            return None
-        if not isinstance(value, int):
+        if isinstance(value, float):
             raise self.wrong(key, "must be a whole number", value, "Write digits, without quotes")
-        if least is not None and value < least:
-            raise self.wrong(key, f"must be at least {least}", value, f"Use {least} or more")
         return value
 
     def number(self, key: str, *, least: float | None = None) -> float | None:
@@ -127,7 +120,7 @@ def named_dtype(value: object, where: str) -> str | None:
 def half_or_fp32(value: object) -> str | None:
     """Return "fp32", "bf16" or "fp16" for a dtype in any spelling, None for anything else."""
     try:
-        compute = dtype_token(value)
+        compute = SHORT_DTYPES.get(str(value)) or dtype_token(value)
     except ValueError:
         return None
     return compute if compute in ("fp32", "bf16", "fp16") else None

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bridge.interop.launch.launches import PRECISION_WORDS
-from bridge.interop.reading.document import MAX_BYTES, SUFFIXES
+from bridge.interop.reading.document import SUFFIXES
+from bridge.precision.strict_yaml import MAX_BYTES
 
 MAX_FILES = 5000
 HEAD_BYTES = 1024

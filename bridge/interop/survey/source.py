@@ -1,12 +1,10 @@
 """`Source`: one place where a project states its precision: a run, a variable, a program, a file of matchers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate, nemo2
@@ -58,7 +56,7 @@ class Source:
     unmapped: int = 0
 
     @classmethod
-    def of(cls, run: Run, name: str, kind: str, says: str = "") -> Source:
+    def of(cls, run: Run, name: str, kind: str, says: str = "") -> Self:
         """Return the source that a run is: no precision where the system leaves it to another.
 
         `name` is the file's in the project; `says` are the words of a program that state the precision.
@@ -94,15 +92,13 @@ def precision(imported: ImportReport) -> str:
 
 def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> Iterator[Source]:
     """Yield a source for each variable that bears on precision; one that is set to several values is several."""
-    known = sorted({(name, value) for name, value in pairs if VARIABLES.fullmatch(name)})
+    known = {pair: str(found.lastgroup) for pair in sorted({*pairs}) if (found := VARIABLES.fullmatch(pair[0]))}
     of_accelerate = {name: value for name, value in known if name.startswith("ACCELERATE_")}
-    for name, value in known:
-        reader = VARIABLES.fullmatch(name)
-        stated = None
+    for (name, value), system in known.items():
+        says, stated = f"{name}={value}", None
         if name == MIXED_PRECISION:
             with suppress(BridgeError):
                 stated = precision(accelerate.import_({**of_accelerate, name: value}))
-        system, says = str(reader and reader.lastgroup), f"{name}={value}"
         yield Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}")
 
 
