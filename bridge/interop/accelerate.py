@@ -184,10 +184,7 @@ def _recognise(document: Document) -> Recognised | None:
     if document.kind == "env":
         names = [name for name in _read(document) if name.startswith((PREFIX + "MIXED_PRECISION", PREFIX + "FP8_"))]
         return Recognised(certainty=0.9, evidence=f"sets `{names[0]}`, which accelerate reads") if names else None
-    found, written = TABLE.recognise(document), document.mapping.get("mixed_precision")
-    if found is None and written in PRECISIONS:
-        return Recognised(certainty=0.6, evidence=f"has `mixed_precision: {written}`")
-    return found
+    return TABLE.recognise(document)
 
 
 def _read(document: Document) -> Any:

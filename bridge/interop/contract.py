@@ -27,19 +27,11 @@ from bridge.interop.systems import KINDS
 from bridge.registry.config import MixedPrecisionConfig
 
 REASONS: Mapping[str, str] = {
-    "unsupported": "the other side has no such setting",
-    "approximated": "the nearest setting of the other side was taken",
-    "implied default": "the setting is not written, and the system's own default decides",
-    "dead knob": "the setting is written and has no effect",
-    "semantics": "the same word means another computation",
-}
-
-REMEDIES: Mapping[str, str] = {
-    "unsupported": "Set it up by hand where you train next.",
-    "approximated": "Nothing to do.",
-    "implied default": "Write it down if the run depends on it.",
-    "dead knob": "Drop it.",
-    "semantics": "Look at what it does.",
+    "unsupported": "Set it up by hand where you train next.",  # the other side has no such setting
+    "approximated": "Nothing to do.",  # the nearest setting of the other side was taken
+    "implied default": "Write it down if the run depends on it.",  # it is not written, and the system's default decides
+    "dead knob": "Drop it.",  # the setting is written and has no effect
+    "semantics": "Look at what it does.",  # the same word means another computation
 }
 """Reason -> what to do where a row does not say it."""
 

@@ -8,13 +8,12 @@ ignores an `amp_level` without it, 1.9 refuses that, and 2.0 has neither argumen
 Its settings and sentences, with their sources, are `rows/lightning.yaml`.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
 from bridge.interop.pytorch.amp import TORCH_SCALER, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import at, table
@@ -24,7 +23,6 @@ TABLE = table("lightning")
 PRECISIONS = TABLE.data["precisions"]
 AMP_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
 TE_PLUGIN = "lightning.pytorch.plugins.TransformerEnginePrecision"
-TRAINER = re.compile(r"(pytorch_lightning|lightning|lightning_fabric)(\.\w+)*\.(Trainer|Fabric)")
 
 
 def import_(payload: object, *, strategy: str | None = None, accelerator: str | None = None) -> ImportReport:
@@ -126,13 +124,6 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
     return builder.finish(semantics, is_whole="64" not in str(word))
 
 
-def _recognise(document: Any) -> Recognised | None:
-    target = str(at(document.mapping, "trainer._target_", document.mapping.get("_target_")))
-    if TRAINER.fullmatch(target):
-        return Recognised(certainty=0.9, evidence=f"makes `{target}`")
-    return TABLE.recognise(document)
-
-
 def _write(payload: Any) -> str:
     return as_yaml({"trainer": payload})
 
@@ -143,4 +134,4 @@ CONTEXT = (
     ),
     ContextKey("accelerator", "cpu turns 16-mixed into bf16-mixed"),
 )
-SYSTEM = System("lightning", TABLE.title, TABLE.version, export, import_, _recognise, _write, context=CONTEXT)
+SYSTEM = System("lightning", TABLE.title, TABLE.version, export, import_, TABLE.recognise, _write, context=CONTEXT)

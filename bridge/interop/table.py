@@ -34,6 +34,7 @@ field. `data` has whatever else the function reads. A row of `unwritten` is abou
 and not mapped, where the fact `when` holds, if it has one.
 A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
 one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
+`matches` is a setting and the pattern of its value, which stands in the evidence as `value`.
 Sentences are whole, so that a grep finds them. In braces stand facts, and `value`.
 """
 
@@ -49,7 +50,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import REMEDIES, Recognised
+from bridge.interop.contract import REASONS, Recognised
 from bridge.interop.reading.settings import Settings
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def record(columns: str | Mapping[str, str], reason: str = "unsupported") -> Rec
     """Return the record of a sentence's row: its columns, or the detail alone."""
     row = _columns(columns)
     reason = row.get("reason", reason)
-    return Record(reason, row["detail"], row.get("remedy", REMEDIES[reason]))
+    return Record(reason, row["detail"], row.get("remedy", REASONS[reason]))
 
 
 class Unwritten(NamedTuple):
@@ -153,7 +154,7 @@ class Row:
     @property
     def record(self) -> Record:
         """The record of any value but those of `values`."""
-        return Record(self.reason, self.detail, self.remedy or REMEDIES[self.reason])
+        return Record(self.reason, self.detail, self.remedy or REASONS[self.reason])
 
     def words_about(self, value: object) -> Record | None:
         """Return the record of a value; None where there is nothing to report."""
@@ -333,8 +334,10 @@ class Table:
             }
             wanted = all(_is_there(content, key) for key in row.get("all", ()))
             unwanted = any(_is_there(content, key) for key in row.get("none", ()))
-            if wanted and not unwanted and None not in first.values():
-                return Recognised(row["certainty"], row["evidence"].format(**first))
+            name, pattern = row.get("matches", ("", ""))
+            value = str(at(content, name, ""))
+            if wanted and not unwanted and None not in first.values() and re.fullmatch(pattern, value):
+                return Recognised(row["certainty"], row["evidence"].format(**first, value=value))
         return None
 
     def wrong(self, sentence: str, given: Settings, key: str, **facts: object) -> PayloadError:

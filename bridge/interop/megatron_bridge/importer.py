@@ -200,18 +200,15 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
 
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
-    top = document.mapping
-    inner, target = top.get("mixed_precision"), str(at(top, "mixed_precision._target_", top.get("_target_")))
-    if target.startswith("megatron.bridge."):
-        return Recognised(0.97, f"has the target `{target}`")
-    if isinstance(inner, Mapping) and any(name in inner for name in PEER_FIELDS):
+    if found := TABLE.recognise(document):
+        return found
+    top, inner = document.mapping, document.mapping.get("mixed_precision")
+    if isinstance(inner, Mapping) and any(name in inner for name in (*PEER_FIELDS, MODULES, MADE_BY)):
         return Recognised(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
     if any(str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")) for owner in OWNERS):
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
-    if ours := TABLE.recognise(document):
-        return ours
     known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
         certainty = 0.6 if len(known) == len(top) else 0.4  # among other keys `bf16` and `fp8` are other systems' too

@@ -227,11 +227,9 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     environment = {str(key): Word(str(value)) for key, value in given.items()} if isinstance(given, Mapping) else {}
     groups = argument_groups(payload)
     if not groups:
-        flat: dict[Any, Any] = {}
-        for key, value in payload.items():
-            is_block = isinstance(value, Mapping) and key in ("language_model", "model_parallel")
-            flat.update(value if is_block else {key: value})
-        groups = [("", flat)]
+        blocks = [key for key in ("language_model", "model_parallel") if isinstance(payload.get(key), Mapping)]
+        written = [value if key in blocks else {key: value} for key, value in payload.items()]
+        groups = [("", {key: value for one in written for key, value in one.items()})]
     runs = []
     for name, values in groups:
         found = Arguments(launch=Launch(line=1, program="", arguments=(), environment=environment), label=name)

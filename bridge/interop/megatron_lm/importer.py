@@ -70,13 +70,8 @@ def read(document: Document) -> object:
 
 def write(payload: list[str]) -> str:
     """Return the arguments as a bash array."""
-    lines: list[str] = []
-    for word in payload:
-        if word.startswith("--"):
-            lines.append(f"    {word}")
-        else:
-            lines[-1] += f" {word}"
-    return "\n".join(["MIXED_PRECISION_ARGS=(", *lines, ")"]) + "\n"
+    lines = " ".join(["MIXED_PRECISION_ARGS=(", *payload]).replace(" --", "\n    --")
+    return f"{lines}\n)\n"
 
 
 def _per_module(content: Mapping[str, Any]) -> ImportReport:

@@ -16,7 +16,7 @@ STRONG = re.compile(TABLE.data["strong"])
 ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
 MANY = 12
 """Where none of them bears on precision: four names of a model's sizes are anybody's."""
-KEYS = (
+OWN = (
     "tensor_model_parallel_size",
     "micro_batch_size",
     "accumulate_allreduce_grads_in_fp32",
@@ -76,7 +76,7 @@ def _of_mapping(document: Document) -> Recognised | None:
     keys = list(map(str, top))
     if top and all(key.startswith("--") for key in keys):
         return Recognised(0.8, "every key is a command-line flag")
-    found = [f"`{key}`" for key in KEYS if key in top]
+    found = [f"`{key}`" for key in OWN if key in top]
     if len(found) > 1:
         return Recognised(0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments")
     own = [f"`{key}`" for key in keys if key in ARGUMENTS]

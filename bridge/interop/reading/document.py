@@ -59,13 +59,13 @@ class Document:
         return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
-    def of_bytes(cls, data: bytes, path: str, *, kind: str | None = None) -> Document:
+    def of_bytes(cls, data: bytes, path: str) -> Document:
         """Return the document of a file's contents; raises as `load`."""
         if len(data) > MAX_BYTES and PRINTED.encode() in data:  # a log, whose rest says nothing of the precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
         if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT):
             return cls.of_text(arguments_text(data, path), path, kind="text")
-        return cls.of_text(strict_yaml.decoded(data, path), path, kind=kind)
+        return cls.of_text(strict_yaml.decoded(data, path), path)
 
     @classmethod
     def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Document:

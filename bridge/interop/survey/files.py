@@ -31,8 +31,9 @@ def files_in(root: Path, skipped: list[str], limits: list[str]) -> Iterator[tupl
     for path, folders, names in os.walk(root, onerror=refuse):
         here = Path(path)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)
-        links = [name for name in folders if (here / name).is_symlink()]
-        left_out["folders that are symbolic links were not followed"] += len(links)
+        left_out["folders that are symbolic links were not followed"] += sum(
+            (here / name).is_symlink() for name in folders
+        )
         for file in (here / name for name in sorted(names)):
             is_wanted = file.suffix in SUFFIXES if not file.name.startswith(".") else file.name.startswith(".env")
             if not is_wanted or not file.is_file():

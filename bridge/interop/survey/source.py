@@ -141,11 +141,10 @@ def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterato
 def _stated_by(call: Call) -> tuple[str, Any]:
     """Return what a call of Megatron Bridge states, as written or empty, and its import's payload or None."""
     keys = [key for key in STATING.get(call.name, ()) if key in call.written]
-    is_recipe = RECIPE.fullmatch(call.name) is not None
-    if not (keys or is_recipe):
+    if not keys and RECIPE.fullmatch(call.name) is None:
         return "", None
-    payload: Any = call.name if is_recipe else None
-    if keys and call.name == "MixedPrecisionConfig":
+    payload: Any = call.name
+    if call.name == "MixedPrecisionConfig":
         payload = None if call.undecided else {"_target_": call.name, **call.arguments}
     elif keys:
         payload = call.positional[0] if keys[0] == "0" else call.arguments.get(keys[0])

@@ -40,9 +40,8 @@ class Survey:
     @property
     def ranked(self) -> tuple[Source, ...]:
         """The sources that say what a run trains in, the winner first."""
-        kinds = list(ORDER)
-        stating = [source for source in self.sources if source.precision is not None and source.kind in kinds]
-        return tuple(sorted(stating, key=lambda source: kinds.index(source.kind)))
+        stating = [source for source in self.sources if source.precision is not None]
+        return tuple(source for kind in ORDER for source in stating if source.kind == kind)
 
     @property
     def partial(self) -> tuple[Source, ...]:
