@@ -56,11 +56,12 @@ class Settings:
 
     def whole(self, key: str, *, least: int | None = None) -> int | None:
         """Return a whole number, None where nothing was written."""
-        value = self.number(key, least=least)
+        value = self.number(key)
         if isinstance(value, float) and self.lenient and value.is_integer():
             value = int(value)
         if isinstance(value, float):
             raise self.wrong(key, "must be a whole number", value, "Write digits, without quotes")
+        self.number(key, least=least)
         return value
 
     def number(self, key: str, *, least: float | None = None) -> float | None:
