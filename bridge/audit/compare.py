@@ -185,13 +185,12 @@ def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
 
 def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
     """Return the dtypes that each kind of tensor may have; kinds that the plan does not know are left out."""
-    stepped = settings.master or settings.mode
     moments = (settings.exp_avg, settings.exp_avg_sq)
     return {
         "gradients": frozenset({settings.grad_reduce}),
         "gradient reduction": frozenset({settings.grad_reduce}),
         **({} if None in settings.sent else {"sent between stages": frozenset(map(str, settings.sent))}),
-        **({} if settings.remainders else {"master weights": frozenset({stepped})}),
+        **({} if settings.remainders else {"master weights": frozenset({settings.master or settings.mode})}),
         **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
     }
 

@@ -8,6 +8,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from bridge.precision.grouping import grouped
+
 FILE = "quantisation.csv"
 """Name of the file in a run's folder."""
 OPERANDS = ("input", "weight", "grad_output")
@@ -54,9 +56,8 @@ def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
 
 def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
     """Return the rows of each operand that has some, in the order of `OPERANDS`."""
-    known = list(rows)
-    found = {operand: [row for row in known if row.operand == operand] for operand in OPERANDS}
-    return {operand: own for operand, own in found.items() if own}
+    found = grouped((row.operand, row) for row in rows)
+    return {operand: found[operand] for operand in OPERANDS if operand in found}
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ PARTS = {
 """Megatron's name in the optimizer's state -> the part of the training state."""
 HALVES = ("bf16", "fp16", *DERIVED)
 """Settings that a change of the mode stands for."""
-BITS = {"bool": 8, "float8": 8, "bfloat16": 16, "float4": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +39,8 @@ class Part:
     @property
     def bytes(self) -> int:
         """Bytes of their values."""
-        name = self.dtype.partition("_")[0]
-        digits = "".join(character for character in name if character.isdigit())
-        return self.elements * BITS.get(name, int(digits or 8)) // 8
+        bits = "".join(filter(str.isdigit, self.dtype.partition("_")[0]))  # of float8_e4m3fn 8; bool has none
+        return self.elements * int(bits or 8) // 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -125,11 +125,7 @@ class _Bytes(_StandIn):
 
 
 class _NotAllowedError(pickle.UnpicklingError):
-    """A pickle that names what is not on the list; `name` is it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(name)
+    """A pickle that names what is not on the list; the name is its text."""
 
 
 class _Reader(pickle.Unpickler):
@@ -160,7 +156,7 @@ def read_listing(checkpoint: Path) -> Listing:
     except OSError as error:
         reason = f"{METADATA} cannot be read ({(error.strerror or 'an error').lower()})"
     except _NotAllowedError as error:
-        reason = _foreign(METADATA, error.name)
+        reason = _foreign(METADATA, str(error))
     except Exception:  # noqa: BLE001  a damaged pickle raises errors of any class
         reason = f"{METADATA} is damaged"
     raise DamagedCheckpointError(checkpoint, reason)
@@ -191,7 +187,7 @@ def pickle_fault(checkpoint: Path) -> str | None:
                 stream.seek(stored.offset)
                 _require_plain(stream.read(stored.length), is_module_state=MODULE_KEY in name)
     except _NotAllowedError as error:
-        return _foreign(name, error.name)
+        return _foreign(name, str(error))
     except Exception:  # noqa: BLE001  as above
         return f"{name} is damaged, or is no plain data"
     outside = next((file for file in sorted(listing.files) if not (checkpoint / file).is_file()), None)

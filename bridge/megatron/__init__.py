@@ -63,3 +63,4 @@ with (
     if not has_cuda():
         megatron.core.jit.disable_jit_fuser()  # of layers that are imported now, also where another program began
     import_layers()
+    import megatron.core.models.mamba.mamba_layer_specs

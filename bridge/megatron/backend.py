@@ -19,7 +19,7 @@ from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.optimizer import separate_gathers
 from bridge.megatron.replacement import replaced
 from bridge.megatron.te.machine import missing_for_te
-from bridge.megatron.te_cpu.install import installed_te
+from bridge.megatron.te_cpu.install import TOO_LATE, installed_te
 from bridge.precision.matchers import matchers_in, quant_recipes
 from bridge.rules.target import Target, gpu_of_capability
 from bridge.rules.variables import environment_findings, set_lines, variables_in
@@ -102,10 +102,7 @@ def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: 
             f"{requested!r}. Start the run in a process of its own."
         )
     if found is None:
-        raise BackendUnavailableError(
-            "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. "
-            "Start the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
-        )
+        raise BackendUnavailableError(TOO_LATE)
     machine = Target(gpu=gpu_of_capability(found.capability), te=parse_version(found.version))
     missing = _missing(schemes, machine)
     if missing:

@@ -60,8 +60,7 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
     """`maybe_move_tensor_to_cpu` that converts a tensor on the CPU too, as its callers expect."""
 
     @functools.wraps(move)
-    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        del record_stream
+    def moved(tensor: Any, as_numpy: bool = False, **_stream: bool) -> Any:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     return moved

@@ -94,8 +94,6 @@ _WITHOUT_CUDA = {
     "apply_rope_fusion": "the kernel is Transformer Engine's",
 }
 """Switch that is off without CUDA, and why."""
-_WITHOUT_TE = {"moe_grouped_gemm": "the kernel is Transformer Engine's; experts multiply one after the other"}
-"""Switch that is off without Transformer Engine's layers, and why."""
 _EXTENSIONS = {
     "gradient_accumulation_fusion": "fused_weight_gradient_mlp_cuda",
     "masked_softmax_fusion": "scaled_masked_softmax_cuda",
@@ -120,7 +118,7 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
         if not has_cuda() or importlib.util.find_spec(module) is None:
             off[switch] = f"its kernel needs {module}, which is not installed here"
     if backend in ("local", "emulated"):
-        off |= _WITHOUT_TE
+        off["moe_grouped_gemm"] = "the kernel is Transformer Engine's; experts multiply one after the other"
     changed = [switch for switch in off if getattr(config, switch)]
     for switch in changed:
         setattr(config, switch, False)

@@ -7,10 +7,11 @@ attention, latent attention. `emulate` puts emulated linear layers into the mode
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt import experimental_attention_variant_module_specs as specs
 from megatron.core.models.gpt.gpt_layer_specs import (
     LNImpl,
@@ -18,15 +19,8 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_layer_specs,
     get_gpt_mtp_block_spec,
 )
-from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
-from megatron.core.transformer.experimental_attention_variant.dsa import (
-    DSAIndexer,
-    DSAIndexerSubmodules,
-    DSAttention,
-    DSAttentionSubmodules,
-)
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -67,8 +61,8 @@ LOCAL: Mapping[Any, Any] = {
 
 def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     """Return a part of a spec with other classes at every depth; from megatron-core 0.19 it may be a `partial`."""
-    if isinstance(part, type):
-        return classes.get(part, part)
+    if isinstance(part, Hashable) and part in classes:
+        return classes[part]
     if isinstance(part, partial):
         keywords = {name: with_classes(value, classes) for name, value in part.keywords.items()}
         return partial(with_classes(part.func, classes), *part.args, **keywords)
@@ -122,12 +116,22 @@ class WholeLinear:
         return ColumnParallelLinear(*args, gather_output=False, **kwargs)
 
 
+class _OwnLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untyped
+    """Megatron's own layers, also in the places of Transformer Engine's that are whole or have a norm inside."""
+
+    def linear(self) -> Any:
+        return WholeLinear
+
+    def column_parallel_layer_norm_linear(self) -> Any:
+        return ColumnParallelLinear
+
+
 def _with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool) -> list[ModuleSpec]:
     """Return layers of plain attention with the variant of a model config in those that have it.
 
     The variants are the gated delta net and DeepSeek sparse attention; `first` is the number of the first layer in the
-    whole model, from 0. Megatron has specs of both for Transformer Engine's layers alone.
-    Source: megatron-core 0.16.1 models/gpt/experimental_attention_variant_module_specs.py, without a sparse block spec.
+    whole model, from 0. Megatron has specs of their attention, and no block spec with sparse attention.
+    Source: megatron-core 0.16.1 models/gpt/experimental_attention_variant_module_specs.py.
     """
     variant = config.experimental_attention_variant
     if variant is None:
@@ -137,11 +141,10 @@ def _with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with
         rule = "must be on for sparse attention, whose indexer rotates BF16 alone"
         raise RunConfigError.of("model.bf16", rule, config.bf16, "Choose a recipe in BF16.")
     has_variant = specs.get_linear_attention_pattern(config) if is_delta else [True] * config.num_layers
-    attention = _te_attention(config, is_delta=is_delta) if with_te else None
+    spec = specs.get_gated_delta_net_module_spec if is_delta else specs.get_dsa_module_spec_for_backend
+    attention = spec(config, specs.TESpecProvider() if with_te else _OwnLayers())
     return [
-        _changed(layer, attention or _local_attention(layer, is_delta=is_delta), is_delta=is_delta, with_te=with_te)
-        if has_variant[number]
-        else layer
+        _changed(layer, attention, is_delta=is_delta, with_te=with_te) if has_variant[number] else layer
         for number, layer in enumerate(layers, start=first)
     ]
 
@@ -153,22 +156,8 @@ def _changed(layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_t
     elif is_delta:
         names = dict(layer.submodules.sharded_state_dict_keys_map)
         parts["sharded_state_dict_keys_map"] = names | {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
+    elif not with_te:  # the latents keep their norms in front of the up projections
+        latent, core = layer.submodules.self_attention, attention.submodules.core_attention
+        inside = dataclasses.replace(latent.submodules, core_attention=core)
+        parts["self_attention"] = dataclasses.replace(latent, submodules=inside)
     return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **parts))
-
-
-def _te_attention(config: Any, *, is_delta: bool) -> ModuleSpec:
-    from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider  # needs Transformer Engine
-
-    spec = specs.get_gated_delta_net_module_spec if is_delta else specs.get_dsa_module_spec_for_backend
-    return spec(config, TESpecProvider())
-
-
-def _local_attention(layer: ModuleSpec, *, is_delta: bool) -> ModuleSpec:
-    if is_delta:
-        linear = {"in_proj": ColumnParallelLinear, "out_proj": RowParallelLinear}
-        return ModuleSpec(module=GatedDeltaNet, submodules=GatedDeltaNetSubmodules(out_norm=WrappedTorchNorm, **linear))
-    linears = dict.fromkeys(("linear_wq_b", "linear_wk", "linear_weights_proj"), WholeLinear)
-    indexer = ModuleSpec(module=DSAIndexer, submodules=DSAIndexerSubmodules(k_norm=WrappedTorchNorm, **linears))
-    core = ModuleSpec(module=DSAttention, submodules=DSAttentionSubmodules(indexer=indexer))
-    latent = layer.submodules.self_attention
-    return dataclasses.replace(latent, submodules=dataclasses.replace(latent.submodules, core_attention=core))

@@ -69,11 +69,9 @@ def parts(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
-def inner_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
-    """Yield the torch optimizers that do the stepping."""
-    for part in parts(optimizer):
-        if part.optimizer is not None:
-            yield part.optimizer
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """Return the torch optimizers that do the stepping."""
+    return [part.optimizer for part in parts(optimizer) if part.optimizer is not None]
 
 
 def unshare_steps(optimizer: Any) -> None:

@@ -51,14 +51,11 @@ def in_time(ask: Callable[[], T], seconds: float) -> T:
 
 
 class Peers:
-    """This rank's view of the others.
-
-    Attributes:
-        step: The last step that this rank finished.
-    """
+    """This rank's view of the others."""
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         self.step = 0
+        """The last step that this rank finished."""
         self._store = store
         self._rank = rank
         self._ranks = ranks

@@ -17,17 +17,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """The signal that asked this process to stop.
-
-    Attributes:
-        number: Number of the first signal, 0 for none.
-        is_noted_only: Whether the first signal is only noted. A loop sets it when it begins to look at `number`, and a
-            process that ends with an error sets it too: a launcher that has seen one rank end stops the others, which
-            must still say why they end.
-    """
+    """The signal that asked this process to stop."""
 
     number = 0
+    """Number of the first signal, 0 for none."""
     is_noted_only = False
+    """Whether the first signal is only noted: by a loop that looks at `number`, or a process that ends with an error.
+
+    A launcher that has seen one rank end stops the others, which must still say why they end.
+    """
     _noted_at = 0.0
     _has_copy = False
 

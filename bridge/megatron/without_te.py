@@ -11,11 +11,8 @@ from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
 
 _FUSED = (
-    "fused_permute",
-    "fused_permute_with_probs",
-    "fused_sort_chunks_by_index",
-    "fused_sort_chunks_by_index_with_probs",
-    "fused_unpermute",
+    *("fused_permute", "fused_permute_with_probs", "fused_unpermute"),
+    *("fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs"),
 )
 """Names that transformer_config.py:1829 imports from the module of the experts, in a check that then names TE."""
 _ROUTER = () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)  # :1192, NameError

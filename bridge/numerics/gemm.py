@@ -16,7 +16,6 @@ Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446, common
 """
 
 from contextlib import nullcontext
-from functools import cache
 
 import torch
 
@@ -49,7 +48,7 @@ def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tenso
     a = left.values.T if row.left_columnwise else left.values
     b = right.values if row.right_columnwise else right.values.T
     factor = output_factor(left, right)
-    summand = _unread(a.device) if bias is None else bias.to(torch.bfloat16)
+    summand = a.new_zeros(()) if bias is None else bias.to(torch.bfloat16)  # `addmm` leaves it unread with beta=0
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
         zeros = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)
         return zeros if bias is None else zeros + summand
@@ -59,9 +58,3 @@ def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tenso
             return torch.mm(a, b)
         start = summand.expand(a.shape[0], b.shape[1])
         return torch.addmm(start, a, b, beta=0 if bias is None else 1, alpha=factor)
-
-
-@cache
-def _unread(device: torch.device) -> torch.Tensor:
-    """Return the summand that `addmm` asks for, and leaves unread with beta=0."""
-    return torch.zeros((), dtype=torch.bfloat16, device=device)

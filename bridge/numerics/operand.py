@@ -22,7 +22,7 @@ import torch
 from bridge.numerics import backend
 from bridge.numerics.quantise import draw_seed, tensor_scale
 from bridge.numerics.quantised import Quantised
-from bridge.numerics.scaling import reciprocal
+from bridge.numerics.scaling import fp32
 from bridge.numerics.spec import QuantSpec
 from bridge.numerics.tiles import TilePass
 from bridge.precision.formats import Format
@@ -72,7 +72,7 @@ def make_operand(
     amax = result.amax if amax is None else amax
     factor = 1.0
     if spec.whole_tensor:
-        factor = 1.0 if scale is None else reciprocal(scale)
+        factor = 1.0 if scale is None else fp32(1.0 / scale)
     elif spec.scheme == "nvfp4":
         factor = amax
     elif (shift := shift_for(result.smallest, result.largest, spec.element)) != 1.0:

@@ -25,7 +25,7 @@ import torch
 from bridge.errors import PrecisionTypeError
 from bridge.numerics import backend
 from bridge.numerics.quantised import Quantised
-from bridge.numerics.scaling import reciprocal, whole_nvfp4_scale, whole_scale
+from bridge.numerics.scaling import fp32, whole_nvfp4_scale, whole_scale
 from bridge.numerics.spec import QuantSpec
 from bridge.numerics.tiles import TilePass, TileResult
 
@@ -42,12 +42,10 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the one factor that a scheme takes from the whole tensor's amax; 1.0 where it takes none."""
+    """Return the one factor that a scheme takes from the whole tensor's amax, where it needs that."""
     if spec.scheme == "nvfp4":
         return whole_nvfp4_scale(amax)
-    if spec.whole_tensor:
-        return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
-    return 1.0
+    return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
@@ -126,7 +124,7 @@ def _stored(result: TileResult | None, spec: QuantSpec, columnwise: bool, scale:
     rows, columns = codes.shape
     codes = backend.laid_out(codes, transposed=transposes, packed=spec.format == "e2m1")
     if scales is None:
-        whole = torch.tensor([reciprocal(scale)], dtype=torch.float32, device=codes.device)
+        whole = torch.tensor([fp32(1.0 / scale)], dtype=torch.float32, device=codes.device)
         return {"codes": codes, "scale_inv": whole}
     tile = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and tile[0] == tile[1]:

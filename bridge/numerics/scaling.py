@@ -96,11 +96,6 @@ def whole_nvfp4_scale(amax: float) -> float:
     return min(fp32(NVFP4_MAX / amax), FP32_MAX)
 
 
-def reciprocal(scale: float) -> float:
-    """Return 1 / scale, correctly rounded to FP32."""
-    return fp32(1.0 / scale)
-
-
 def fp32(x: float) -> float:
     """Return a number rounded to FP32; infinity where it overflows."""
     return ctypes.c_float(x).value

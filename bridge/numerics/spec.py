@@ -1,11 +1,11 @@
 """Precision of GEMMs as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
 from bridge.precision.formats import FORMATS, Format
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Scheme, Tile
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Tile
 
 SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
 """The schemes with operands of their own: all but the custom factories."""
@@ -84,11 +84,6 @@ class GemmPrecision:
         if findings:
             raise PrecisionConfigError("This low-precision recipe cannot be run:", findings)
 
-    @cached_property
-    def row(self) -> Scheme:
-        """The scheme's row in the table."""
-        return SCHEMES[self.scheme]
-
     def spec(self, operand: str) -> QuantSpec:
         """Return how input, weight or grad_output is quantised."""
         return _spec(self, operand)
@@ -96,14 +91,15 @@ class GemmPrecision:
 
 @lru_cache(maxsize=256)
 def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
-    operand = precision.row.operand(name)
+    scheme = SCHEMES[precision.scheme]
+    operand = scheme.operand(name)
     forward, backward = OPERAND_FORMATS[precision.format]
     return QuantSpec(
         scheme=precision.scheme,
         format=backward if name == "grad_output" else forward,
         row=operand.row,
         column=operand.column,
-        power_of_two_scale=precision.row.power_of_two_scale,
+        power_of_two_scale=scheme.power_of_two_scale,
         hadamard=operand.hadamard,
         stochastic=operand.stochastic and not precision.disable_stochastic_rounding,
     )

@@ -114,12 +114,10 @@ def _shrink_tokens(run: SmallRun) -> None:
     batch = whole_number(read_field(train, "micro_batch_size")) or 1
     length = run.shape.seq_length or TOKENS
     few = min(batch, 2)
-    is_split = parallel.sequence_parallel
 
     def residues(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
-        shares = tokens % (2 * context) == 0 if context > 1 else True
-        rows = tokens // context
-        return shares, not is_split or rows % tensor == 0, gcd(rows * samples, run.unit)
+        rows, shares = tokens // context, context == 1 or tokens % (2 * context) == 0
+        return shares, not parallel.sequence_parallel or rows % tensor == 0, gcd(rows * samples, run.unit)
 
     wanted = residues(length, batch, parallel.context, parallel.tensor)
     start = TOKENS * layout.size("context")

@@ -116,8 +116,7 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         backend = sections["precision_backend"]
         for key in [key for key in held if held[key] is None and defaults.get(key) is not None]:
             del held[key]  # a file of a later release has null where this class takes none
-        faults = [fault for _, fault in unhonoured(name, values, backend=backend)]
-        refused = {str(fault.path): fault.words["clause"] for fault in faults}
+        refused = {str(fault.path): fault.words["clause"] for _, fault in unhonoured(name, values, backend=backend)}
         absent = "the configs of this Megatron Core have no such field"
         refused |= {f"{name}.{key}": absent for key in held if key not in defaults}
         for path, reason in refused.items():

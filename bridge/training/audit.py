@@ -10,7 +10,7 @@ from bridge.audit.compare import compare, format_gemms
 from bridge.audit.record import FILE, Record
 from bridge.errors import AuditError, TrainingError
 from bridge.megatron.record.census import take_census
-from bridge.megatron.record.copies import Copies, watch_copies
+from bridge.megatron.record.copies import Copy, watch_copies, wrong_copies
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.pytorch.live_audit import gathered
 from bridge.pytorch.record.watch import GemmWatch
@@ -29,7 +29,6 @@ class Audit:
         self._run = run
         self._path = run_dir / FILE
         self._phase: Phase | None = None
-        self._copies = Copies()
         self.record = Record(gemms=())
         """The last record."""
         self.failure: AuditError | None = None
@@ -58,14 +57,14 @@ class Audit:
             return
         model = self._run.trainer.model
         watch = GemmWatch(model)
-        with watch.watching(), watch_copies(model, self._run.trainer.optimizer) as self._copies:
+        with watch.watching(), watch_copies(model, self._run.trainer.optimizer) as copies:
             yield
         run = self._run
         own = take_census(model, run.trainer.optimizer, run.activations)
         everywhere = gathered(watch, own)
         self.record = replace(everywhere, census=own, backend=run.backend, step=run.iteration + 1)
         if run.config.train.audit != "off":
-            self._compare(everywhere, must_raise=is_first)
+            self._compare(everywhere, copies, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
@@ -75,9 +74,9 @@ class Audit:
             precision = get_mixed_precision_config(precision)
         return precision_plan(precision, model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore"))
 
-    def _compare(self, everywhere: Record, *, must_raise: bool) -> None:
+    def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
         plan = self.plan()
-        found = self._copies.mismatches()
+        found = wrong_copies(copies)
         is_whole = not found  # else a weight that is not its master's has this cause, and no other
         found = (*(one for one in compare(plan, everywhere) if is_whole or one.column != "stale"), *found)
         # The error of a healthy layer is bounded at the start alone: of a run, its second step too, which is the first

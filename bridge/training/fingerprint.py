@@ -21,10 +21,7 @@ OF_ONE_MACHINE = (
 """Keys that may differ: what one machine shows and how it reads, and texts that no computation reads."""
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
 VARIABLES = (
-    "BRIDGE_NUMERICS",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "NVIDIA_TF32_OVERRIDE",
+    *("BRIDGE_NUMERICS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE"),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
 """Environment variables that change what is computed; those of `PREFIX` too."""

@@ -48,15 +48,14 @@ class Position:
     """Values that the caller stored with the checkpoint."""
 
 
-def layout() -> dict[str, int | None]:
+def layout() -> dict[str, int]:
     """Return the sizes of the parallel layout that decide whose random states are whose."""
-    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    interleaved = {} if chunks is None else {"virtual_pipeline_model_parallel_size": chunks}
-    return {
-        **interleaved,
+    sizes = {
+        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
         "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
     }
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def identity(trainer: Trainer) -> dict[str, Any]:

@@ -134,8 +134,7 @@ def pair_fault(prefix: Path) -> str | None:
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
-        head = stream.read(_INDEX.size)
-    magic, _, code, sequences, documents = _INDEX.unpack(head.ljust(_INDEX.size, b"\0"))
+        magic, _, code, sequences, documents = _INDEX.unpack(stream.read(_INDEX.size).ljust(_INDEX.size, b"\0"))
     size = _INDEX.size + 12 * sequences + 8 * documents
     if magic != (b"MMIDIDX\x00\x00") or code not in {dtype.value for dtype in DType} or file.stat().st_size < size:
         return f"{file} is damaged"

@@ -129,7 +129,6 @@ class EmulatedLinear:
             x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
         elif others.get("allreduce_dgrad"):
             x = copy_to_tensor_model_parallel_region(x, group=group)
-        stored = weight.stored if isinstance(weight, StoredWeight) else None
         is_told = scheme_of(self.config) is not None  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
         first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
         self.is_first_microbatch = False
@@ -143,7 +142,7 @@ class EmulatedLinear:
                 state=self.fp8_state,
                 cache=self.weight_cache,
                 first_microbatch=first,
-                stored_weight=stored,
+                stored_weight=weight.stored if isinstance(weight, StoredWeight) else None,
                 observer=self.observer,
                 after_backward=finished,
             )

@@ -60,10 +60,6 @@ class StoredWeight(torch.Tensor):
     def __init__(self, store: Store, requires_grad: bool = False) -> None:
         del store, requires_grad  # taken by __new__
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        held = self.stored
-        return f"{type(self).__name__}({tuple(self.shape)}, {held.spec.scheme} {held.spec.format})"
-
     @property
     def stored(self) -> Quantised:
         """Codes and scales."""
@@ -89,12 +85,9 @@ class StoredWeight(torch.Tensor):
 
     def place_codes(self, memory: torch.Tensor) -> None:
         """Move the row-wise codes into other memory, one byte per element; FP4 codes fill the first half of it."""
-        held = self.stored
-        if held.codes is None:
-            raise TypeError(f"{self!r}: has no row-wise codes to place.")
-        codes = memory.view(-1)[: held.codes.numel()].view(held.codes.shape)
-        codes.copy_(held.codes)
-        self.store.quantised = replace(held, codes=codes)
+        codes, _ = self.stored.copy(columnwise=False)
+        placed = memory.view(-1)[: codes.numel()].view(codes.shape).copy_(codes)
+        self.store.quantised = replace(self.stored, codes=placed)
 
     def get_high_precision_init_val(self) -> torch.Tensor:
         """Return the weight as it was before it was first quantised; Megatron's masters begin there."""
@@ -247,6 +240,4 @@ def megatron_stores() -> AbstractContextManager[None]:
 
 def _is_ours(value: Any) -> bool:
     """Return whether a tensor, or the first of a list of them, is a stored weight."""
-    if isinstance(value, (list, tuple)):
-        return bool(value) and isinstance(value[0], StoredWeight)
-    return isinstance(value, StoredWeight)
+    return isinstance(value[0] if isinstance(value, (list, tuple)) and value else value, StoredWeight)

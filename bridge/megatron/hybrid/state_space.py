@@ -107,7 +107,6 @@ def convolved_scan(
     headdim: int | None = None,
     ngroups: int = 1,
     activation: str = "silu",
-    norm_before_gate: bool = True,
     **others: Any,
 ) -> torch.Tensor:
     """Return the gated output (B, L, H P) of a whole mixer, as `mamba_split_conv1d_scan_combined` of mamba_ssm does.
@@ -116,7 +115,6 @@ def convolved_scan(
     convolution of inputs, B and C has weights (H P + 2 G N, W). `headdim` is P, where D is (H), and `ngroups` is G. The
     others are those of `chunk_scan`, and one of a norm in the kernel, which Megatron does not ask for.
     """
-    del norm_before_gate
     _require_plain({**others, "another activation": activation not in ("silu", "swish")})
     heads, width = dt_bias.shape[0], conv1d_weight.shape[1]
     inner = heads * (D.shape[1] if headdim is None else headdim)
@@ -132,7 +130,7 @@ def convolved_scan(
 
 
 class GatedRMSNorm(torch.nn.Module):
-    """RMS norm of groups of channels, with the gate before or after it, as `RMSNorm` of mamba_ssm."""
+    """RMS norm of groups of channels with the gate before it, as `RMSNorm` of mamba_ssm without `norm_before_gate`."""
 
     def __init__(
         self,
@@ -144,15 +142,14 @@ class GatedRMSNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.eps, self.group_size, self.norm_before_gate = eps, group_size or hidden_size, norm_before_gate
+        _require_plain({"norm before the gate": norm_before_gate})
+        self.eps, self.group_size = eps, group_size or hidden_size
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)
 
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x normed and multiplied with silu(z), in the dtype of x; computed in FP32."""
-        gate = None if z is None else F.silu(z.float())
-        gated = x.float() if gate is None or self.norm_before_gate else x.float() * gate
+        """Return x multiplied with silu(z) and normed, in the dtype of x; computed in FP32."""
+        gated = x.float() if z is None else x.float() * F.silu(z.float())
         groups = torch.unflatten(gated, -1, (-1, self.group_size))
         normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)).flatten(-2)
-        y = normed * self.weight.float()
-        return (y if gate is None or not self.norm_before_gate else y * gate).to(x.dtype)
+        return (normed * self.weight.float()).to(x.dtype)

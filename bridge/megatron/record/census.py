@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -35,31 +35,27 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
     Only each layer's first forward pass counts, so a step with gradient accumulation shows one micro-batch.
     """
     seen = Activations()
-    handles: dict[torch.nn.Module, torch.utils.hooks.RemovableHandle] = {}
+    counted: set[torch.nn.Module] = set()
 
     def record(module: torch.nn.Module, _inputs: Any, output: Any) -> None:
-        tensor = output[0] if isinstance(output, tuple) else output
-        seen.bytes_of[dtype_of(tensor)] += tensor.nbytes
-        seen.layers += 1
-        handles.pop(module).remove()
+        if module not in counted:
+            counted.add(module)
+            seen.layers += 1
+            tensor = output[0] if isinstance(output, tuple) else output
+            seen.bytes_of[dtype_of(tensor)] += tensor.nbytes
 
     def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
             seen.sent[dtype_of(output)] = output.nbytes
 
-    for chunk in model:
-        if not unwrapped(chunk).post_process:
-            handles[chunk] = chunk.register_forward_hook(send)
-        module: torch.nn.Module
-        for module in chunk.modules():
-            # Modules of Transformer Engine have quantizers.
-            if isinstance(module, LINEAR) or hasattr(module, "quantizers"):
-                handles[module] = module.register_forward_hook(record)
-    try:
+    with ExitStack() as hooks:
+        for chunk in model:
+            if not unwrapped(chunk).post_process:
+                hooks.callback(chunk.register_forward_hook(send).remove)
+            for module in chunk.modules():
+                if isinstance(module, LINEAR) or hasattr(module, "quantizers"):  # as modules of Transformer Engine have
+                    hooks.callback(module.register_forward_hook(record).remove)
         yield seen
-    finally:
-        for handle in handles.values():
-            handle.remove()
 
 
 def take_census(model: list[Any], optimizer: Any, activations: Activations) -> tuple[CensusRow, ...]:

@@ -6,10 +6,9 @@ and all ranks compare a sample of the whole weight. Nothing else writes to the w
 """
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from bridge.audit.record import layer_order
 from bridge.megatron.agreement import from_all_ranks
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import parts
+from bridge.precision.grouping import grouped
 from bridge.pytorch.record.health import error_limit
 from bridge.pytorch.record.modules import places
 from bridge.pytorch.record.te import describe, is_quantised
@@ -41,32 +41,24 @@ class Copy:
     """The rank's own part is that of its master."""
 
 
-@dataclass
-class Copies:
-    """The copies of this rank, filled by `watch_copies`."""
-
-    rows: list[Copy] = field(default_factory=list)
-
-    def mismatches(self) -> tuple[Mismatch, ...]:
-        """Return the weights that ranks have other copies of than their masters say; a collective call."""
-        copies: defaultdict[tuple[str, str, tuple[str, int, int]], list[Copy]] = defaultdict(list)
-        for row in (row for rows in from_all_ranks(lambda: self.rows) for row in rows):
-            copies[row.layer, row.module, row.part].append(row)
-        wrong = {
-            (layer, module): None
-            for (layer, module, _), own in copies.items()
-            if len({row.digest for row in own}) > 1 or not all(row.is_own for row in own)
-        }
-        ordered = sorted(wrong, key=lambda place: layer_order(place[0]))
-        return folded(
-            [Mismatch(column="gathered", planned="", ran="", layers=(at,), modules=(name,)) for at, name in ordered]
-        )
+def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
+    """Return the weights that ranks have other copies of than their masters say; a collective call."""
+    everywhere = (row for rows in from_all_ranks(lambda: copies) for row in rows)
+    wrong = {
+        (layer, module): None
+        for (layer, module, _), own in grouped(((row.layer, row.module, row.part), row) for row in everywhere).items()
+        if len({row.digest for row in own}) > 1 or not all(row.is_own for row in own)
+    }
+    ordered = sorted(wrong, key=lambda place: layer_order(place[0]))
+    return folded(
+        Mismatch(column="gathered", planned="", ran="", layers=(at,), modules=(name,)) for at, name in ordered
+    )
 
 
 @contextmanager
-def watch_copies(model: list[Any], optimizer: Any) -> Iterator[Copies]:
+def watch_copies(model: list[Any], optimizer: Any) -> Iterator[list[Copy]]:
     """Compare the weights of a distributed optimizer at the end of each chunk's first forward pass in a block."""
-    found = Copies()
+    found: list[Copy] = []
     ranges = {parameter: one for part in parts(optimizer) for parameter, one in _ranges(part)}
     seen: set[torch.nn.Module] = set()
 
@@ -74,7 +66,7 @@ def watch_copies(model: list[Any], optimizer: Any) -> Iterator[Copies]:
         if ranges and chunk not in seen:
             seen.add(chunk)
             with torch.no_grad():
-                found.rows += _copies(chunk, ranges)
+                found.extend(_copies(chunk, ranges))
 
     with ExitStack() as hooks:
         for chunk in model:

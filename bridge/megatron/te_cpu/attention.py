@@ -69,16 +69,12 @@ def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor.detach().permute(_AXES[layout]).to(multiplied_dtype(tensor.dtype))
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def _attended(given: list[torch.Tensor], layout: str, **how: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return query, key and value as leaves of a graph, and the attended values at its end.
 
     What the graph keeps stands for the kernel's own statistics, and is hidden from whoever counts saved tensors.
     """
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
         inputs = [_inside(tensor, layout).requires_grad_() for tensor in given[:3]]
         return inputs, attended(*inputs, **how)
 
@@ -117,9 +113,8 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     formats = _given(arguments, "NVTE_QKV_Format") or layouts * 2
     given = _tensors(arguments)
     kept = (one.__dict__.pop("graph", None) for argument in arguments if isinstance(argument, list) for one in argument)
-    graph = next(filter(None, kept), None)
     how = {"scale": arguments[2], "is_causal": mask.name != "NVTE_NO_MASK"}
-    inputs, out = graph or _attended(given, _format(layouts[0].name), **how)
+    inputs, out = next(filter(None, kept), None) or _attended(given, _format(layouts[0].name), **how)
     found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
     back = _BACK[_format(layouts[-1].name)]
     return [*(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found), None, None]

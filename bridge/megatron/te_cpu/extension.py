@@ -49,7 +49,6 @@ def extension(*, is_older: bool = False) -> types.ModuleType:
         if isinstance(function, types.FunctionType) and function.__module__ == part.__name__ and name[0] != "_"
     }
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
-    enums = OLDER_ENUMS if is_older else ENUMS
     answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
-    made.__dict__.update({**enums, **classes, **functions, **answers})
+    made.__dict__.update({**(OLDER_ENUMS if is_older else ENUMS), **classes, **functions, **answers})
     return made

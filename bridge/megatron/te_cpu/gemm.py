@@ -37,12 +37,11 @@ def generic_gemm(
     }
     for name in (name for name, is_asked_for in others.items() if is_asked_for):
         raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
-    gemm = GEMM_OF_LAYOUT[transA, transB]
     own = A if D is None else D
     dtype: torch.dtype = own.dtype if output_dtype is None else torch_dtype(output_dtype)
     has_bias = bias is not None and bias.numel() > 0
     added = bias.detach() if bias is not None and has_bias and not grad else None
-    out = _product(gemm, B, A, added, in_fp32=dtype == torch.float32 or accumulate)
+    out = _product(GEMM_OF_LAYOUT[transA, transB], B, A, added, in_fp32=dtype == torch.float32 or accumulate)
     bias_gradient = _bias_gradient(B).to(dtype) if has_bias and grad else None
     if not transB:
         out = out.reshape(*shape_of(B)[:-1], out.shape[-1])

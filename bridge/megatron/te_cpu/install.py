@@ -48,6 +48,12 @@ _STUBS = (
 """Modules that import Triton or ONNX Script. `triton` itself stays what it is: torch asks for it."""
 
 
+TOO_LATE = (
+    "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. Start the "
+    "run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Installed:
     """Transformer Engine as it was imported here."""
@@ -97,11 +103,7 @@ def install(capability: tuple[int, int]) -> Installed:
     BackendUnavailableError where its files are not there, or Megatron Core was imported already.
     """
     if "megatron.core" in sys.modules:
-        raise BackendUnavailableError(
-            "precision_backend=te_cpu: needs a process in which Megatron Core was not imported before, because "
-            "Megatron decides at import whether there is Transformer Engine. Start the run by itself, or call "
-            "bridge.preflight.te_cpu.declare() before anything else."
-        )
+        raise BackendUnavailableError(TOO_LATE)
     root, version = find_te()
     if str(root) not in sys.path:
         sys.path.append(str(root))

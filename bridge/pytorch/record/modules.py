@@ -10,7 +10,7 @@ of Megatron or Transformer Engine, and holds under activation recomputation, whi
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -98,17 +98,12 @@ class Running:
     @contextmanager
     def following(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
         """Follow modules for a ``with`` block; those that only hold others are left out."""
-        handles = []
-        for module in modules:
-            if holds_more_than_modules(module):
-                handles.append(module.register_forward_pre_hook(self._enter))
-                handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(self._stack.clear)
+            for module in filter(holds_more_than_modules, modules):
+                hooks.callback(module.register_forward_pre_hook(self._enter).remove)
+                hooks.callback(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._stack.clear()
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
         self._stack.append(module)

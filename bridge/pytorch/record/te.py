@@ -124,9 +124,8 @@ def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = 
 
 def _scheme_of_storage(tensor: Any) -> str:
     """Return the scheme of a tensor without a quantizer; per-tensor scales are those of the autocast's recipe."""
-    kind = type(tensor).__name__
     named = {"MXFP8": "mxfp8", "NVFP4": "nvfp4", "Float8Blockwise": "blockwise"}
-    found = next((scheme for start, scheme in named.items() if kind.startswith(start)), context())
+    found = next((scheme for start, scheme in named.items() if type(tensor).__name__.startswith(start)), context())
     return "tensorwise" if found == "off" else found
 
 
