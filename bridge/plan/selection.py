@@ -14,6 +14,7 @@ from bridge.errors import close_matches
 from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Matcher, Matchers, recipe_of
 from bridge.precision.module_schemes import row_matchers
+from bridge.precision.modules import layers_beyond
 from bridge.rules.shape.parallel import Parallel
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ class Selected:
     """Modules that it selects and that read no per-module recipe."""
     nearest: tuple[str, ...]
     """Names of modules that look like the pattern, where it selects none."""
+    beyond: tuple[int, ...]
+    """Layers that it names, as it states them, and that the model does not have."""
     missed: tuple[int, ...]
-    """Layers that it names, as it states them, and in which it selects no module."""
+    """Layers of the model that it names, as it states them, and in which it selects no module."""
 
     @property
     def is_empty(self) -> bool:
@@ -153,7 +156,7 @@ def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_la
     found = [module for module, names in by_module.items() if matcher.name in names]
     linears = [module for module in found if module.kind == "linear"]
     shadowed = [module for module in linears if by_module[module][0] != matcher.name]
-    reached = {module.number for module in found}
+    reached, beyond = {module.number for module in found}, layers_beyond(matcher.layers, num_layers)
     return Selected(
         matcher=matcher,
         taken=tuple(module for module in linears if module not in shadowed),
@@ -161,11 +164,8 @@ def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_la
         by=tuple(dict.fromkeys(by_module[module][0] for module in shadowed)),
         unread=tuple(module for module in found if module.kind in UNREAD),
         nearest=() if linears else _nearest(matcher.select, list(by_module)),
-        missed=tuple(
-            number
-            for number in matcher.layers
-            if not -num_layers <= number < num_layers or number % num_layers not in reached
-        ),
+        beyond=tuple(beyond),
+        missed=tuple(one for one in matcher.layers if one not in beyond and one % num_layers not in reached),
     )
 
 

@@ -92,23 +92,18 @@ class StatedField:
         """Return `value` in the form it is kept in; PrecisionTypeError for one of the wrong type for the field."""
         if value is None and (self.optional or self.unstates):
             return None
+        path = f"mixed_precision.{self.name}"
         if isinstance(value, str):
             value = dict(self.spellings).get(value.lower(), value)
         try:
             return coerce(value, self.kind, switch=self.optional)
         except WrongRowsError as error:
-            raise self._wrong_rows(error) from None
+            lines = [str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy)) for fault in error.faults]
+            parts: dict[str, Any] = {"path": path, "rule": error.rule, "value": error.value, "remedy": error.remedy}
+            raise PrecisionTypeError("\n".join(lines), faults=error.faults, **parts) from None
         except WrongValueError as error:
-            path = f"mixed_precision.{self.name}"
             remedy = f"Use {listed(self.examples)}." if self.examples else error.remedy
             raise PrecisionTypeError.of(path, error.rule, value, remedy) from None
-
-    def _wrong_rows(self, error: WrongRowsError) -> PrecisionTypeError:
-        path, first = f"mixed_precision.{self.name}", error.faults[0]
-        lines = [str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy)) for fault in error.faults]
-        return PrecisionTypeError(
-            "\n".join(lines), path=path, rule=first.rule, value=first.value, remedy=first.remedy, faults=error.faults
-        )
 
 
 def default_of(field: Field[Any]) -> Any:
@@ -143,8 +138,8 @@ class _Signature:
         parameters = []
         for field in dataclasses.fields(owner):
             default = field.default
-            if default is dataclasses.MISSING:
-                made = field.default_factory is not dataclasses.MISSING
+            if default is MISSING:
+                made = field.default_factory is not MISSING
                 default = dataclasses._HAS_DEFAULT_FACTORY if made else inspect.Parameter.empty  # type: ignore[attr-defined]
             parameters.append(
                 inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
@@ -167,14 +162,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         __signature__ = _Signature()
 
         def __init__(self, **given: object) -> None:
-            origin = given.get("_origin")
-            named = list(given)
-            changed = named if origin is None else named[: named.index("_origin")]
-            own = vars(self)
-            for kept in _KEPT:
-                own[kept] = dict(vars(origin)[kept]) if origin is not None else {}
-            own["_recipe"] = vars(origin)["_recipe"] if origin is not None else None
-            changes = {name: given[name] for name in changed}
+            origin, named = given.get("_origin"), list(given)
+            held = vars(origin) if origin is not None else {}
+            vars(self).update({kept: dict(held.get(kept, ())) for kept in _KEPT}, _recipe=held.get("_recipe"))
+            changes = {name: given[name] for name in (named[: named.index("_origin")] if held else named)}
             known, stated = self.__dataclass_fields__, _stated_fields(type(self))
             for name in changes:
                 if name not in known or name == "_origin":
@@ -236,8 +227,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     def is_stated(self, name: str) -> bool:
         """Return whether `name`, or the other name of the same setting, was stated."""
-        field = self._field(name)
-        return name in self._values or (field.twin is not None and field.twin in self._values)
+        return name in self._values or self._field(name).twin in self._values
 
     def is_left_open(self, name: str) -> bool:
         """Return whether `name` was last set to a None that takes its statement back."""
@@ -247,7 +237,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         """Return the source that set `name`: "default" for an unstated field."""
         field = self._field(name)
         for known in (name, field.twin):
-            if known is not None and known in self._values:
+            if known in self._values:
                 return self._sources.get(known) or "stated"
         return "default"
 
@@ -354,12 +344,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     @property
     def stated_over_recipe(self) -> tuple[str, ...]:
         """Names of the fields that were stated after the recipe, in order of declaration."""
-        own = self._of_recipe
-        return tuple(
-            name
-            for name in self.field_names()
-            if name in self._values and (name not in own or self._sources.get(name) != own[name])
-        )
+        own, stated = self._of_recipe, [name for name in self.field_names() if name in self._values]
+        return tuple(name for name in stated if name not in own or self._sources.get(name) != own[name])
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_") or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
@@ -369,9 +355,6 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in _KEPT}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"_aside": {}, "_of_recipe": {}, "_open": {}, **state})
 
     def __eq__(self, other: object) -> bool:
         """Compare as Megatron Bridge's dataclass does: by what every field reads as, stated or not."""

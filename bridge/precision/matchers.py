@@ -93,18 +93,15 @@ class Effect:
         """Return it as a training or evaluation recipe, without Megatron's defaults."""
         if self.family is None:
             return {}
-        recipe: dict[str, Any] = {f"{self.family}_quantization_recipe": self.scheme}
-        if self.family == "fp8":
-            recipe["fp8_format"] = self.format
-        if self.in_high:
-            recipe["override_nonquantized_autocast"] = True
-        if self.factory is not None:
-            recipe["custom_recipe_factory"] = self.factory
-        if self.tp_only_amax_red is not None:
-            recipe["tp_only_amax_red"] = self.tp_only_amax_red
-        if self.stored:  # False is Megatron's default, and releases before 0.18 know no such key
-            recipe[f"{self.family}_param"] = True
-        return recipe
+        recipe = {
+            f"{self.family}_quantization_recipe": self.scheme,
+            "fp8_format": self.format if self.family == "fp8" else None,
+            "override_nonquantized_autocast": self.in_high or None,
+            "custom_recipe_factory": self.factory,
+            "tp_only_amax_red": self.tp_only_amax_red,
+            f"{self.family}_param": self.stored or None,  # False is the default, and no key of releases before 0.18
+        }
+        return {key: value for key, value in recipe.items() if value is not None}
 
     @property
     def label(self) -> str:
@@ -135,9 +132,7 @@ class Effect:
 
     def computes(self, layer: Run | None) -> Chosen | Run | None:
         """Return what a module computes in where its layer's own choice is `layer`; None is the dtype of the run."""
-        if not self.acts(is_low=layer is not None):
-            return layer
-        return self.chosen
+        return self.chosen if self.acts(is_low=layer is not None) else layer
 
 
 def payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -255,16 +250,10 @@ def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     matchers = given.get("matchers")
     if "config_dict" not in given or not isinstance(matchers, list | tuple):
         return given
-    globs = [one for one in matchers if isinstance(one, Mapping)]
-    rows = {
-        f"matcher_{at}": {
-            "type": "glob",
-            "enabled": True,
-            "pattern": one.get("pattern"),
-            "config": one.get("config_key"),
-        }
-        for at, one in enumerate(globs)
-    }
+    rows = {}
+    for at, one in enumerate(one for one in matchers if isinstance(one, Mapping)):
+        config, pattern = one.get("config_key"), one.get("pattern")
+        rows[f"matcher_{at}"] = {"config": config, "type": "glob", "pattern": pattern, "enabled": True}
     return {"configs": given["config_dict"] or {}, "matchers": rows}
 
 
@@ -302,6 +291,4 @@ def matchers_in(held: Any) -> list[Matcher]:
 
 def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
     """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
-    if len(recipes) > 1:
-        return recipes[chunk]
-    return recipes[0] if recipes else None
+    return recipes[chunk if len(recipes) > 1 else 0] if recipes else None

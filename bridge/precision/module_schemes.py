@@ -21,7 +21,7 @@ from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, TRAINING, Chosen, Effect, Matcher, Matchers
-from bridge.precision.modules import ModuleRow, module_rows
+from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
 
 _OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 
@@ -117,16 +117,17 @@ class ModuleSchemes:
     def of(cls, config: PrecisionConfig, num_layers: int | None = None) -> ModuleSchemes:
         """Return the schemes of a precision; WrongValueError where layers are not known, or not there."""
         rows = module_rows(config.reading("modules"))
+        named = [number for row in rows for number in row.layer_numbers]
         kept = (0, 0)
         if config.scheme is not None and config.reading("first_last_layers_bf16"):
             start, end = (config.reading(name) if config.is_stated(name) else 1 for name in LAYER_COUNTS)
             kept = (start, end)
-        if num_layers is None and (any(kept) or any(row.layer_numbers for row in rows)):
+        if num_layers is None and (any(kept) or named):
             rule = "the precision chooses single layers, so the number of layers must be known"
             raise WrongValueError(rule, None, "Give the number of the model's layers.")
         if num_layers is not None and (type(num_layers) is not int or num_layers < 1):
             raise WrongValueError("the number of layers must be a whole number from 1", num_layers, "Correct it.")
-        beyond = [number for row in rows for number in row.layers_beyond(num_layers)] if num_layers is not None else []
+        beyond = layers_beyond(named, num_layers) if num_layers is not None else []
         if beyond:
             raise WrongValueError(f"rows name layer {beyond[0]}", num_layers, "Correct the rows or the number.")
         matchers = row_matchers(rows, num_layers or 0, run=config.low_format)

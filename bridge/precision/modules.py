@@ -75,10 +75,6 @@ class ModuleRow:
         found = _LAYER.search(self.select)
         return (int(found[1]),) if found is not None and not self.select.startswith("mtp.") else ()
 
-    def layers_beyond(self, num_layers: int) -> tuple[int, ...]:
-        """Return the numbers, as they are stated, of layers that a model of so many layers does not have."""
-        return tuple(number for number in self.layer_numbers if not -num_layers <= number < num_layers)
-
     def patterns(self, num_layers: int) -> tuple[str, ...]:
         """Return the globs that select the row's modules by their names in the whole model."""
         if not self.module:
@@ -110,6 +106,11 @@ class ModuleRow:
             return self.select
         layers = "" if self.layers is None else f"layers {', '.join(map(str, self.layers))}: "
         return f"{layers}{self.module}"
+
+
+def layers_beyond(numbers: Sequence[int], num_layers: int) -> list[int]:
+    """Return the numbers, as a row states them, of layers that a model of so many layers does not have."""
+    return [number for number in numbers if not -num_layers <= number < num_layers]
 
 
 def plain_rows(value: object) -> tuple[dict[str, Any], ...]:

@@ -12,7 +12,8 @@ sections of a run that a file was read into. Nothing heavy is imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -77,8 +78,8 @@ class Setup(RuleContext):
         if not isinstance(precision, Prediction):
             config = get_mixed_precision_config(precision) if precision is not None else None
             precision = predict(config, sections, target=target)
-        run: Prediction = precision
-        self.prediction, self.sections = run, run.sections
+        self.prediction = run = precision
+        self.sections = run.sections
         self.malformed += [one for section in run.sections.values() for one in section.malformed]
         super().__init__(
             run.precision,
@@ -111,14 +112,11 @@ class Setup(RuleContext):
     def _read_kind(self) -> None:
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
-        self.rank: int | None = self.peft.rank or self.peft.dim
+        self.has_peft, self.rank = "peft" in self.given, self.peft.rank or self.peft.dim
         routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
         self.has_ncclep = routes == ("flex", "ncclep")
-        modules = model.recompute_modules
-        self.recomputed: tuple[str, ...] = ()
-        if model.recompute_granularity == "selective" and isinstance(modules, list | tuple):
-            self.recomputed = tuple(map(str, modules))
-        self.has_peft = "peft" in self.given
+        is_selective = model.recompute_granularity == "selective" and isinstance(model.recompute_modules, list | tuple)
+        self.recomputed = tuple(map(str, model.recompute_modules)) if is_selective else ()
 
     @cached_property
     def overflow(self) -> Violation | None:
@@ -127,13 +125,10 @@ class Setup(RuleContext):
         Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of models that cannot
         be planned.
         """
-        trains = self.has_model and self.has_optimizer
-        if not trains or not self.has_gpu or self.is_emulated:
-            return None
-        try:
-            return self.planned.overflow
-        except BridgeError:
-            return None
+        if self.has_model and self.has_optimizer and self.has_gpu and not self.is_emulated:
+            with suppress(BridgeError):
+                return self.planned.overflow
+        return None
 
     @cached_property
     def planned(self) -> PlannedRun:
@@ -148,12 +143,10 @@ class Setup(RuleContext):
 
         None without any, and for a model that cannot be planned, which other findings name.
         """
-        if self.model.quant_recipe is None:
-            return None
-        try:
-            return self.plan.selection
-        except RunConfigError:
-            return None
+        if self.model.quant_recipe is not None:
+            with suppress(RunConfigError):
+                return self.plan.selection
+        return None
 
     @cached_property
     def plan(self) -> PrecisionPlan:
@@ -167,7 +160,7 @@ class Setup(RuleContext):
         """The precision in a few words; one without a recipe's name is named by the nearest."""
         if self.precision is None:
             return label_of_owners(self.prediction.values["model"])
-        return self.precision.label if self.precision.recipe is not None else nearest_label(self.precision)
+        return nearest_label(self.precision)
 
     @property
     def flow(self) -> str:
@@ -197,11 +190,6 @@ class Report:
         """The target as text."""
         return str(self.setup.target)
 
-    @property
-    def flow(self) -> str:
-        """The dtypes of a gradient, from the weight gradient to the master weights."""
-        return self.setup.flow
-
     def of(self, severity: str) -> tuple[RuleFinding, ...]:
         """Return the findings of one severity."""
         return tuple(finding for finding in self.findings if finding.severity == severity)
@@ -213,11 +201,10 @@ class Report:
 
     def with_phase(self, number: int, later: Report) -> Report:
         """Return the report with the findings that a later phase of a precision schedule adds."""
-        known = {(one.id, one.path) for one in (*self.findings, *self.silenced)}
-        new = [replace(one, where=f"phase {number}") for one in later.findings if (one.id, one.path) not in known]
-        silenced = [replace(one, where=f"phase {number}") for one in later.silenced if (one.id, one.path) not in known]
-        found = sorted((*self.findings, *new), key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
-        return replace(self, findings=tuple(found), silenced=(*self.silenced, *silenced))
+        found = [*self.findings, *self.silenced]
+        known = {(one.id, one.path) for one in found}
+        new = [one for one in (*later.findings, *later.silenced) if (one.id, one.path) not in known]
+        return _report(self.setup, [*found, *(replace(one, where=f"phase {number}") for one in new)])
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 with warnings where they count, else 0."""
@@ -230,13 +217,14 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
     """Ask every rule; `silenced` rules, each with the reason, have their findings kept apart."""
     reasons = silenced or {}
     refuse_unknown(reasons)
-    found = ask(RULES, setup)
-    found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
-    return Report(
-        findings=tuple(finding for finding in found if finding.id not in reasons),
-        silenced=tuple(replace(finding, silenced=reasons[finding.id]) for finding in found if finding.id in reasons),
-        setup=setup,
-    )
+    return _report(setup, [replace(finding, silenced=reasons.get(finding.id)) for finding in ask(RULES, setup)])
+
+
+def _report(setup: Setup, found: Iterable[RuleFinding]) -> Report:
+    """Return the findings as a report, the worst first."""
+    ordered = sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.id))
+    silenced = tuple(one for one in ordered if one.silenced is not None)
+    return Report(findings=tuple(one for one in ordered if one.silenced is None), silenced=silenced, setup=setup)
 
 
 def refuse_unknown(reasons: Mapping[str, str]) -> None:
@@ -361,8 +349,6 @@ def section_of(run: Any, name: str) -> Any:
 
 
 def _reasons(given: Any) -> dict[str, str]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping | None):
         raise RunConfigError(f"silence: must be a mapping of rule to reason, got {given!r}. Write PB306: why.")
-    return {str(name): str(reason) for name, reason in given.items()}
+    return {str(name): str(reason) for name, reason in (given or {}).items()}

@@ -11,13 +11,14 @@ Megatron decides at import whether there is Transformer Engine. So the declarati
 from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError
+from bridge.precision.schemes import scheme_row
 from bridge.rules.target import Target, parse_target
 from bridge.rules.versions import dotted
 
 BACKEND = "te_cpu"
 """The value of `precision_backend`."""
-_DEFAULTS = {"mxfp8": (10, 0), "nvfp4": (10, 0)}
-"""Scheme -> the oldest GPU that runs it; the others run on 9.0."""
+_OLDEST = (9, 0)
+"""Compute capability of the oldest GPU that stands for one that nobody named."""
 _declared: list[tuple[int, int]] = []
 
 
@@ -32,7 +33,8 @@ def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tup
     Without a GPU in the target, the GPU whose branches Transformer Engine takes is the oldest that runs the schemes.
     BackendUnavailableError where another one was declared.
     """
-    capability = max((_DEFAULTS.get(str(scheme), (9, 0)) for scheme in schemes), default=(9, 0))
+    rows = (scheme_row(str(scheme)) for scheme in schemes)
+    capability = max([_OLDEST, *(row.min_compute_capability or _OLDEST for row in rows if row is not None)])
     place = parse_target(target) if target is not None else Target()
     if place.gpu is not None:
         if place.capability is None:

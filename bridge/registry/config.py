@@ -136,7 +136,6 @@ OWNER_OF = {
     **dict.fromkeys(("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "ddp"),
 }
 """Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""
-SCHEMES = {"fp8": "fp8_recipe", "fp4": "fp4_recipe"}
 FOLLOWING = ("fp8_param", "fp4_param")
 """Fields that the peer's class keeps equal to the gather of the same family, and leaves None until `finalize`."""
 
@@ -165,7 +164,7 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     given = {field.name for field in dataclasses.fields(config) if values[field.name] != default_of(field)}
     given |= {name for name in MODE_SWITCHES if name in values}
-    given |= {scheme for family, scheme in SCHEMES.items() if values.get(family)}
+    given |= {f"{family}_recipe" for family in ("fp8", "fp4") if values.get(family)}
     if given.intersection(LAYER_COUNTS):
         given.update(LAYER_COUNTS)
     changed = _changed_in_recipe(values, recipes)

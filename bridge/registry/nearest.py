@@ -57,8 +57,7 @@ def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[s
 
 def _made(name: str) -> PrecisionConfig:
     """Return a recipe that nobody asked for: what it warns of is of no interest."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BridgeWarning)
+    with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         return REGISTRY.get(name)
 
 

@@ -21,7 +21,7 @@ def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
     lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
     if report.setup.choice is not None:
         lines.append(((f"  {report.setup.choice}", "dim"),))
-    lines.append(((f"  gradients: {report.flow}", "dim"),))
+    lines.append(((f"  gradients: {report.setup.flow}", "dim"),))
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
             lines.extend(_finding(finding))
@@ -44,7 +44,7 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
         "precision": report.precision,
         "target": report.target,
         "auto": report.setup.choice.to_dict() if report.setup.choice is not None else None,
-        "gradients": report.flow,
+        "gradients": report.setup.flow,
         "verdict": report.verdict,
         "exit_code": report.exit_code(strict=strict),
         "findings": [finding_dict(finding) for finding in report.findings],

@@ -11,7 +11,7 @@ def render_sync(report: SyncReport) -> str:
     recipe = f"recipe {report.precision.partition(',')[0]}"
     rows = [
         {
-            "field": f"{row.owner}.{row.attribute}",
+            "field": row.path,
             "was": _value(row.old),
             "is": _value(row.new),
             "verdict": row.verdict,

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS, SWITCHES, differ
-from bridge.rules.inert import inert_fields
+from bridge.rules.inert import BUFFER, inert_fields
 from bridge.rules.target import Target
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel
+    from bridge.sync.prediction import Prediction
     from bridge.sync.report import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
@@ -78,7 +79,7 @@ class RuleContext:
     """
 
     # Known to a check alone.
-    prediction: Any
+    prediction: Prediction
     train: Any
     data: Any
     peft: Any
@@ -142,16 +143,9 @@ class RuleContext:
         own = model.fp8_recipe if self.fp8 else model.fp4_recipe
         self.scheme: str | None = scheme or (own if self.is_low else None)
         self.row: Scheme | None = (FP8_SCHEMES if self.fp8 else FP4_SCHEMES).get(self.scheme or "")
-        self.is_delayed = self.scheme == "delayed"
-        self.is_blockwise = self.scheme == "blockwise"
-        self.is_mxfp8 = self.scheme == "mxfp8"
-        self.is_tensorwise = self.scheme == "tensorwise"
-        self.is_custom = self.scheme == "custom"
         self.gathers_fp8 = bool(model.fp8_param or ddp.fp8_param_gather)
         self.gathers_fp4 = bool(model.fp4_param or ddp.fp4_param_gather)
-        self.reuses_buffer = bool(
-            ddp.reuse_grad_buf_for_mxfp8_param_ag or self.optimizer.reuse_grad_buf_for_mxfp8_param_ag
-        )
+        self.reuses_buffer = bool(getattr(ddp, BUFFER) or getattr(self.optimizer, BUFFER))
         self.has_dynamic_scale = self.is_fp16 and not self.optimizer.loss_scale
 
     def read_owners(self) -> None:
@@ -171,14 +165,12 @@ class RuleContext:
     @cached_property
     def shape(self) -> ModelShape:
         """The model; a size that is impossible is replaced."""
-        shape: ModelShape = self.prediction.shape_and_faults[0]
-        return shape
+        return self.prediction.shape_and_faults[0]
 
     @cached_property
     def parallel(self) -> Parallel:
         """The layout; what cannot be read of it is left out."""
-        layout: Parallel = self.prediction.layout_and_faults[0]
-        return layout
+        return self.prediction.layout_and_faults[0]
 
     def read_target(self, backend: str | None, environment: Mapping[str, str] | None) -> None:
         """Set what is known of the GPUs of the run, their libraries and its variables.
@@ -192,9 +184,8 @@ class RuleContext:
         self.has_environment = environment is not None
         self.cuda, self.cudnn, self.capability = target.cuda, target.cudnn, target.capability
         self.has_gpu = target.gpu is not None and target.gpu.is_gpu
-        self.is_emulated = backend in ("emulated", "te_cpu") or (
-            backend is None and target.gpu is not None and not target.gpu.is_gpu
-        )
+        is_cpu = target.gpu is not None and not target.gpu.is_gpu
+        self.is_emulated = backend in ("emulated", "te_cpu") or (backend is None and is_cpu)
         self.calls_te = backend == "te_cpu" or not self.is_emulated
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
 

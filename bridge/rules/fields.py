@@ -5,7 +5,6 @@ that it names; a default is that of the newest release. Settings of a run that n
 and the settings that two configs hold: pairs that must agree, and switches of sharding that are meant for both.
 """
 
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,36 +81,30 @@ _NAMED_DTYPES = ("moe_router_dtype",)
 """Names of dtypes in Megatron Core, dtypes in the files of Megatron Bridge."""
 
 
-def _versions(releases: list[str], known: list[str]) -> VersionRange:
-    """Return the range from the first of `releases` to the one of `known` that no longer has the field."""
-    numbers = [_MAIN if _is_main(name) else name for name in known]
-    first, last = known.index(releases[0]), known.index(releases[-1])
-    limits = [f">={numbers[first]}"] if first else []
-    limits += [f"<{numbers[last + 1]}"] if last + 1 < len(known) else []
+_CONTENT = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
+_NUMBERS = {name: _MAIN if name.startswith("main") else name for name in _CONTENT["releases"]}
+"""Release that the fields were read in, in order -> its number; the last is Megatron's main branch."""
+
+
+def _versions(releases: list[str]) -> VersionRange:
+    """Return the range from the first of `releases` to the first release that no longer has the field."""
+    known = list(_NUMBERS)
+    first, behind = known.index(releases[0]), known.index(releases[-1]) + 1
+    limits = [f">={_NUMBERS[releases[0]]}"] if first else []
+    limits += [f"<{_NUMBERS[name]}" for name in known[behind : behind + 1]]
     return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
 
 
 def known_releases() -> tuple[Version, ...]:
     """Return the releases of Megatron Core that the fields are of, in order; the last is the one of its main branch."""
-    return tuple(map(parse_version, [*(name for name in _content()["releases"] if not _is_main(name)), _MAIN]))
-
-
-@functools.cache
-def _content() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
-    return found
-
-
-def _is_main(name: str) -> bool:
-    return name.startswith("main")
+    return tuple(map(parse_version, _NUMBERS.values()))
 
 
 def _rows() -> dict[str, dict[str, OwnerField]]:
-    content = _content()
     found: dict[str, dict[str, OwnerField]] = {role: {} for role in OTHER}
-    for role, fields in content["fields"].items():
+    for role, fields in _CONTENT["fields"].items():
         for name, row in fields.items():
-            has = _versions(row["in"], content["releases"]) if "in" in row else None
+            has = _versions(row["in"]) if "in" in row else None
             kind = "dtype" if name in _NAMED_DTYPES else row["kind"]
             found[role][name] = OwnerField(name=name, kind=kind, default=row["default"], has=has)
     for role, others in OTHER.items():

@@ -45,10 +45,7 @@ LATER = ("cuda_graph_modules", "inference_cuda_graph_scope", "fp4_param_gather")
 
 def _by_field(**reasons: dict[str, str]) -> dict[str, dict[str, str]]:
     """Return section -> field -> reason, of section -> reason -> fields."""
-    rows = [(key, name, why) for key, of in reasons.items() for why, names in of.items() for name in names.split()]
-    if len({row[:2] for row in rows}) < len(rows):
-        raise ValueError("a field has two reasons")
-    return {key: {name: why for section, name, why in rows if section == key} for key in reasons}
+    return {key: {name: why for why, names in of.items() for name in names.split()} for key, of in reasons.items()}
 
 
 REFUSED = _by_field(
@@ -154,7 +151,6 @@ ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
         "experimental_attention_variant": (*DELTA_NET, SPARSE),
     },
     "optimizer": {"optimizer": ("adam", "sgd")},
-    "ddp": {},
 }
 """Section -> field -> the only values that a run can have."""
 ACCEPTED_WITHOUT_TE = {"attention_backend": ("auto", "local", "unfused")}
@@ -208,7 +204,7 @@ def unhonoured(section: str, values: Mapping[str, Any], *, backend: str | None) 
     if backend not in ("te", None):
         reasons = reasons | (REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section]
     has_te_layers = section != "model" or backend in (*WITH_TE, None)
-    accepted = ACCEPTED[section] | ({} if has_te_layers else ACCEPTED_WITHOUT_TE)
+    accepted = ACCEPTED.get(section, {}) | ({} if has_te_layers else ACCEPTED_WITHOUT_TE)
     for name, default in _DEFAULTS[section].items():
         value = values.get(name, default)
         if not differ(value, default):

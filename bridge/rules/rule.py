@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 from bridge.errors import Finding
 from bridge.rules.context import RuleContext
-from bridge.rules.versions import Version, VersionRange
+from bridge.rules.versions import VersionRange
 from bridge.rules.violation import HELD, Predicate, Violation
 
 SEVERITIES = ("error", "warning", "info")
@@ -119,15 +119,11 @@ def findings_of(rule: Rule, context: RuleContext) -> list[RuleFinding]:
     violations = rule.when(context)
     if not violations:
         return []
-    depends = []
-    for versions in rule.versions:
-        held: Version | None = getattr(context.target, versions.product)
-        holds = versions.holds(held)
-        if holds is False:
-            return []
-        if holds is None:
-            depends.append(str(versions))
-    return [_finding(rule, context, violation, " and ".join(depends) or None) for violation in violations]
+    holds = {one: one.holds(getattr(context.target, one.product)) for one in rule.versions}
+    if False in holds.values():
+        return []
+    depends = " and ".join(str(one) for one, is_met in holds.items() if is_met is None) or None
+    return [_finding(rule, context, violation, depends) for violation in violations]
 
 
 def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: str | None) -> RuleFinding:

@@ -17,17 +17,15 @@ from typing import Any
 from bridge.errors import Finding, WrongValueError
 from bridge.precision.fields import default_of
 from bridge.precision.values import coerce, dtype_token
-from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
+from bridge.rules.fields import DEFAULTS, FIELDS, OwnerField
 from bridge.rules.versions import Version
 
 ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
 """The sections that rules and plan read."""
 NULLABLE = frozenset({"q_lora_rank"})
 """Fields with another default in which None is a value of its own: queries without a latent."""
-MISSING = object()
 _PLAIN: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (float, int), "name": (str,)}
-_ROWS = {role: {name: (_PLAIN.get(row.kind, ()), row) for name, row in rows.items()} for role, rows in FIELDS.items()}
-"""Section -> field -> types whose values are kept as they are, and the row."""
+"""Kind of a field -> types whose values are kept as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,25 +91,23 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     values = DEFAULTS[role].copy()
     if owner is None:
         return Section(values=values, is_given=False)
-    rows = _ROWS[role]
     unknown: dict[str, Any] = {}
     malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
     given: Mapping[str, Any] = owner if is_mapping else attributes or attributes_of(role, owner)  # type: ignore[assignment]
     for name, value in given.items():
-        found = rows.get(name)
-        if found is None:
-            unknown[name] = value
-        elif type(value) in found[0]:
+        row = FIELDS[role].get(name)
+        if row is None:
+            unknown[str(name)] = value
+        elif type(value) in _PLAIN.get(row.kind, ()):
             values[name] = value
         else:
-            _put(values, found[1], value, role, malformed)
-    known = NAMES.get(role) if is_mapping else None
+            _put(values, row, value, role, malformed)
     return Section(
         values=values,
         is_mapping=is_mapping,
         malformed=tuple(malformed),
-        unknown={} if known is None else {str(name): unknown[name] for name in unknown if name not in known},
+        unknown=unknown if is_mapping else {},
         newer={} if is_mapping else _newer(role, owner),
         stated=frozenset(map(str, given)),
     )
@@ -121,8 +117,7 @@ def attributes_of(role: str, owner: object) -> Mapping[str, Any]:
     """Return the attributes of an object; of one that is no dataclass, those that Megatron's class has."""
     if dataclasses.is_dataclass(owner) and hasattr(owner, "__dict__"):
         return vars(owner)
-    found = {name: getattr(owner, name, MISSING) for name in FIELDS[role]}
-    return {name: value for name, value in found.items() if value is not MISSING}
+    return {name: getattr(owner, name) for name in FIELDS[role] if hasattr(owner, name)}
 
 
 def _newer(role: str, owner: object) -> dict[str, Any]:

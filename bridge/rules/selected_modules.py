@@ -5,7 +5,7 @@ from typing import Any
 
 from bridge.errors import close_matches, listed
 from bridge.precision.matchers import HIGH
-from bridge.precision.modules import LINEAR_NAMES, ModuleRow, module_rows, takes_a_linear_layer
+from bridge.precision.modules import LINEAR_NAMES, ModuleRow, layers_beyond, module_rows, takes_a_linear_layer
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
 from bridge.rules.versions import at_least
@@ -42,8 +42,7 @@ def empty(run: RuleContext) -> list[Violation]:
         return _misspelt(run)
     found = []
     for row in _rows(run):
-        missed = [number for number in row.missed if not _is_beyond(number, run.selection.num_layers)]
-        if not row.is_empty or (row.missed and not missed):
+        if not row.is_empty or (row.beyond and not row.missed):
             continue
         unread = _listed(row.unread)
         reason = f": it takes {unread} alone, which read no per-module recipe" if unread else ""
@@ -81,21 +80,14 @@ def _numbers(numbers: Sequence[int]) -> str:
     return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST]))}{more}"
 
 
-def _is_beyond(number: int, num_layers: int) -> bool:
-    return not -num_layers <= number < num_layers
-
-
 def missed_layers(run: RuleContext) -> list[Violation]:
     """Return the rows that name layers in which they take nothing."""
     if not run.is_whole:
         return _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
-    if run.precision is None or run.selection is None or run.selection.is_foreign:
-        return []
-    found = _beyond_the_model(run, run.selection.num_layers)
-    for row in run.selection.rows:
-        missed = [number for number in row.missed if not _is_beyond(number, run.selection.num_layers)]
-        if missed and not row.is_empty:
-            words = {"layers": _numbers(missed), "reason": "there is no such module there"}
+    found = _beyond_the_model(run, run.selection.num_layers) if run.selection is not None else []
+    for row in _rows(run):
+        if row.missed and not row.is_empty:
+            words = {"layers": _numbers(row.missed), "reason": "there is no such module there"}
             found.append(_about(run, row, severity="warning", remedy="drop these numbers", **words))
     return found
 
@@ -109,7 +101,7 @@ def _beyond_the_model(run: RuleContext, num_layers: int) -> list[Violation]:
     return [
         about(run, str(row), name=number, layers=_numbers(beyond), reason=reason, remedy=remedy)
         for number, row in enumerate(own_rows(run))
-        if (beyond := row.layers_beyond(num_layers))
+        if (beyond := layers_beyond(row.layer_numbers, num_layers))
     ]
 
 

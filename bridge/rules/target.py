@@ -176,7 +176,8 @@ LONGEST = 60
 """Characters of a word."""
 MOST_GPUS = 10**7
 """More than any run has: a slip of the finger."""
-ONE = {MEMORY: "one memory size"}
+ONE = {MEMORY: "one memory size", **{name: f"one version of {title}" for name, title in TITLES.items()}}
+"""Part of a target, apart from a GPU and its number -> the only one that there may be."""
 _wrong = partial(RunConfigError.of, "target")
 
 
@@ -194,7 +195,7 @@ def parse_target(text: str) -> Target:
     """
     words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]").lower()) if word]
     if not words:
-        raise RunConfigError(f"target: must name a GPU or a version, got {text!r}. Write {EXAMPLE}, for example.")
+        raise _wrong("must name a GPU or a version", text, f"Write {EXAMPLE}, for example.")
     target = Target()
     if words[0] == "auto":
         target = detect_target()
@@ -203,15 +204,15 @@ def parse_target(text: str) -> Target:
     memory_gib: int | None = None
     for word in words:
         if len(word) > LONGEST:
-            raise RunConfigError.of("target", _RULE, word, f"Write {EXAMPLE}, for example.")
+            raise _wrong(_RULE, word, f"Write {EXAMPLE}, for example.")
         fields = _meaning(word)
         if fields.get("count", 0) > MOST_GPUS:
-            raise RunConfigError.of("target", f"must have at most {MOST_GPUS:,} GPUs", word, "Use fewer.")
-        twice = next((name for name in fields if name in given), None)
-        if twice is not None:
-            one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else ONE.get(twice, "one GPU")
-            raise _wrong(f"must name {one}", f"{given[twice]},{word}", "Drop one of the two.")
-        given.update(dict.fromkeys(fields, word))
+            raise _wrong(f"must have at most {MOST_GPUS:,} GPUs", word, "Use fewer.")
+        for name in fields:
+            if name in given:
+                one = ONE.get(name, "one GPU")
+                raise _wrong(f"must name {one}", f"{given[name]},{word}", "Drop one of the two.")
+            given[name] = word
         memory_gib = fields.pop(MEMORY, memory_gib)
         target = replace(target, **fields)
     if memory_gib is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +135,12 @@ def environment_findings(scheme: str | None, environ: Mapping[str, str], *, atte
     for name in sorted(name for name in environ if name.startswith("NVTE_") and name not in nvte_variables()):
         near = get_close_matches(name, nvte_variables(), n=1, cutoff=0.92)
         if near:
-            rule, remedy = "Transformer Engine knows no such variable and ignores it", did_you_mean(near)
-            found.append(
-                Finding(path=name, rule=rule, remedy=remedy, value=name, where="environment", severity="warning")
-            )
+            rule = "Transformer Engine knows no such variable and ignores it"
+            found.append(_finding(path=name, rule=rule, remedy=did_you_mean(near), value=name, severity="warning"))
     return found
+
+
+_finding = partial(Finding, where="environment")
 
 
 def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
@@ -149,7 +150,7 @@ def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
     def finding(rule: str, severity: str) -> Finding:
         before = " before transformer_engine is imported" if row.reads == "import" else ""
         remedy = f"Unset it{before}, so that the config alone says what the run is."
-        return Finding(path=row.name, rule=rule, remedy=remedy, value=text, where="environment", severity=severity)
+        return _finding(path=row.name, rule=rule, remedy=remedy, value=text, severity=severity)
 
     active = row.is_active(text)
     if active is None:

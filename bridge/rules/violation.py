@@ -44,7 +44,7 @@ Predicate = Callable[[RuleContext], list[Violation]]
 def all_of(*conditions: str | Condition, find: Predicate = lambda _: [Violation()]) -> Predicate:
     """Return the predicate of a rule that is broken where all conditions hold, asked in this order, as `find` says.
 
-    A condition is the path of a value of the run that is true ("is_mxfp8", "model.tp_comm_overlap"), or with "not "
+    A condition is the path of a value of the run that is true ("is_low", "model.tp_comm_overlap"), or with "not "
     before it of one that is false; a value that it has, or has not ("fp8 is e4m3", "target.gpu is not None"); or a
     function of the run. Without `find` the row's own setting is at fault.
     """

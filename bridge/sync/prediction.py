@@ -251,20 +251,17 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
     if is_active:
         row = _decide(config, owner, route, made, keep_own=keep_own)
     else:
-        family = "FP8 or FP4" if route.family == "low" else (route.family or "").upper()
-        neutral = route.neutral
+        what, neutral = "FP8 or FP4" if route.family == "low" else str(route.family).upper(), route.neutral
         if neutral is CLASS_DEFAULT:
             neutral = owner.defaults.get(attribute, config.reading(route.field))
-        row = made(
-            neutral, "neutralise", "mode", f"no {f'{route.scheme} scaling' if route.scheme else family} in this run"
-        )
-    is_same = same(row.old, row.new)
-    if is_same and row.verdict != "keep":
-        row = replace(row, verdict="agree")
-    replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), row.new)
-    if replaces_own and not is_same and (row.verdict == "set" or route.rule == "dtype"):
-        row = replace(row, verdict="override")
-    return replace(row, replaces_own=replaces_own)
+        why = f"no {f'{route.scheme} scaling' if route.scheme else what} in this run"
+        row = made(neutral, "neutralise", "mode", why)
+    verdict, replaces_own = row.verdict, owner.is_own(attribute) and not same(owner.own(attribute), row.new)
+    if same(row.old, row.new):
+        verdict = "keep" if verdict == "keep" else "agree"
+    elif replaces_own and (verdict == "set" or route.rule == "dtype"):
+        verdict = "override"
+    return replace(row, verdict=verdict, replaces_own=replaces_own)
 
 
 def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Maker, *, keep_own: bool) -> SyncRow:
@@ -335,12 +332,10 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list
         if flag is None or rows[flag].new is not True or any(rows[index].new != 0 for index in counts):
             continue
         for index in counts:
-            default = owner.defaults.get(rows[index].attribute)
-            if rows[index].verdict == "keep" and default:
-                why = "first_last_layers_bf16 is on, and 0 would switch it off"
-                rows[index] = replace(
-                    rows[index], new=default, verdict="override", by="Megatron's default", why=why, replaces_own=False
-                )
+            row, default = rows[index], owner.defaults.get(rows[index].attribute)
+            if row.verdict == "keep" and default:
+                by, why = "Megatron's default", "first_last_layers_bf16 is on, and 0 would switch it off"
+                rows[index] = replace(row, new=default, verdict="override", by=by, why=why, replaces_own=False)
     return rows
 
 
@@ -360,21 +355,17 @@ def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
 
     Where both owners have a value of their own, both stay: if they differ, `disagreements` names them.
     """
-    answered = list(rows)
-    at = {(row.owner, row.attribute): index for index, row in enumerate(rows)}
-    for pair in PAIRS:
-        for place, other in ((pair.one, pair.two), (pair.two, pair.one)):
-            if place not in at or other not in at:
-                continue
-            kept, row = rows[at[place]], rows[at[other]]
-            # A row that was set from the config's default is open.
-            is_open = row.by == "default" and row.verdict != "absent"
-            if kept.verdict != "keep" or not is_open or same(kept.new, row.new):
-                continue
+    answered = {(row.owner, row.attribute): row for row in rows}
+    given = dict(answered)
+    for place, other in (places for pair in PAIRS for places in ((pair.one, pair.two), (pair.two, pair.one))):
+        kept, row = given.get(place), given.get(other)
+        if kept is None or row is None or kept.verdict != "keep" or same(kept.new, row.new):
+            continue
+        if row.by == "default" and row.verdict != "absent":  # set from the config's default, so that it is open
             why = f"as {place[0]}.{place[1]}, which has a value of its own that the recipe does not state"
             verdict = "agree" if same(row.old, kept.new) else "derive"
-            answered[at[other]] = replace(row, new=kept.new, verdict=verdict, by=place[0], why=why, replaces_own=False)
-    return answered
+            answered[other] = replace(row, new=kept.new, verdict=verdict, by=place[0], why=why, replaces_own=False)
+    return list(answered.values())
 
 
 def under_fsdp(owners: Mapping[str, OwnerValues]) -> bool:

@@ -43,6 +43,11 @@ class SyncRow:
     """First megatron-core that has the attribute, where the installed one does not have it."""
 
     @property
+    def path(self) -> str:
+        """The path of the field: ``owner.attribute``."""
+        return f"{self.owner}.{self.attribute}"
+
+    @property
     def changes(self) -> bool:
         """Whether the sync gave the owner another value. The process changes later, when the run starts."""
         return self.verdict != "absent" and self.owner != "process" and repr(self.old) != repr(self.new)
@@ -61,7 +66,7 @@ class SyncRow:
         old, new = f"{plain(self.old)!r}", f"{plain(self.new)!r}"
         change = new if old == new else f"{old} -> {new}"
         reason = self.why if self.by == self.why else f"{self.by}: {self.why}"
-        return f"{self.owner}.{self.attribute}: {change} ({self.verdict}, {reason})"
+        return f"{self.path}: {change} ({self.verdict}, {reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +92,7 @@ class SyncReport:
 
     def row(self, path: str) -> SyncRow:
         """Return the row of ``owner.attribute``; KeyError where there is none."""
-        for row in self.rows:
-            if path == f"{row.owner}.{row.attribute}":
-                return row
-        raise KeyError(path)
+        return {row.path: row for row in self.rows}[path]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -112,12 +114,11 @@ class SyncReport:
 
         An override is rule PB123 of the check: `known` are (id, path) of what the reader has read already.
         """
-        replaced = [row for row in self.rows if row.replaces]
-        unknown = [row for row in replaced if (OVERRIDE, f"{row.owner}.{row.attribute}") not in known]
+        replaced = [row for row in self.rows if row.replaces and (OVERRIDE, row.path) not in known]
         findings = [finding for finding in self.findings if (finding.id, finding.path) not in known]
         return [
             (logging.INFO, self.summary()),
-            *((logging.WARNING, str(row)) for row in unknown),
+            *((logging.WARNING, str(row)) for row in replaced),
             *((getattr(logging, finding.severity.upper()), str(finding)) for finding in findings),
         ]
 
@@ -139,7 +140,7 @@ class SyncReport:
         for item in (*(row for row in self.rows if row.verdict == "keep"), *self.findings):
             logger.warning("%s", item)
         for row in self.changes:
-            logging.debug(f"Overwrote {row.owner}.{row.attribute}: {row.old} -> {row.new}")
+            logging.debug(f"Overwrote {row.path}: {row.old} -> {row.new}")
 
     def summary(self) -> str:
         """Return one sentence: how many fields of each owner were changed, and how many were kept."""

@@ -6,7 +6,6 @@ unless the owners have changed since, and runs the checks of Megatron's that wai
 
 import contextlib
 import copy
-import functools
 import logging
 import sys
 import warnings
@@ -233,27 +232,24 @@ def megatron_version() -> str:
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
-    keep = " or 'keep'"
     conflicts = []
-    for row in rows:
-        if row.verdict == "override":
-            by = {"mode": f"the recipe ({row.why})", "stated": "the config that states it"}.get(row.by, row.by)
-            finding = Finding(
-                path=f"{row.owner}.{row.attribute}",
-                rule=f"its own value differs from {plain(row.new)!r} of {by}",
-                value=plain(row.old),
-                where="set by you or your model provider",
-                remedy=f"Drop one of the two, or use on_conflict='override'{keep if row.can_be_kept else ''}.",
-                id=OVERRIDE,
-            )
-            conflicts.append(finding)
+    for row in [row for row in rows if row.verdict == "override"]:
+        by = {"mode": f"the recipe ({row.why})", "stated": "the config that states it"}.get(row.by, row.by)
+        policies = "'override' or 'keep'" if row.can_be_kept else "'override'"
+        finding = Finding(
+            path=row.path,
+            rule=f"its own value differs from {plain(row.new)!r} of {by}",
+            value=plain(row.old),
+            where="set by you or your model provider",
+            remedy=f"Drop one of the two, or use on_conflict={policies}.",
+            id=OVERRIDE,
+        )
+        conflicts.append(finding)
     if conflicts:
         raise SyncConflictError(f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts)
 
 
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
-    if config.tf32 is None:
-        return []
     row = SyncRow(
         owner="process",
         attribute="float32_matmul_precision",
@@ -263,7 +259,7 @@ def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
         by=config.source_of("tf32"),
         why="written by torch.set_float32_matmul_precision when the run starts",
     )
-    return [row]
+    return [row] if config.tf32 is not None else []
 
 
 NO_TRANSFORMER_ENGINE = "needs Transformer Engine, which is not installed here"
@@ -300,17 +296,19 @@ def try_on_copies(owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: 
     """
     findings: list[Finding] = []
     taken: dict[str, dict[str, Any]] = {}
+    tried: list[SyncRow] = []
     for role, owner in owners.items():
-        wanted = {row.attribute: row.new for row in rows if row.owner == role and row.verdict != "absent"}
+        own = [row for row in rows if row.owner == role]
+        wanted = {row.attribute: row.new for row in own if row.verdict != "absent"}
         taken[role] = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
         if owner.is_megatron:
             twin, finding = _validated_copy(owner, wanted, is_last=is_last)
             derived = _difference(owner, twin, wanted)
-            findings += _overruled(rows, owner, derived)
-            findings += [finding] if finding is not None else []
-            rows = _with_derived(rows, owner, derived)
+            findings += [*_overruled(own, derived), *([finding] if finding is not None else [])]
+            own = _with_derived(own, owner, derived)
             taken[role] |= derived
-    return Trial(rows, findings, taken)
+        tried += own
+    return Trial(tried, findings, taken)
 
 
 def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> tuple[Any, Finding | None]:
@@ -382,27 +380,21 @@ def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, An
 
 
 def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) -> list[SyncRow]:
-    why = "computed by Megatron's own __post_init__"
-    known = {row.attribute for row in rows if row.owner == owner.role}
-    changed = [
-        replace(row, new=derived[row.attribute], verdict="derive", by="Megatron", why=why)
-        if row.owner == owner.role and row.attribute in derived
-        else row
-        for row in rows
-    ]
-    changed.extend(
-        SyncRow(owner=owner.role, attribute=name, old=owner.value(name), new=value, by="Megatron", why=why)
-        for name, value in derived.items()
-        if name not in known
-    )
-    return changed
+    by, why = "Megatron", "computed by Megatron's own __post_init__"
+    changed = {row.attribute: row for row in rows}
+    for name, new in derived.items():
+        row = changed.get(name) or SyncRow(
+            owner=owner.role, attribute=name, old=owner.value(name), new=new, by=by, why=why
+        )
+        changed[name] = replace(row, new=new, verdict="derive", by=by, why=why)
+    return list(changed.values())
 
 
-def _overruled(rows: Sequence[SyncRow], owner: Owner, derived: Mapping[str, Any]) -> list[Finding]:
+def _overruled(rows: Sequence[SyncRow], derived: Mapping[str, Any]) -> list[Finding]:
     """Return a warning for each stated value that Megatron replaces by one of its own."""
     return [
         Finding(
-            path=f"{owner.role}.{row.attribute}",
+            path=row.path,
             rule=f"Megatron's own __post_init__ sets it to {plain(derived[row.attribute])!r}",
             value=plain(row.new),
             where=row.by,
@@ -410,16 +402,11 @@ def _overruled(rows: Sequence[SyncRow], owner: Owner, derived: Mapping[str, Any]
             severity="warning",
         )
         for row in rows
-        if row.owner == owner.role and row.attribute in derived and row.why == "stated" and row.verdict != "absent"
+        if row.attribute in derived and row.why == "stated" and row.verdict != "absent"
     ]
 
 
 _RULES = tuple(rule for rule in RULES if rule.sync is not None)
-
-
-@functools.cache
-def _installed() -> Target:
-    return Target(mcore=installed("mcore"), te=installed("te"))
 
 
 def sync_findings(
@@ -444,7 +431,7 @@ def sync_findings(
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
     views = {role: SimpleNamespace(**of_role) for role, of_role in values.items()}
-    given, target = frozenset(owners), _installed()
+    given, target = frozenset(owners), Target(mcore=installed("mcore"), te=installed("te"))
     context = RuleContext(config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last)
     context.read_owners()
     return ask(_RULES, context)

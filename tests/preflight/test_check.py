@@ -148,7 +148,7 @@ def test_no_values_make_the_check_raise_or_a_rule_stumble(
     target = Target(gpu=GPUS[gpu] if gpu else None, count=8)
     report = check(Setup(name, **sections, target=target, environment=environment, backend=backend))
     assert [one for one in report.findings if "could not be judged" in one.rule] == []
-    assert report.flow
+    assert report.setup.flow
     assert report.precision
 
 

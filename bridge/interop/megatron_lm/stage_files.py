@@ -13,7 +13,7 @@ from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
-from bridge.precision.modules import ModuleRow, module_rows
+from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
 from bridge.rules.shape.parallel import Parallel
 
 FILE = "te_precision.yaml"
@@ -57,7 +57,7 @@ def _of_stages(rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, run: str
         if type(value) is not int or value < 1:
             raise RunConfigError.of(name, "must be a whole number from 1", value, "Correct it.")
     for row in rows:
-        if row.layers_beyond(num_layers):
+        if layers_beyond(row.layer_numbers, num_layers):
             raise RunConfigError.of("num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it.")
     parallel = Parallel.of(layout)
     chunks = [place.layers for place in parallel.places(num_layers)]

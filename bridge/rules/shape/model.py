@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -246,8 +247,7 @@ class _Reader:
     def _sizes(self) -> dict[str, Any]:
         is_hybrid = self.pattern is not None
         attends = not is_hybrid or {"attention", "latent_attention"} & {*self._kinds_of_pattern}
-        hidden = self.whole("hidden_size")
-        heads = self.whole("num_attention_heads", least=1 if attends else 0)
+        hidden, heads = self.whole("hidden_size"), self.whole("num_attention_heads", least=1 if attends else 0)
         return {
             "hidden_size": hidden,
             "num_attention_heads": heads,
@@ -363,9 +363,8 @@ class _Reader:
 
     def _latent(self) -> Latent:
         if self.flag("qk_l2_norm"):
-            self._refuse(
-                "qk_l2_norm", "must be off with multi-latent attention, as Megatron asserts", True, "Set it to false"
-            )
+            rule = "must be off with multi-latent attention, as Megatron asserts"
+            self._refuse("qk_l2_norm", rule, True, "Set it to false")
         has_rank = self.section.values["q_lora_rank"] is not None
         return Latent(
             q_lora_rank=self.whole("q_lora_rank") if has_rank else None,
@@ -438,7 +437,6 @@ def _list_of(expression: str) -> Any:
                 return left + right
         raise ValueError(expression)
 
-    try:
+    with suppress(ValueError, SyntaxError, TypeError):
         return value(ast.parse(expression, mode="eval").body)
-    except (ValueError, SyntaxError, TypeError):
-        return None
+    return None

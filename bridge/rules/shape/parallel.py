@@ -195,18 +195,16 @@ def read_parallel(model: Any) -> tuple[Parallel, tuple[Finding, ...]]:
 
 def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Finding]]:
     """Return the layout with the content of each chunk where a field states it, and the reason why it has none."""
-    pattern = HybridPattern.of(section)
-    name = LAYOUT
-    try:
-        if pattern is not None and pattern.chunks:
-            name = "hybrid_layer_pattern"
-            layout = _content(pattern.chunks)
-        elif section.given(LAYOUT):
+    pattern, name = HybridPattern.of(section), LAYOUT
+    if pattern is not None and pattern.chunks:
+        name, layout = "hybrid_layer_pattern", _content(pattern.chunks)
+    elif section.given(LAYOUT):
+        try:
             layout = _layout(section.given(LAYOUT))
-        else:
-            return parallel, []
-    except WrongValueError as error:
-        return parallel, [model_fault(LAYOUT, error.rule, error.value)]
+        except WrongValueError as error:
+            return parallel, [model_fault(LAYOUT, error.rule, error.value)]
+    else:
+        return parallel, []
     if len(layout) % parallel.pipeline:
         rule = f"must have as many chunks for each of the {parallel.pipeline} stages"
         return parallel, [model_fault(name, rule, len(layout))]
@@ -271,14 +269,9 @@ def sent_between_stages(model: Mapping[str, Any], mcore: Version | None, *, is_l
     mode = [name for name in ("bf16", "fp16") if model[name]]
     weights: str = mode[0] if mode else model["params_dtype"] or "fp32"
     residual = "fp32" if model["fp32_residual_connection"] else weights
-    output = weights
-    if model["enable_autocast"]:
-        output = model["autocast_dtype"] or weights
-        if is_local and output != weights and model["add_bias_linear"]:
-            output = "fp32"
+    output = (model["autocast_dtype"] or weights) if model["enable_autocast"] else weights
+    if is_local and output != weights and model["add_bias_linear"]:
+        output = "fp32"
     if residual == output:
         return residual
-    is_kept = at_least(mcore, RESIDUAL_IS_KEPT)
-    if is_kept is None:
-        return None
-    return residual if is_kept else output
+    return {True: residual, False: output, None: None}[at_least(mcore, RESIDUAL_IS_KEPT)]

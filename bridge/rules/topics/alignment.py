@@ -134,7 +134,7 @@ RULES = (
         id="PB503",
         title="size that is no multiple of a block",
         setting="model.hidden_size",
-        when=all_of("is_blockwise", "not is_emulated", find=_odd_blocks),
+        when=all_of("scheme is blockwise", "not is_emulated", find=_odd_blocks),
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
         "gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),

@@ -19,7 +19,7 @@ RULES = (
         id="PB441",
         title="no FP8 attention for current scaling",
         setting="fp8_dot_product_attention",
-        when=all_of("is_tensorwise", "model.fp8_dot_product_attention", "not is_emulated", find=_no_backend),
+        when=all_of("scheme is tensorwise", "model.fp8_dot_product_attention", "not is_emulated", find=_no_backend),
         message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
         source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
@@ -31,7 +31,7 @@ RULES = (
         title="FP8 attention that does not reach MXFP8",
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.18"),),
-        when=all_of("is_mxfp8", "model.fp8_dot_product_attention"),
+        when=all_of("scheme is mxfp8", "model.fp8_dot_product_attention"),
         message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",

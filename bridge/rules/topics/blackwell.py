@@ -5,7 +5,7 @@ from bridge.rules.rule import contradiction, error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
 from bridge.rules.violation import all_of
 
-_THROUGH_BUFFER = ("is_mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
+_THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
 """Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
 
 
@@ -49,7 +49,7 @@ RULES = (
         setting="fp8_param_gather",
         sync="strict",
         when=all_of(
-            *("is_mxfp8", "gathers_fp8", "not reuses_buffer", "not has_megatron_fsdp"),
+            *("scheme is mxfp8", "gathers_fp8", "not reuses_buffer", "not has_megatron_fsdp"),
             lambda run: run.has_ddp or run.is_whole,
             find=lambda run: [storing(run, "fp8")],
         ),
@@ -65,7 +65,7 @@ RULES = (
         when=all_of(
             lambda run: (
                 (run.stated.get("reuse_grad_buf_for_mxfp8_param_ag") or run.reuses_buffer)
-                and not (run.is_mxfp8 and run.gathers_fp8)
+                and not (run.scheme == "mxfp8" and run.gathers_fp8)
                 and not ("fp8" in run.stated and not run.fp8)
             )
         ),
@@ -77,7 +77,7 @@ RULES = (
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=all_of("is_mxfp8", "reuses_buffer", "optimizer.overlap_param_gather_with_optimizer_step"),
+        when=all_of("scheme is mxfp8", "reuses_buffer", "optimizer.overlap_param_gather_with_optimizer_step"),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
@@ -86,7 +86,7 @@ RULES = (
         id="PB246",
         title="MXFP8 without MXFP8 weights costs memory",
         setting="fp8_param_gather",
-        when=all_of("is_mxfp8", "not gathers_fp8", "not has_megatron_fsdp"),
+        when=all_of("scheme is mxfp8", "not gathers_fp8", "not has_megatron_fsdp"),
         message="{run.mode} weights and both MXFP8 copies of them are kept",
         remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
         source="megatron-core 0.16.1 optimizer_config.py __post_init__ warns of it",

@@ -18,7 +18,7 @@ RULES = (
         setting="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
         versions=(te(since="2.20"),),
         when=all_of(
-            *("is_resumed", "is_delayed", "has_environment"),
+            *("is_resumed", "scheme is delayed", "has_environment"),
             lambda run: run.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1",
         ),
         message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",

@@ -65,7 +65,7 @@ RULES = (
         id="PB263",
         title="layers in BF16 under delayed scaling",
         setting="first_last_layers_bf16",
-        when=all_of("is_delayed", "model.first_last_layers_bf16"),
+        when=all_of("scheme is delayed", "model.first_last_layers_bf16"),
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
         source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",

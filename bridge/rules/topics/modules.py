@@ -148,7 +148,7 @@ def _missing_factories(run: RuleContext) -> list[Violation]:
     paths = [(setting, factory) for factory in factories if factory]
     for family in FAMILIES:
         name = f"{family}_quantizer_factory"
-        if run.is_custom and getattr(run, family) and getattr(run.model, name):
+        if run.scheme == "custom" and getattr(run, family) and getattr(run.model, name):
             paths.append((name, getattr(run.model, name)))
     return [
         Violation(path, value=factory, why=why)

@@ -107,7 +107,7 @@ RULES = (
         setting="model.use_transformer_engine_op_fuser",
         versions=(mcore(since="0.18"),),
         when=of_experts(
-            *("model.use_transformer_engine_op_fuser", "is_low", "not is_mxfp8"),
+            *("model.use_transformer_engine_op_fuser", "is_low", "scheme is not mxfp8"),
             lambda run: not (run.fp4 and run.environment.get("FP4_RECIPE") == "nvfp4"),
         ),
         message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with FP4_RECIPE=nvfp4 set; this "
@@ -183,7 +183,7 @@ RULES = (
         title="checkpoint of grouped experts without a state",
         setting="model.moe_grouped_gemm",
         versions=(mcore(until="0.19"), te(since="2.18")),
-        when=of_experts("model.moe_grouped_gemm", "is_low", "not is_delayed", "not is_emulated", "te", "mcore"),
+        when=of_experts("model.moe_grouped_gemm", "is_low", "scheme is not delayed", "not is_emulated", "te", "mcore"),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the extra state of "
         "{run.scheme} scaling is empty, and this Megatron Core splits it by expert without looking",
         remedies=("use megatron-core 0.19", "use Transformer Engine 2.17", "set moe_grouped_gemm=False"),

@@ -66,14 +66,13 @@ def _replaced(run: RuleContext) -> list[Violation]:
         elif row.field in ("fp8", "fp4") and row.old is None:
             stated = f"choose a recipe without {row.field.upper()}"
         keep = "call synchronize(on_conflict='keep')" if row.can_be_kept else ""
-        path = f"{row.owner}.{row.attribute}"
-        found.append(Violation(path, value=row.old, recipe=recipe, stated=stated, keep=keep))
+        found.append(Violation(row.path, value=row.old, recipe=recipe, stated=stated, keep=keep))
     return found
 
 
 def _is_written(run: RuleContext, row: Any) -> bool:
     """Return whether the command line states the value of a row, or a file that does not simply list every field."""
-    where = run.where(f"{row.owner}.{row.attribute}") or ""
+    where = run.where(row.path) or ""
     if where == COMMAND_LINE or row.verdict != "set" or not where.endswith((".yaml", ".yml")):
         return where == COMMAND_LINE
     section = run.sections[row.owner]
@@ -84,7 +83,7 @@ def _left_open(run: RuleContext) -> list[Violation]:
     """Return the values that owners keep, where the precision is an object that holds its class's default there."""
     left_open = run.precision.untold if run.precision is not None else ()
     return [
-        Violation(f"{row.owner}.{row.attribute}", value=row.new, field=row.field)
+        Violation(row.path, value=row.new, field=row.field)
         for row in run.rows
         if row.verdict == "keep" and row.field in left_open and row.new != DEFAULTS[row.owner][row.attribute]
     ]
@@ -92,7 +91,7 @@ def _left_open(run: RuleContext) -> list[Violation]:
 
 def _without_home(run: RuleContext) -> list[Violation]:
     return [
-        Violation(row.field, home=f"{row.owner}.{row.attribute}", since=row.since)
+        Violation(row.field, home=row.path, since=row.since)
         for row in run.rows
         if row.since is not None and row.owner in run.given and run.stands_out(row.field or "")
     ]

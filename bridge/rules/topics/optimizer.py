@@ -52,7 +52,7 @@ RULES = (
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        when=all_of("gathers_fp8", "optimizer.optimizer_cpu_offload", "not is_delayed"),
+        when=all_of("gathers_fp8", "optimizer.optimizer_cpu_offload", "scheme is not delayed"),
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",

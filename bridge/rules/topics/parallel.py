@@ -105,7 +105,7 @@ RULES = (
         id="PB401",
         title="blockwise scaling under sequence parallelism",
         setting="fp8_recipe",
-        when=all_of("is_blockwise", "parallel.sequence_parallel", "not is_emulated", find=_blockwise_gather),
+        when=all_of("scheme is blockwise", "parallel.sequence_parallel", "not is_emulated", find=_blockwise_gather),
         message="gathering blockwise tensors over TP {run.parallel.tensor} with sequence parallelism was reported to "
         "fail (all-gather requires a quantizable tensor)",
         remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
@@ -126,7 +126,7 @@ RULES = (
         title="tensor-parallel overlap under MXFP8",
         setting="model.tp_comm_overlap",
         when=all_of(
-            *("is_mxfp8", "model.tp_comm_overlap", "not is_emulated"),
+            *("scheme is mxfp8", "model.tp_comm_overlap", "not is_emulated"),
             lambda run: any(size % 128 for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size),
         ),
         message="MXFP8 user buffers were made for widths that are multiples of 128",
@@ -149,7 +149,7 @@ RULES = (
         title="sharded weights and MXFP8 without MXFP8 weights",
         setting="fp8_param_gather",
         versions=(mcore(since="0.19"),),
-        when=all_of("is_mxfp8", _shards_weights, lambda run: not (run.gathers_fp8 and run.reuses_buffer)),
+        when=all_of("scheme is mxfp8", _shards_weights, lambda run: not (run.gathers_fp8 and run.reuses_buffer)),
         message="weights sharded for tensor parallelism keep no {run.mode} copy: stored otherwise they are never "
         "updated",
         remedies=(

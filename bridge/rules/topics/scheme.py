@@ -49,7 +49,7 @@ def _unknown_algorithm(run: RuleContext) -> list[Violation]:
 
 
 def _without_factory(run: RuleContext) -> list[Violation]:
-    names = [f"{family}_quantizer_factory" for family in FAMILIES if run.is_custom and getattr(run, family)]
+    names = [f"{family}_quantizer_factory" for family in FAMILIES if run.scheme == "custom" and getattr(run, family)]
     return violations({f"model.{name}": "." not in (getattr(run.model, name) or "") for name in names})
 
 
@@ -143,7 +143,7 @@ RULES = (
         title="format that the scheme was not made for",
         setting="fp8",
         sync="reported",
-        when=all_of("is_mxfp8", "fp8 is hybrid"),
+        when=all_of("scheme is mxfp8", "fp8 is hybrid"),
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
         source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
@@ -154,7 +154,7 @@ RULES = (
         id="PB207",
         title="format under blockwise scaling",
         setting="fp8",
-        when=all_of("is_blockwise", lambda run: run.fp8 in ("hybrid", "e4m3")),
+        when=all_of("scheme is blockwise", lambda run: run.fp8 in ("hybrid", "e4m3")),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
@@ -174,7 +174,7 @@ RULES = (
         id="PB209",
         title="custom scheme does not read the format",
         setting="fp8",
-        when=all_of("is_custom", "fp8 is e4m3"),
+        when=all_of("scheme is custom", "fp8 is e4m3"),
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
@@ -232,7 +232,7 @@ RULES = (
         title="FP8 output head without MXFP8",
         setting="model.fp8_output_proj",
         versions=(mcore(since="0.18"),),
-        when=all_of("model.fp8_output_proj", "not is_mxfp8"),
+        when=all_of("model.fp8_output_proj", "scheme is not mxfp8"),
         message="the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
@@ -242,7 +242,7 @@ RULES = (
         title="FP8 output head of a hybrid model",
         setting="model.fp8_output_proj",
         versions=(mcore(since="0.18"),),
-        when=all_of("is_mxfp8", "model.fp8_output_proj", "shape.is_hybrid"),
+        when=all_of("scheme is mxfp8", "model.fp8_output_proj", "shape.is_hybrid"),
         message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
         source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
@@ -284,7 +284,7 @@ DELAYED_RULES = (
         id="PB221",
         title="amax reduction over pipeline or expert ranks",
         setting="fp8_recipe",
-        when=all_of("is_delayed", lambda run: run.parallel.pipeline > 1 or run.parallel.expert > 1),
+        when=all_of("scheme is delayed", lambda run: run.parallel.pipeline > 1 or run.parallel.expert > 1),
         message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
         "the first step (PP {run.parallel.pipeline}, EP {run.parallel.expert}); hangs were reported",
         remedies=(
@@ -299,7 +299,7 @@ DELAYED_RULES = (
         title="largest of one amax",
         setting="fp8_amax_history_len",
         when=all_of(
-            "is_delayed", "model.fp8_amax_compute_algo is max", lambda run: run.model.fp8_amax_history_len == 1
+            "scheme is delayed", "model.fp8_amax_compute_algo is max", lambda run: run.model.fp8_amax_history_len == 1
         ),
         message="the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
@@ -309,7 +309,7 @@ DELAYED_RULES = (
         id="PB223",
         title="first step without a scale",
         setting="model.fp8_param",
-        when=all_of("is_delayed", "model.fp8_param"),
+        when=all_of("scheme is delayed", "model.fp8_param"),
         message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",

@@ -24,7 +24,7 @@ def _refused_by_v2(run: RuleContext) -> list[Violation]:
 def _switched(run: RuleContext) -> list[Violation]:
     where = None if run.is_whole else "turned on before the run"
     planned = [
-        Violation(f"{row.owner}.{row.attribute}", value=False, where=where, why=row.why)
+        Violation(row.path, value=False, where=where, why=row.why)
         for row in run.rows
         if row.attribute in SWITCHES and row.changes
     ]
@@ -37,7 +37,7 @@ def _switched(run: RuleContext) -> list[Violation]:
 
 
 def _buffer_under_fsdp(run: RuleContext) -> list[Violation]:
-    if not (run.reuses_buffer or (run.is_mxfp8 and run.stated.get(BUFFER))):
+    if not (run.reuses_buffer or (run.scheme == "mxfp8" and run.stated.get(BUFFER))):
         return []
     by_recipe = (run.where(f"mixed_precision.{BUFFER}") or "").startswith("recipe ")
     # A recipe states it for runs without FSDP, and the last sync before a run turns it off.
@@ -51,7 +51,7 @@ def _unread_by_ddp(run: RuleContext) -> list[Violation]:
     stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name)]
     if not run.has_megatron_fsdp:
         return [Violation(name, why="Megatron-FSDP does not shard this run") for name in stated]
-    is_cached = bool(run.fp8) and run.ddp.fp8_param_gather and not run.is_mxfp8
+    is_cached = bool(run.fp8) and run.ddp.fp8_param_gather and run.scheme != "mxfp8"
     why = "it is about transposed FP8 weights, which this run does not store"
     return [Violation(CACHE, why=why)] if CACHE in stated and not is_cached else []
 

@@ -125,7 +125,7 @@ RULES = (
         id="PB307",
         title="FP16 weights that pass through BF16",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=all_of("is_mxfp8", "is_fp16", "gathers_fp8", "reuses_buffer", "ddp.grad_reduce_in_fp32"),
+        when=all_of("scheme is mxfp8", "is_fp16", "gathers_fp8", "reuses_buffer", "ddp.grad_reduce_in_fp32"),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 "
         "weights lose three bits",
         remedies=("use BF16", "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False"),
@@ -148,7 +148,8 @@ RULES = (
         title="stored weights without masters",
         setting="fp8_param_gather",
         when=all_of(
-            *("gathers_fp8", "is_fp32", "not is_delayed", "not has_fsdp", "calls_te", "optimizer.optimizer is adam")
+            *("gathers_fp8", "is_fp32", "scheme is not delayed", "not has_fsdp", "calls_te"),
+            "optimizer.optimizer is adam",
         ),
         message="an FP32 run has no master weights, and Transformer Engine's Adam refuses to update {run.scheme} "
         "weights without them in the first step",
@@ -160,7 +161,9 @@ RULES = (
         id="PB310",
         title="a shared buffer that the training loop has to fill",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=all_of("is_mxfp8", "gathers_fp8", "reuses_buffer", "ddp.overlap_param_gather", "not has_megatron_fsdp"),
+        when=all_of(
+            "scheme is mxfp8", "gathers_fp8", "reuses_buffer", "ddp.overlap_param_gather", "not has_megatron_fsdp"
+        ),
         message="under overlap_param_gather the training loop has to copy the master weights into the shared buffer "
         "before each step, or the loss stays where it was, without an error",
         remedies=("call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",),

@@ -14,7 +14,7 @@ SUPPORTED = "2.7"
 
 def is_blockwise_on_blackwell(run: RuleContext) -> bool:
     """Return whether blockwise GEMMs run as MXFP8 GEMMs."""
-    return run.is_blockwise and run.target.is_from(10)
+    return run.scheme == "blockwise" and run.target.is_from(10)
 
 
 def _beyond(run: RuleContext, limit: tuple[int, int] | None, *, is_too_new: bool) -> list[Violation]:
@@ -230,7 +230,7 @@ RULES = (
         id="PB616",
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
-        when=all_of("is_custom", "is_emulated"),
+        when=all_of("scheme is custom", "is_emulated"),
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
@@ -239,7 +239,7 @@ RULES = (
         id="PB617",
         title="blockwise scaling on compute capability 12",
         setting="fp8_recipe",
-        when=all_of("is_blockwise", lambda run: run.target.is_from(12), "not is_emulated"),
+        when=all_of("scheme is blockwise", lambda run: run.target.is_from(12), "not is_emulated"),
         message="blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),
         source="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
