@@ -10,14 +10,13 @@ defaults. `tf32` follows, then what else decides a precision in Megatron's own c
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
-from types import MappingProxyType
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.fields import KEY, ORIGIN, StatedField, Statements, stated
+from bridge.precision.fields import KEY, ORIGIN, Statements, stated, stated_fields
 from bridge.precision.modules import module_rows
 from bridge.precision.schemes import Scheme
 from bridge.precision.subjects import (
@@ -47,6 +46,8 @@ MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one of them has it off."""
 
 ROWS_IN_A_LABEL = 4
+_own = partial(stated, unstates=True)
+"""A field of Megatron's own configs: a None takes its statement back."""
 _MOMENTS = ("fp32", "fp16", "bf16", "uint8")
 _FP8_STATE = (("fp8", "uint8"),)
 """Megatron-LM's word for an optimizer state in bytes -> its dtype."""
@@ -136,43 +137,35 @@ class PrecisionConfig(Statements):
 
     # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner keeps what it has.
 
-    fp32_residual_connection: bool = stated(False, "bool", COMPUTE, unstates=True)
+    fp32_residual_connection: bool = _own(False, "bool", COMPUTE)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
-    disable_bf16_reduced_precision_matmul: bool = stated(False, "bool", COMPUTE, unstates=True)
+    disable_bf16_reduced_precision_matmul: bool = _own(False, "bool", COMPUTE)
     """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never set back."""
     mamba_training_ssm_states_dtype: torch.dtype | None = stated(None, "dtype", COMPUTE, optional=True)
     """Dtype of the states that Mamba layers keep between chunks in training; None: that of the weights."""
-    attention_softmax_in_fp32: bool = stated(True, "bool", ATTENTION, unstates=True)
+    attention_softmax_in_fp32: bool = _own(True, "bool", ATTENTION)
     """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does not read it."""
-    apply_query_key_layer_scaling: bool = stated(False, "bool", ATTENTION, unstates=True)
+    apply_query_key_layer_scaling: bool = _own(False, "bool", ATTENTION)
     """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32` on."""
-    dsa_indexer_k_norm_fp32: bool = stated(False, "bool", ATTENTION, unstates=True)
+    dsa_indexer_k_norm_fp32: bool = _own(False, "bool", ATTENTION)
     """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
-    use_precision_aware_optimizer: bool = stated(False, "bool", OPTIMIZER, unstates=True)
+    use_precision_aware_optimizer: bool = _own(False, "bool", OPTIMIZER)
     """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed optimizer."""
-    main_grads_dtype: torch.dtype = stated("fp32", "dtype", OPTIMIZER, unstates=True, choices=("fp32", "bf16"))
+    main_grads_dtype: torch.dtype = _own("fp32", "dtype", OPTIMIZER, choices=("fp32", "bf16"))
     """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`, which decides."""
-    main_params_dtype: torch.dtype = stated("fp32", "dtype", OPTIMIZER, unstates=True, choices=("fp32", "fp16"))
+    main_params_dtype: torch.dtype = _own("fp32", "dtype", OPTIMIZER, choices=("fp32", "fp16"))
     """Dtype of the master weights."""
-    exp_avg_dtype: torch.dtype = stated(
-        "fp32", "dtype", OPTIMIZER, unstates=True, choices=_MOMENTS, spellings=_FP8_STATE
-    )
+    exp_avg_dtype: torch.dtype = _own("fp32", "dtype", OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
     """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor."""
-    exp_avg_sq_dtype: torch.dtype = stated(
-        "fp32", "dtype", OPTIMIZER, unstates=True, choices=_MOMENTS, spellings=_FP8_STATE
-    )
+    exp_avg_sq_dtype: torch.dtype = _own("fp32", "dtype", OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
     """Dtype of Adam's second moment, as `exp_avg_dtype`."""
-    store_param_remainders: bool = stated(True, "bool", OPTIMIZER, unstates=True, flag=None)
+    store_param_remainders: bool = _own(True, "bool", OPTIMIZER, flag=None)
     """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
-    muon_fp32_matmul_prec: str = stated(
-        "medium", "name", OPTIMIZER, unstates=True, choices=("highest", "high", "medium", "low")
-    )
+    muon_fp32_matmul_prec: str = _own("medium", "name", OPTIMIZER, choices=("highest", "high", "medium", "low"))
     """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is FP32."""
-    reduce_scatter_with_fp32_accumulation: bool = stated(False, "bool", WIRE, unstates=True)
+    reduce_scatter_with_fp32_accumulation: bool = _own(False, "bool", WIRE)
     """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a reduce-scatter."""
-    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = stated(
-        (), "names", WEIGHTS, unstates=True, flag=None
-    )
+    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _own((), "names", WEIGHTS, flag=None)
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32; "all": each."""
     megatron_fsdp_main_params_dtype: torch.dtype | None = stated("fp32", "dtype", FSDP, optional=True)
     """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
@@ -180,27 +173,27 @@ class PrecisionConfig(Statements):
     """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
     megatron_fsdp_grad_comm_dtype: torch.dtype | None = stated(None, "dtype", FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated."""
-    megatron_fsdp_use_decoupled_grad: bool = stated(False, "bool", FSDP, unstates=True, flag=None)
+    megatron_fsdp_use_decoupled_grad: bool = _own(False, "bool", FSDP, flag=None)
     """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of the weights."""
-    keep_fp8_transpose_cache: bool = stated(False, "bool", FSDP, unstates=True)
+    keep_fp8_transpose_cache: bool = _own(False, "bool", FSDP)
     """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses."""
     moe_router_dtype: str | None = stated(None, "format", MOE, optional=True, choices=("fp32", "fp64"))
     """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the activations."""
-    moe_router_padding_for_quantization: bool = stated(False, "bool", MOE, unstates=True, family="low")
+    moe_router_padding_for_quantization: bool = _own(False, "bool", MOE, family="low")
     """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
-    moe_dispatch_fwd_dtype: str = stated("bf16", "format", MOE, unstates=True, choices=("bf16", "mxfp8"))
+    moe_dispatch_fwd_dtype: str = _own("bf16", "format", MOE, choices=("bf16", "mxfp8"))
     """Format in which tokens are sent to their experts in the forward pass."""
-    moe_combine_bwd_dtype: str = stated("bf16", "format", MOE, unstates=True, choices=("bf16", "mxfp8"))
+    moe_combine_bwd_dtype: str = _own("bf16", "format", MOE, choices=("bf16", "mxfp8"))
     """Format in which gradients are sent to the experts in the backward pass."""
-    fp8_output_proj: bool = stated(False, "bool", FP8, unstates=True, family="fp8", schemes=("mxfp8",))
+    fp8_output_proj: bool = _own(False, "bool", FP8, family="fp8", schemes=("mxfp8",))
     """MXFP8: run the output head in MXFP8 too."""
-    tp_only_amax_red: bool = stated(False, "bool", FP8, unstates=True, family="fp8", schemes=("delayed",), flag=None)
+    tp_only_amax_red: bool = _own(False, "bool", FP8, family="fp8", schemes=("delayed",), flag=None)
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not over data-parallel."""
     fp8_quantizer_factory: str | None = stated(
         None, "name", FP8, optional=True, family="fp8", schemes=("custom",), is_live=True
     )
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
-    activation_func_fp8_input_store: bool = stated(False, "bool", FP8, unstates=True, flag=None)
+    activation_func_fp8_input_store: bool = _own(False, "bool", FP8, flag=None)
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
     fp4_quantizer_factory: str | None = stated(
         None, "name", FP4, optional=True, family="fp4", schemes=("custom",), is_live=True
@@ -292,17 +285,13 @@ class PrecisionConfig(Statements):
         return cls.from_dict(values if values is not None else {}, source=source)
 
 
-FIELDS: dict[str, StatedField] = {
-    name: inspect.getattr_static(PrecisionConfig, name) for name in PrecisionConfig.field_names()
-}
+FIELDS = stated_fields(PrecisionConfig)
 """Field -> its row, in order of declaration."""
 
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
 
-GROUPS = MappingProxyType(
-    {one.title: tuple(name for name, field in FIELDS.items() if field.subject is one) for one in SUBJECTS}
-)
+GROUPS = {one.title: tuple(name for name, field in FIELDS.items() if field.subject is one) for one in SUBJECTS}
 """Subject -> its fields; each field is in one."""
 
 CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}

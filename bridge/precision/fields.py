@@ -166,7 +166,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             held = vars(origin) if origin is not None else {}
             vars(self).update({kept: dict(held.get(kept, ())) for kept in _KEPT}, _recipe=held.get("_recipe"))
             changes = {name: given[name] for name in (named[: named.index("_origin")] if held else named)}
-            known, stated = self.__dataclass_fields__, _stated_fields(type(self))
+            known, stated = self.__dataclass_fields__, stated_fields(type(self))
             for name in changes:
                 if name not in known or name == "_origin":
                     raise TypeError(str(_unknown_field(name, type(self))))
@@ -270,11 +270,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     def field_names(cls) -> tuple[str, ...]:
         """Return the names of all precision fields, in order of declaration."""
         own_class: Any = cls
-        return tuple(_stated_fields(own_class))
+        return tuple(stated_fields(own_class))
 
     def _field(self, name: str) -> StatedField:
         own_class: Any = type(self)
-        field = _stated_fields(own_class).get(name)
+        field = stated_fields(own_class).get(name)
         if field is None:
             raise _unknown_field(name, type(self))
         return field
@@ -301,7 +301,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             if field.twin in self._values and field.twin not in checked:
                 self._put(field.twin, value, source)
         own_class: Any = type(self)
-        for field in _stated_fields(own_class).values():
+        for field in stated_fields(own_class).values():
             if field.needs and field.name not in checked and {field.needs, self._field(field.needs).twin} & {*checked}:
                 self._follow(field.name, field.needs, source)
 
@@ -374,7 +374,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
 
 @functools.cache
-def _stated_fields(owner: Any) -> dict[str, StatedField]:
+def stated_fields(owner: Any) -> dict[str, StatedField]:
+    """Return field -> its row, of a class that holds some, in order of declaration."""
     found = {field.name: inspect.getattr_static(owner, field.name, None) for field in dataclasses.fields(owner)}
     return {name: field for name, field in found.items() if isinstance(field, StatedField)}
 

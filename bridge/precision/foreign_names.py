@@ -67,12 +67,7 @@ HEADS = ("lm_head", "output", "output_layer", "embed_out")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _NAMES = {
     **{name: name for name in TORCHTITAN},
-    **{
-        theirs: name
-        for family in (LLAMA, TORCHTITAN_0_2, _OTHERS)
-        for name, names in family.items()
-        for theirs in names
-    },
+    **{theirs: name for table in (LLAMA, TORCHTITAN_0_2, _OTHERS) for name, names in table.items() for theirs in names},
 }
 
 

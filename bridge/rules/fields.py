@@ -59,10 +59,7 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "train_iters": ("int", None),
         "check_for_nan_in_loss": ("bool", True),
     },
-    "data": {
-        "seq_length": ("int", None),
-        "vocab_size": ("int", None),
-    },
+    "data": {"seq_length": ("int", None), "vocab_size": ("int", None)},
     "peft": {
         "type": ("any", None),
         "rank": ("int", None),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import Finding, WrongValueError
@@ -59,9 +59,7 @@ class Section:
         """Return the section with other values of some fields, in their one form."""
         if not values:
             return self
-        return dataclasses.replace(
-            self, values={**self.values, **values}, is_given=True, stated=self.stated | {*values}
-        )
+        return replace(self, values={**self.values, **values}, is_given=True, stated=self.stated | {*values})
 
     def absent_from(self, role: str, version: Version | None) -> dict[str, str]:
         """Return each field away from its default that a version of Megatron Core does not have -> those with it."""
@@ -78,7 +76,7 @@ class Section:
         if not names:
             return self
         values = {**self.values, **{name: DEFAULTS[role][name] for name in names}}
-        return dataclasses.replace(self, values=values, stated=self.stated - {*names})
+        return replace(self, values=values, stated=self.stated - {*names})
 
 
 def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None = None) -> Section:

@@ -383,10 +383,8 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
     by, why = "Megatron", "computed by Megatron's own __post_init__"
     changed = {row.attribute: row for row in rows}
     for name, new in derived.items():
-        row = changed.get(name) or SyncRow(
-            owner=owner.role, attribute=name, old=owner.value(name), new=new, by=by, why=why
-        )
-        changed[name] = replace(row, new=new, verdict="derive", by=by, why=why)
+        made = SyncRow(owner=owner.role, attribute=name, old=owner.value(name), new=new, by=by, why=why)
+        changed[name] = replace(changed.get(name, made), new=new, verdict="derive", by=by, why=why)
     return list(changed.values())
 
 
@@ -423,10 +421,8 @@ def sync_findings(
     Megatron's defaults.
     """
     reading = reading_of(config) if config is not None else {}
-    values = {
-        role: owners[role].section.held if role in owners else {**DEFAULTS[role], **reading}
-        for role in PRECISION_OWNERS
-    }
+    values = {role: {**DEFAULTS[role], **reading} for role in PRECISION_OWNERS}
+    values |= {role: owner.section.held for role, owner in owners.items() if role in values}
     for row in rows:
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
@@ -463,6 +459,5 @@ def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) 
             value=values[owner.role][name],
             remedy=f"Make it writable, or give another object as {owner.role}.",
         )
-        raise SyncCheckError(
-            "The recipe cannot be written into these configs; nothing was changed:", [finding]
-        ) from error
+        headline = "The recipe cannot be written into these configs; nothing was changed:"
+        raise SyncCheckError(headline, [finding]) from error

@@ -80,10 +80,7 @@ UNPLANNED = {
 """Field -> the change of the modules that the plan does not know."""
 
 
-ATTENTION_VARIANTS = {
-    "gdn2": "the second gated delta net",
-    "dsv4_hybrid": "DeepSeek-V4's hybrid attention",
-}
+ATTENTION_VARIANTS = {"gdn2": "the second gated delta net", "dsv4_hybrid": "DeepSeek-V4's hybrid attention"}
 """Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
 PLANNED_VARIANTS = (None, *DELTA_NET, SPARSE)
 
@@ -118,9 +115,8 @@ def unplanned(model: Section) -> list[Finding]:
         for name, why in UNPLANNED.items()
         if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
     ]
-    rows += [
-        (name, "the field is newer than the releases that the plan knows", held) for name, held in model.newer.items()
-    ]
+    newer = "the field is newer than the releases that the plan knows"
+    rows += [(name, newer, held) for name, held in model.newer.items()]
     pattern = HybridPattern.of(model)
     letters = pattern.unplanned if pattern is not None else {}
     if pattern is not None and letters:

@@ -59,9 +59,7 @@ def _alignment(run: RuleContext) -> tuple[int, ...]:
 
 def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
     return [
-        Violation(path, how=how, size=f"{size:g}", multiple=multiple)
-        for path, how, size in widths(run)
-        if size % multiple
+        Violation(path, how=how, size=size, multiple=multiple) for path, how, size in widths(run) if size % multiple
     ]
 
 
@@ -76,7 +74,7 @@ def _refused_tokens(run: RuleContext) -> list[Violation]:
 
 def _odd_blocks(run: RuleContext) -> list[Violation]:
     """Return sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
-    found = [one for one in _odd_widths(run, 128) if not float(one.words["size"]) % 16]
+    found = [one for one in _odd_widths(run, 128) if not one.words["size"] % 16]
     held = tokens(run)
     if held is not None and held % 128 and not held % 16:
         found.append(Violation("train.micro_batch_size", how=" tokens", size=held, multiple=128))
@@ -104,7 +102,7 @@ _PROJECTED = {
 
 
 def _small(run: RuleContext) -> list[Violation]:
-    names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in widths(run) if 0 < size <= 1024]
+    names = [f"{path.partition('.')[2]}{how} = {size}" for path, how, size in widths(run) if 0 < size <= 1024]
     return [Violation(names=", ".join(names))] if names else []
 
 

@@ -30,7 +30,7 @@ def _unread_remainders(run: RuleContext) -> list[Violation]:
     return [Violation(why=f"the weights are {run.mode}, not bf16")] if not run.is_bf16 else []
 
 
-def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
+def _lacks_conditions(run: RuleContext) -> list[Violation]:
     # Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is wrong with it.
     is_possible = run.is_sharded and run.model.virtual_pipeline_model_parallel_size
     if is_possible and run.optimizer.overlap_param_gather:
@@ -132,9 +132,7 @@ RULES = (
         id="PB351",
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=all_of(
-            *("has_optimizer", "optimizer.overlap_param_gather_with_optimizer_step"), find=_gathers_without_conditions
-        ),
+        when=all_of("has_optimizer", "optimizer.overlap_param_gather_with_optimizer_step", find=_lacks_conditions),
         message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
         source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which gathers "
