@@ -79,8 +79,7 @@ class ModuleRow:
         """Return the globs that select the row's modules by their names in the whole model."""
         if not self.module:
             # With the decoder's name before a layer's number, ``*layers.0.*`` means no layer of MTP.
-            of_decoder = f"decoder.{self.select[self.select.index('layers.') :]}" if self.layer_numbers else self.select
-            return (of_decoder,)
+            return (f"decoder.{self.select[self.select.index('layers.') :]}" if self.layer_numbers else self.select,)
         if self.layers is None:
             return (f"*.{self.module}",)
         numbers = dict.fromkeys(number + num_layers if number < 0 else number for number in self.layers)

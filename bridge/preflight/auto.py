@@ -16,6 +16,7 @@ from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
+from bridge.precision.grouping import grouped
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
@@ -280,11 +281,7 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
 
 def generations() -> dict[str, list[Gpu]]:
     """Return the columns of the matrix: architecture and compute capability -> its GPUs, which run the same recipes."""
-    found: dict[str, list[Gpu]] = {}
-    for gpu in GPUS.values():
-        title = gpu.generation if gpu.capability is None else f"{gpu.generation} {dotted(gpu.capability)}"
-        found.setdefault(title, []).append(gpu)
-    return found
+    return grouped((f"{gpu.generation} {dotted(gpu.capability or ())}".rstrip(), gpu) for gpu in GPUS.values())
 
 
 def matrix(recipes: Iterable[str]) -> dict[str, dict[str, Support]]:

@@ -30,7 +30,7 @@ from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
 from bridge.rules.target import Target, target_of
 from bridge.rules.violation import Violation
-from bridge.sync.prediction import Origins, Prediction, predict
+from bridge.sync.prediction import Prediction, predict
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
@@ -68,7 +68,7 @@ class Setup(RuleContext):
         is_own: bool = False,
         is_resumed: bool = False,
         is_bridge: bool = False,
-        origins: Origins | None = None,
+        origins: Callable[[str], str] | None = None,
         choice: Choice | None = None,
         **sections: Any,
     ) -> None:
@@ -112,9 +112,8 @@ class Setup(RuleContext):
     def _read_kind(self) -> None:
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
-        self.has_peft, self.rank = "peft" in self.given, self.peft.rank or self.peft.dim
-        routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
-        self.has_ncclep = routes == ("flex", "ncclep")
+        self.has_peft = "peft" in self.given
+        self.has_ncclep = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend) == ("flex", "ncclep")
         is_selective = model.recompute_granularity == "selective" and isinstance(model.recompute_modules, list | tuple)
         self.recomputed = tuple(map(str, model.recompute_modules)) if is_selective else ()
 
@@ -300,8 +299,7 @@ def _of_phases(first: Report, run: Mapping[str, Any], known: Mapping[str, Any], 
     """Return the report on the first phase of a run's precision schedule with what each later one adds."""
     report, prediction = first, first.setup.prediction
     for phase in phases_of(run, prediction)[1:]:
-        later = Setup(prediction.under(phase.precision), **known)
-        report = report.with_phase(phase.number, check(later, reasons))
+        report = report.with_phase(phase.number, check(Setup(prediction.under(phase.precision), **known), reasons))
     return report
 
 

@@ -63,6 +63,5 @@ def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:
         plain = omegaconf.OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except omegaconf.errors.OmegaConfBaseException as error:
         why = str(error.msg or error).partition("\n")[0].rstrip(".")
-        text = f"{error.full_key or GROUP}: cannot be resolved: {why}. Correct the value."
-        raise PrecisionTypeError(text) from error
+        raise PrecisionTypeError(f"{error.full_key or GROUP}: cannot be resolved: {why}. Correct the value.") from error
     return {str(key): value for key, value in plain.items()}

@@ -274,8 +274,7 @@ class Registry:
     @property
     def where_listed(self) -> str:
         """How to list the recipes, and how to add some, as the end of a sentence that misses one."""
-        count = len(self.names())
-        return f"`precision-bridge recipes` lists all {count}; {ENVIRONMENT_VARIABLE}=FILE.py adds yours."
+        return f"`precision-bridge recipes` lists all {len(self.names())}; {ENVIRONMENT_VARIABLE}=FILE.py adds yours."
 
     def __contains__(self, name: object) -> bool:
         self._load()

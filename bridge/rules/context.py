@@ -46,8 +46,7 @@ def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
         needed = name == "use_distributed_optimizer" and is_fsdp
         for role in ("optimizer", "ddp"):
             if value(role, name) is False and (on or needed):
-                why = f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer"
-                yield OffSwitch(role, name, why)
+                yield OffSwitch(role, name, f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer")
 
 
 def _owner_of(field: str) -> str | None:
@@ -92,7 +91,6 @@ class RuleContext:
     is_resumed: bool
     selection: Any
     """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
-    rank: int | None
     recomputed: tuple[str, ...]
     is_own: bool
     """The run is one of scripts/train.py."""
@@ -155,10 +153,8 @@ class RuleContext:
         self.has_owners = self.has_model or self.has_optimizer or self.has_ddp
         self.has_precision_aware = bool(self.optimizer.use_precision_aware_optimizer)
         self.has_megatron_fsdp = bool(ddp.use_megatron_fsdp or ddp.use_custom_fsdp)
-        self.has_torch_fsdp2 = bool(ddp.use_torch_fsdp2)
-        self.has_fsdp = self.has_megatron_fsdp or self.has_torch_fsdp2
+        self.has_fsdp = self.has_megatron_fsdp or bool(ddp.use_torch_fsdp2)
         self.has_emerging_optimizer = self.has_optimizer and self.optimizer.optimizer not in ("adam", "sgd")
-        self.has_fsdp_v2 = self.has_megatron_fsdp and ddp.megatron_fsdp_version == 2
         self.is_sharded = bool(self.optimizer.use_distributed_optimizer or ddp.use_distributed_optimizer)
         self.mcore, self.te = self.target.mcore, self.target.te
 

@@ -228,8 +228,7 @@ def _unhonoured_context(model: Mapping[str, Any], backend: str | None) -> Found:
         yield _left_out(path, size, reason, "Leave it at 1.")
         return
     kinds = COMMUNICATION.get(backend or "te", ("all_gather",))
-    asked = stated if isinstance(stated, list) else [stated or "p2p"]
-    found = {*map(str, asked)} - {*kinds}
+    found = {*map(str, stated if isinstance(stated, list) else [stated or "p2p"])} - {*kinds}
     plain = PLAIN_ATTENTION | ({} if backend == "te_cpu" else PLAIN_LOCAL_ATTENTION)
     wanted = {} if backend in ("te", None) else plain
     others = [name for name, value in wanted.items() if getattr(model[name], "name", model[name]) != value]

@@ -58,8 +58,7 @@ def _misspelt(run: RuleContext) -> list[Violation]:
     for number, row in enumerate(own_rows(run)):
         if not takes_a_linear_layer(row):
             last = (row.select or row.module).rpartition(".")[2].strip("*")
-            near = _near(close_matches(last, names))
-            found.append(about(run, str(row), name=number, reason="", near=near))
+            found.append(about(run, str(row), name=number, reason="", near=_near(close_matches(last, names))))
     return found
 
 

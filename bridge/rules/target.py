@@ -210,8 +210,7 @@ def parse_target(text: str) -> Target:
             raise _wrong(f"must have at most {MOST_GPUS:,} GPUs", word, "Use fewer.")
         for name in fields:
             if name in given:
-                one = ONE.get(name, "one GPU")
-                raise _wrong(f"must name {one}", f"{given[name]},{word}", "Drop one of the two.")
+                raise _wrong(f"must name {ONE.get(name, 'one GPU')}", f"{given[name]},{word}", "Drop one of the two.")
             given[name] = word
         memory_gib = fields.pop(MEMORY, memory_gib)
         target = replace(target, **fields)
@@ -298,9 +297,8 @@ def _meaning(word: str) -> dict[str, Any]:
     if product is not None:
         version = parse_version(product[2])
         if version not in KNOWN[product[1]]:
-            known = VersionRange(product=product[1], versions=KNOWN[product[1]])
-            limits = str(known).removeprefix(TITLES[product[1]])
-            raise _wrong(f"there is no such version of {TITLES[product[1]]}", word, f"Versions are{limits}.")
+            title, known = TITLES[product[1]], str(VersionRange(product=product[1], versions=KNOWN[product[1]]))
+            raise _wrong(f"there is no such version of {title}", word, f"Versions are{known.removeprefix(title)}.")
         found: dict[str, Any] = {product[1]: version}
         return found | {"has_te": True} if product[1] == "te" else found
     memory = re.fullmatch(r"memory=(\d+)(gib|gb)", word)

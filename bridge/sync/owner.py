@@ -59,8 +59,7 @@ class OwnerValues:
     @classmethod
     def of_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
         """Return a section's values; the version of megatron-core decides about the fields; None: all of them."""
-        missing = _missing(role, str(version) if version is not None else None)
-        names = PLANNED & FIELDS[role].keys() - missing
+        names = PLANNED & FIELDS[role].keys() - _missing(role, str(version) if version is not None else None)
         return cls(
             role=role,
             section=section,
@@ -135,10 +134,6 @@ class Owner:
         if attribute in written and same(written[attribute][0], self.value(attribute)):
             return written[attribute][1]
         return self.value(attribute)
-
-    def class_of(self, attribute: str) -> type | None:
-        """Return the class whose objects a field of Megatron's own config holds; None for another owner's field."""
-        return _annotated(self.defining, attribute) if self.is_megatron else None
 
     @property
     def _written(self) -> Mapping[str, Any]:
@@ -242,7 +237,8 @@ def seen_through(target: Any) -> Any:
 
 
 @functools.cache
-def _annotated(cls: type, attribute: str) -> type | None:
+def annotated_class(cls: type, attribute: str) -> type | None:
+    """Return the class whose objects a field holds by its annotation; None where that is not one class."""
     annotation = typing.get_type_hints(cls).get(attribute)
     members = [member for member in typing.get_args(annotation) or (annotation,) if member is not type(None)]
     return members[0] if len(members) == 1 and isinstance(members[0], type) else None
@@ -260,5 +256,4 @@ def class_defaults(cls: type) -> dict[str, Any]:
 def _missing(role: str, version: str | None) -> frozenset[str]:
     """Return the fields that this version of the class does not have yet; by its text, since 0.17 equals 0.17.0."""
     held = parse_version(version) if version is not None else None
-    rows = FIELDS[role].values()
-    return frozenset(row.name for row in rows if row.has is not None and row.has.holds(held) is False)
+    return frozenset(name for name, row in FIELDS[role].items() if row.has and row.has.holds(held) is False)

@@ -39,7 +39,6 @@ WRITTEN_INTO = ("model", "optimizer", "ddp", "train")
 """The sections that a sync writes into."""
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
-Origins = Callable[[str], str]
 
 _BY_ROLE = {role: tuple(r for r in ROUTES if r.owner == role and r.attribute is not None) for role in OWNERS}
 
@@ -53,8 +52,6 @@ class Prediction:
     sections: Mapping[str, Section]
     """Every section of `ROLES` as it was given."""
     target: Target
-    origins: Origins | None = None
-    """Path of a setting -> its source."""
     owners: tuple[OwnerValues, ...]
     """The values that the plan starts from."""
     rows: tuple[SyncRow, ...]
@@ -62,17 +59,13 @@ class Prediction:
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
 
-    def is_of(self, precision: PrecisionConfig, owners: Sequence[OwnerValues]) -> bool:
-        """Return whether the plan is that of a sync of this precision into these owners."""
-        return self.precision is precision and [*self.owners] == [*owners]
-
     def under(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
-        return _predicted(precision, self.sections, self.target, self.origins)
+        return _predicted(precision, self.sections, self.target)
 
     def on(self, target: Target) -> Prediction:
         """Return the same run on another target."""
-        return _predicted(self.precision, self.sections, target, self.origins)
+        return _predicted(self.precision, self.sections, target)
 
     def changed(self, changes: Mapping[str, Any]) -> Prediction:
         """Return the run with other values of some settings, by section.field, in their one form."""
@@ -80,7 +73,7 @@ class Prediction:
         for path, value in changes.items():
             role, _, name = path.partition(".")
             sections[role] = sections[role].changed({name: value})
-        return _predicted(self.precision, sections, self.target, self.origins)
+        return _predicted(self.precision, sections, self.target)
 
     @cached_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
@@ -135,13 +128,7 @@ class Prediction:
         return {**self.values[role], **{name: DEFAULTS[role][name] for name in self.absent[role]}}
 
 
-def predict(
-    precision: PrecisionConfig | None,
-    given: Mapping[str, Any],
-    *,
-    target: Target | None = None,
-    origins: Origins | None = None,
-) -> Prediction:
+def predict(precision: PrecisionConfig | None, given: Mapping[str, Any], *, target: Target | None = None) -> Prediction:
     """Return a run as the last sync before it leaves it.
 
     Args:
@@ -149,13 +136,12 @@ def predict(
         given: Section -> Megatron's object, a mapping of its fields, or a `Section`; one that is absent has Megatron's
             defaults. An object that a sync has written to counts with the values that it had before.
         target: The GPUs and versions of the run; without a version of megatron-core every field is there.
-        origins: Path of a setting -> its source.
     """
     unknown = given.keys() - {*ROLES}
     if unknown:
         raise TypeError(f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}")
     sections = {role: _section(role, given.get(role), is_synced=precision is not None) for role in ROLES}
-    return _predicted(precision, sections, target or Target(), origins)
+    return _predicted(precision, sections, target or Target())
 
 
 def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
@@ -165,18 +151,14 @@ def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
     return read_section(role, held, own_values(role, held) if is_synced else None)
 
 
-def _predicted(
-    precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target, origins: Origins | None
-) -> Prediction:
+def _predicted(precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
     values = {role: dict(section.values) for role, section in sections.items()}
     owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in WRITTEN_INTO)
     rows = tuple(plan(precision, owners, is_last=True)) if precision is not None else ()
     for row in rows:
         if row.verdict != "absent":
             values[row.owner][row.attribute] = row.new
-    return Prediction(
-        precision=precision, sections=sections, target=target, origins=origins, owners=owners, rows=rows, values=values
-    )
+    return Prediction(precision=precision, sections=sections, target=target, owners=owners, rows=rows, values=values)
 
 
 def plan(
@@ -286,8 +268,7 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Mak
             return made(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
         return made(reading, "set", source, "stated")
     if route.rule == "count" and attribute in owner.defaults:
-        verdict = "keep" if config.scheme else "agree"
-        return made(own, verdict, owner.role, "the recipe does not state it")
+        return made(own, "keep" if config.scheme else "agree", owner.role, "the recipe does not state it")
     if route.rule == "stated" and not owner.is_own(attribute):
         return made(own, "agree", owner.role, "the recipe does not state it")
     if owner.is_own(attribute):
@@ -301,8 +282,7 @@ def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) ->
     is_on = config.autocast_enabled or (is_open and owner.value("enable_autocast") is True)
     if is_on and owner.is_own("autocast_dtype"):
         return made(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
-    dtype = config.reading("params_dtype") or config.mode
-    return made(dtype, "derive", "mode", "follows params_dtype")
+    return made(config.reading("params_dtype") or config.mode, "derive", "mode", "follows params_dtype")
 
 
 def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:

@@ -27,7 +27,16 @@ from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed, installed_text
 from bridge.sync.module_recipe import recipe_object
-from bridge.sync.owner import ABSENT, Owner, OwnerValues, class_defaults, in_one_form, refuse_wrong_objects, same
+from bridge.sync.owner import (
+    ABSENT,
+    Owner,
+    OwnerValues,
+    annotated_class,
+    class_defaults,
+    in_one_form,
+    refuse_wrong_objects,
+    same,
+)
 from bridge.sync.prediction import Prediction, plan, scheme_of, sharding_rows, under_fsdp
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 
@@ -98,7 +107,7 @@ def write(
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
     refuse_wrong_objects(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
-    if known is not None and known.is_of(config, list(values.values())):
+    if known is not None and known.precision is config and known.owners == tuple(values.values()):
         planned: Sequence[SyncRow] = known.rows
     else:
         planned = plan(config, list(values.values()), keep_own=on_conflict == "keep", is_last=strict)
@@ -138,9 +147,10 @@ def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:
     for known in (held, owner.own(row.attribute), class_defaults(owner.defining).get(row.attribute, ABSENT)):
         if same(in_one_form(known), row.new):
             return replace(row, old=held, new=known)
-    new, kind = row.new, owner.class_of(row.attribute) if row.field == "modules" else None
-    if kind is not None and new is not None:
-        new = recipe_object(kind, new, owner.target)
+    new = row.new
+    if row.field == "modules" and owner.is_megatron and new is not None:
+        kind = annotated_class(owner.defining, row.attribute)
+        new = recipe_object(kind, new, owner.target) if kind is not None else new
     elif row.field in FIELDS and FIELDS[row.field].kind == "dtype" and isinstance(new, str):
         new = torch_dtype(new)
     return replace(row, old=held, new=new)

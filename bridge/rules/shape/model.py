@@ -343,8 +343,7 @@ class _Reader:
         if isinstance(frequency, list | tuple) and len(frequency) == layers:
             return tuple(bool(flag) for flag in frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
-        got = len(frequency) if isinstance(frequency, list | tuple) else given
-        self._refuse(name, rule, got, "Correct it")
+        self._refuse(name, rule, len(frequency) if isinstance(frequency, list | tuple) else given, "Correct it")
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:

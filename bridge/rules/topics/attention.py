@@ -8,8 +8,7 @@ from bridge.rules.violation import Violation, all_of, stands_out
 
 def _no_backend(run: RuleContext) -> list[Violation]:
     if run.capability is not None and run.target.is_before(10):
-        what = f"compute capability 10.0, and the target has {dotted(run.capability)}"
-        return [Violation(what=what)]
+        return [Violation(what=f"compute capability 10.0, and the target has {dotted(run.capability)}")]
     least = "9.14" if at_least(run.te, "2.15") else "9.13.1"
     return [Violation(what=f"cuDNN {least}")] if at_least(run.cudnn, least) is False else []
 

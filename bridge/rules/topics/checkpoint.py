@@ -8,7 +8,8 @@ from bridge.rules.violation import Violation, all_of, violations
 def _odd_rank(run: RuleContext) -> list[Violation]:
     # Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses them.
     is_of_te = run.peft.type is None or run.model.use_transformer_engine_op_fuser
-    return [Violation(value=run.rank)] if is_of_te and run.rank is not None and run.rank % 16 else []
+    rank = run.peft.rank or run.peft.dim or 0
+    return [Violation(value=rank)] if is_of_te and rank % 16 else []
 
 
 RULES = (

@@ -86,8 +86,7 @@ def _without_effect(run: RuleContext) -> list[Violation]:
     low = [effect for _, effect in _effects(run) if effect.family is not None]
     if not low or any(effect.chooses_in_high for effect in low):
         return []
-    schemes = ", ".join(dict.fromkeys(str(effect.scheme) for effect in low))
-    return [Violation(value=len(low), schemes=schemes)]
+    return [Violation(value=len(low), schemes=", ".join(dict.fromkeys(str(effect.scheme) for effect in low)))]
 
 
 def _stale(run: RuleContext) -> list[Violation]:
@@ -144,8 +143,7 @@ def _off(run: RuleContext) -> list[Violation]:
 def _missing_factories(run: RuleContext) -> list[Violation]:
     """Return the quantizer factories, of the run and of single modules, that are not found on this machine."""
     factories = [row.get("custom_recipe_factory") for _, row in _payloads(run)]
-    setting = selected_modules.about(run, None).path
-    paths = [(setting, factory) for factory in factories if factory]
+    paths = [(selected_modules.about(run, None).path, factory) for factory in factories if factory]
     for family in FAMILIES:
         name = f"{family}_quantizer_factory"
         if run.scheme == "custom" and getattr(run, family) and getattr(run.model, name):

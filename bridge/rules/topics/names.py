@@ -8,6 +8,7 @@ from typing import Any
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
+from bridge.precision.grouping import grouped
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
 from bridge.rules.rule import contradiction, error, info, no_effect, warning
@@ -134,10 +135,7 @@ def near_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=16)
 def _by_length(names: frozenset[str]) -> dict[int, list[tuple[str, frozenset[str]]]]:
     """Return length -> the names of that length, each with its letters."""
-    found: dict[int, list[tuple[str, frozenset[str]]]] = {}
-    for name in sorted(names):
-        found.setdefault(len(name), []).append((name, frozenset(name)))
-    return found
+    return grouped((len(name), (name, frozenset(name))) for name in sorted(names))
 
 
 def _distance(one: str, two: str) -> int:

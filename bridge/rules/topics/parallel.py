@@ -26,8 +26,7 @@ def _shards_weights(run: RuleContext) -> bool:
 def _broken_replicas(run: RuleContext) -> list[Violation]:
     count, ranks = run.target.count or 0, run.parallel
     if count % ranks.replica:
-        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
-        return [Violation(what=what)]
+        return [Violation(what=f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}")]
     what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
     return [Violation(what=what)] if run.shape.is_moe and count % ranks.expert_replica else []
 
@@ -43,8 +42,7 @@ def _broken_batch(run: RuleContext) -> list[Violation]:
     if not (is_run and whole and micro and run.target.count) or run.target.count % replica:
         return []
     data = run.target.count // replica
-    is_broken = micro > 0 and whole % (micro * data)
-    return [Violation(micro=micro, data=data, step=micro * data)] if is_broken else []
+    return [Violation(micro=micro, data=data, step=micro * data)] if micro > 0 and whole % (micro * data) else []
 
 
 def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:

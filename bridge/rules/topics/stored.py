@@ -11,8 +11,7 @@ def storing(run: RuleContext, family: str, *, severity: str | None = None) -> Vi
     if run.precision is None or run.precision.is_stated(gather):
         return Violation(gather, value=True, severity=severity)
     role, name = ("ddp", gather) if getattr(run.ddp, gather) else ("model", f"{family}_param")
-    where = run.where(f"{role}.{name}") or role
-    return Violation(f"{role}.{name}", value=True, where=where, severity=severity)
+    return Violation(f"{role}.{name}", value=True, where=run.where(f"{role}.{name}") or role, severity=severity)
 
 
 def _unsharded(run: RuleContext, family: str) -> list[Violation]:
@@ -49,12 +48,12 @@ def _without_format(run: RuleContext) -> list[Violation]:
 
 def _half_told(run: RuleContext) -> list[Violation]:
     """Return the families of which only the model or only DDP knows that weights are stored in them."""
-    found = []
-    for family in FAMILIES:
-        theirs = getattr(run.ddp, f"{family}_param_gather")
-        if run.has_model and run.has_ddp and getattr(run.model, f"{family}_param") != theirs:
-            found.append(Violation(f"model.{family}_param", other=f"ddp.{family}_param_gather", theirs=theirs))
-    return found
+    gathers = {family: getattr(run.ddp, f"{family}_param_gather") for family in FAMILIES}
+    return [
+        Violation(f"model.{family}_param", other=f"ddp.{family}_param_gather", theirs=theirs)
+        for family, theirs in gathers.items()
+        if getattr(run.model, f"{family}_param") != theirs
+    ]
 
 
 RULES = (
@@ -83,7 +82,7 @@ RULES = (
         title="stored weights that are never updated",
         setting="model.fp8_param",
         versions=(mcore(since="0.17.1"),),
-        when=_half_told,
+        when=all_of("has_model", "has_ddp", find=_half_told),
         message="must equal {other}, which is {theirs!r}: the optimizer skips low-precision weights that DDP does not "
         "know of",
         remedies=("give both the same value", "choose a recipe, which writes both"),
