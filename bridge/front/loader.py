@@ -7,6 +7,7 @@ the training script's in either case. Neither torch nor Megatron Core is importe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -276,7 +277,7 @@ def config_folder(given: Path | str | None = None) -> Path:
     """Return the folder of the Hydra tree: `given`, or ``conf`` here, or the one of this package."""
     if given is None:
         return Path("conf").resolve() if Path("conf/config.yaml").is_file() else shipped_folder()
-    if _is_there(Path(given)) and Path(given).is_dir():
+    if os.path.isdir(given):  # noqa: PTH112  there is no path that is too long
         return Path(given).resolve()
     matches = close_matches(str(given), [path.name for path in Path().iterdir() if path.is_dir()])
     hint = did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."
@@ -288,22 +289,15 @@ def _file(given: Path | str) -> Path:
         rule, remedy = "must be a path of printable characters", "Rename the file."
         raise RunConfigError.of("--config", rule, str(given), remedy)
     path, shipped = Path(given), shipped_folder().parent / given
-    path = shipped if not _is_there(path) and _is_there(shipped) else path
-    if not (_is_there(path) and path.is_dir()):
+    if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110  as above
+        path = shipped
+    if not os.path.isdir(path):  # noqa: PTH112  as above
         return path
     found = file_in(path)
     if found == path:
         rule, remedy = f"holds no {listed(FILES)}", "Give the folder of a run, or a file."
         raise RunConfigError.of("--config", rule, str(path), remedy)
     return found
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether a path exists; one that is too long does not."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def shipped_folder() -> Path:

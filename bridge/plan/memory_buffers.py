@@ -16,11 +16,11 @@ there, and is one in Megatron-LM's development branch, as here; that changes pad
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.plan.memory_parameters import Parameter
+from bridge.plan.memory_parameters import Parameter, padded
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 from bridge.precision.grouping import grouped
@@ -80,44 +80,48 @@ class Buffer:
 
 
 def lay_out(
-    parameters: Sequence[Parameter],
-    *,
-    ranks: int,
-    distributed: bool,
-    bucket_size: int | None = None,
-    high_bandwidth: bool = False,
+    parameters: Sequence[Parameter], *, ranks: int, distributed: bool, bucket_size: int | None, high_bandwidth: bool
 ) -> Buffer:
     """Return the buffer of parameters, in the order of Megatron's modules, that share storage and gradient dtype.
 
-    Without the distributed optimizer nothing is padded. A bucket is closed after `bucket_size` elements; None: one
-    bucket.
+    Without the distributed optimizer nothing is padded.
     """
-    divisor = math.lcm(ranks, 128, 2**16 if high_bandwidth else 1)
+    step, multiple = (64, math.lcm(ranks, 128, 2**16 if high_bandwidth else 1)) if distributed else (1, 1)
     spans: list[tuple[Parameter, int, int]] = []
     buckets: list[tuple[int, int]] = []
-    cursor = begin = end = 0
-    is_open = False
-
-    def close() -> int:
-        nonlocal begin, is_open
-        padded = -(-end // divisor) * divisor if distributed else end
-        buckets.append((begin, padded))
-        begin, is_open = padded, False
-        return padded
-
-    for parameter in reversed(parameters):
-        cursor = -(-cursor // 64) * 64 if distributed else cursor
-        alone = distributed and parameter.shares_embedding
-        if alone and is_open:
-            end = cursor  # Megatron ends the bucket at the padded start of the parameter that leaves it
-            cursor = close()
-        end = cursor + parameter.numel
-        spans.append((parameter, cursor, end))
-        is_open = True
-        cursor = close() if alone or (bucket_size is not None and end - begin >= bucket_size) else end
-    if is_open:
-        close()
+    begin = 0
+    for bucket in _buckets(reversed(parameters), bucket_size, step=step, splits_shared=distributed):
+        end = begin
+        for parameter in bucket:
+            start = padded(end, step)
+            end = start + parameter.numel
+            spans.append((parameter, start, end))
+        buckets.append((begin, padded(end, multiple)))
+        begin = buckets[-1][1]
     return Buffer(spans=tuple(spans), buckets=tuple(buckets))
+
+
+def _buckets(
+    parameters: Iterable[Parameter], bucket_size: int | None, *, step: int = 1, splits_shared: bool
+) -> Iterator[list[Parameter]]:
+    """Yield buckets of at least `bucket_size` elements (None: one bucket); a shared embedding has one of its own.
+
+    Each parameter begins at a multiple of `step` elements.
+    """
+    bucket: list[Parameter] = []
+    size = 0
+    for parameter in parameters:
+        alone = parameter.shares_embedding and splits_shared
+        if alone and bucket:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size = padded(size, step) + parameter.numel
+        if alone or (bucket_size and size >= bucket_size):
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
 
 
 def ddp_groups(
@@ -234,19 +238,7 @@ def _grouped(
         return one.is_stored_low or one.storage, is_expert, one.is_frozen, unit
 
     for (_, _, _, unit), group in grouped((key(one), one) for one in parameters).items():
-        bucket: list[Parameter] = []
-        for parameter in group:
-            alone = parameter.shares_embedding and splits_shared
-            if alone and bucket:
-                yield bucket
-                bucket = []
-            bucket.append(parameter)
-            is_full = unit is None and bucket_size and sum(one.numel for one in bucket) >= bucket_size
-            if alone or is_full:
-                yield bucket
-                bucket = []
-        if bucket:
-            yield bucket
+        yield from _buckets(group, bucket_size if unit is None else None, splits_shared=splits_shared)
 
 
 def _width(parameter: Parameter) -> int:
@@ -276,7 +268,7 @@ def _laid_out(group: Sequence[Parameter], *, ranks: int | None) -> Buffer:
         spans.append((one, cursor, cursor + one.numel))
         rest = one.numel % grid
         gap, space = cursor + one.numel, grid - rest
-        cursor += -(-one.numel // grid) * grid
+        cursor += padded(one.numel, grid)
         if not rest:
             continue
         pair = next((other for other in large if 0 < other.numel % grid <= space), None)
@@ -296,4 +288,4 @@ def _laid_out(group: Sequence[Parameter], *, ranks: int | None) -> Buffer:
         cursor += fragment.numel
     step = ranks * grid if ranks is not None else 1
     spans.sort(key=lambda span: span[1])
-    return Buffer(spans=tuple(spans), buckets=((0, -(-cursor // step) * step),))
+    return Buffer(spans=tuple(spans), buckets=((0, padded(cursor, step)),))

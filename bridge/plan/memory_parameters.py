@@ -40,10 +40,10 @@ def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
         return FP32_BYTES
     tile = scheme.operand("weight").row
     if scheme.name == "blockwise":
-        return -(-rows // tile[0]) * _padded(-(-columns // tile[1]), 4) * FP32_BYTES
+        return -(-rows // tile[0]) * padded(-(-columns // tile[1]), 4) * FP32_BYTES
     size = element_bytes(scheme.scale_format or "fp32")
     per_tensor = FP32_BYTES if scheme.tensor_scale_format else 0
-    return round(_padded(rows, 128) * _padded(-(-columns // max(tile)), 4) * size) + per_tensor
+    return round(padded(rows, 128) * padded(-(-columns // max(tile)), 4) * size) + per_tensor
 
 
 def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
@@ -58,7 +58,8 @@ def is_per_tensor(scheme: Scheme | None) -> bool:
     return scheme is None or all(operand.row == WHOLE for operand in scheme.operands)
 
 
-def _padded(count: int, multiple: int) -> int:
+def padded(count: int, multiple: int) -> int:
+    """Return the next multiple of a number from a count on."""
     return -(-count // multiple) * multiple
 
 

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache, partial
+from itertools import groupby
 from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -371,13 +372,9 @@ def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Ef
 
 def compact(labels: Sequence[str], limit: int = 6) -> str:
     """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54)"; words are kept as they are."""
-    ranges: list[str] = []
     numbers = [int(label) for label in labels if label.isdecimal()]
-    start = 0
-    for index, number in enumerate(numbers):
-        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
-            ranges.append(str(number) if index == start else f"{numbers[start]}-{number}")
-            start = index + 1
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
+    ranges = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     if len(ranges) > limit:
         ranges = [", ".join(ranges[: limit - 1]) + f", ... {ranges[-1]} ({len(numbers)} layers)"]
     return ", ".join([*ranges, *(label for label in labels if not label.isdecimal())])

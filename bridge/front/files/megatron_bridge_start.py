@@ -94,25 +94,22 @@ ROWS: tuple[Row, ...] = (
     _overlap("optimizer.overlap_param_gather", _is_replicated, shared=True),
     _overlap("optimizer.overlap_param_gather_with_optimizer_step", value=False, shared=True),
     _overlap("ddp.align_param_gather", lambda start: _is_replicated(start) and _is_interleaved(start), shared=True),
-    Row(
-        path="model.expert_tensor_parallel_size",
-        when=lambda start: (
-            start.value("model.expert_tensor_parallel_size") is None and start.size("expert_model_parallel_size") > 1
-        ),
-        value=1,
+    *rows(
+        {"model.expert_tensor_parallel_size": 1},
+        lambda start: start.size("expert_model_parallel_size") > 1,
         because="experts are parallel",
         source="models/transformer_config.py: _set_moe_expert_tensor_parallel_default",
+        is_default=True,
     ),
-    Row(
-        path="model.vocab_size",
-        when=lambda start: (
+    *rows(
+        {"model.vocab_size": lambda start: (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1},
+        lambda start: (
             start.value("tokenizer.tokenizer_type") == "NullTokenizer"
-            and start.value("model.vocab_size") is None
             and whole_number(start.value("tokenizer.vocab_size")) is not None
         ),
-        value=lambda start: (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1,
         because="the vocabulary of NullTokenizer and its end of document",
         source="training/setup.py: _validate_and_set_vocab_size",
+        is_default=True,
     ),
     *_fsdp(
         {

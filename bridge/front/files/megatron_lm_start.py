@@ -103,6 +103,7 @@ _default = partial(rows, because="the default of its parser", source=ARGUMENTS, 
 """A default of the parser that is not that of the class."""
 _set = partial(rows, source=VALIDATE)
 """Values that `validate_args` derives."""
+_by_pattern = partial(_set, because="hybrid_layer_pattern")
 
 ROWS: tuple[Row, ...] = (
     *_default({"model.position_embedding_type": "learned_absolute", "model.share_embeddings_and_output_weights": True}),
@@ -110,29 +111,13 @@ ROWS: tuple[Row, ...] = (
     *_default({"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"),
     *_default({"ddp.check_for_nan_in_grad": True}),
     *_default({"optimizer.fp8_recipe": "delayed"}, "model.fp8"),
-    *_set(
-        {"model.num_layers": lambda start: _pattern(start)[0]},
-        lambda start: _pattern(start)[0],
-        because="hybrid_layer_pattern",
-    ),
-    *_set(
-        {"model.mtp_num_layers": lambda start: _pattern(start)[1]},
-        lambda start: _pattern(start)[1],
-        because="hybrid_layer_pattern",
-    ),
-    *_set(
-        {"model.multi_latent_attention": True},
-        lambda start: set("+D") & set(_letters(start)),
-        because="hybrid_layer_pattern",
-    ),
-    *_set(
-        {"model.experimental_attention_variant": "dsa"},
-        lambda start: "D" in _letters(start),
-        because="hybrid_layer_pattern",
-    ),
+    *_by_pattern({"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]),
+    *_by_pattern({"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]),
+    *_by_pattern({"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))),
+    *_by_pattern({"model.experimental_attention_variant": "dsa"}, lambda start: "D" in _letters(start)),
     *_set(
         {"model.virtual_pipeline_model_parallel_size": _chunks},
-        lambda start: (_chunks(start) or 1) > 1,
+        _chunks,
         because="num_layers_per_virtual_pipeline_stage",
     ),
     *_default(
