@@ -10,9 +10,6 @@ from bridge.checkpoint.manifest import Manifest, digest
 from bridge.checkpoint.pickles import pickle_fault
 from bridge.cli.arguments import add_command, answer, print_json
 
-DAMAGED = 1
-DIFFERENT = 1
-
 
 def add_parsers(commands: Any) -> None:
     """Add the commands."""
@@ -54,7 +51,7 @@ def _diff(chosen: argparse.Namespace) -> int:
     difference = Difference.of(one, two)
     content = {"a": str(one.path), "b": str(two.path), **difference.to_dict()}
     answer(chosen, content, difference_table(one, two, difference))
-    return DIFFERENT if difference else 0
+    return bool(difference)
 
 
 def _certify(chosen: argparse.Namespace) -> None:
@@ -100,4 +97,4 @@ def _verify(chosen: argparse.Namespace) -> int:
         compared = "sizes and checksums" if manifest.checksums else "sizes; it holds no checksums"
         print(f"{checkpoint}: {len(manifest.sizes)} files are as the manifest says ({compared}).")
         print(f"manifest sha256 {own}" + (", as given" if chosen.digest else ""))
-    return DAMAGED if wrong is not None else 0
+    return wrong is not None

@@ -136,8 +136,7 @@ def in_file(word: str, run: RunValues) -> dict[str, Any]:
     homes = homes or [(role, name) for role in VALUES if name in VALUES[role]]
     homes = [(role, field) for role, field in homes if role in VALUES and section in ("", "mixed_precision", role)]
     if not homes:
-        known = [field for fields in VALUES.values() for field in fields]
-        matches = close_matches(name, known)
+        matches = close_matches(name, [field for fields in VALUES.values() for field in fields])
         raise UnknownFieldError(f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches)
     rows = {(row.owner, row.attribute): row for row in run.prediction.rows}
     settings = []

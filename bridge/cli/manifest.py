@@ -15,16 +15,13 @@ if TYPE_CHECKING:
     from bridge.interop.serving.manifest import Manifest
     from bridge.interop.serving.reader import ServingConfig
 
-DIFFERENT = 1
-
 
 def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "write the quantisation config of the system that serves a trained model, or compare with one"
     parser = add_run_command(commands, "manifest", _manifest, text)
-    parser.add_argument(
-        "--run", dest="run_folder", metavar="RUN", help="folder of a run, or a manifest in JSON, instead"
-    )
+    text = "folder of a run, or a manifest in JSON, instead"
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
     parser.add_argument("--for", dest="system", choices=list(SYSTEMS), help="the system that serves the model")
     parser.add_argument("--against", metavar="FILE", type=Path, help="a config.json or hf_quant_config.json to compare")
     parser.add_argument("--model-type", metavar="NAME", help="model_type of the Hugging Face config: names of modules")
@@ -79,10 +76,8 @@ def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
         print_json({**content, "losses": records(report.unmapped, "export")})
         return
     if not content:
-        print(
-            f"{manifest.precision} has every linear layer in {manifest.mode}: there is nothing to state.",
-            file=sys.stderr,
-        )
+        text = f"{manifest.precision} has every linear layer in {manifest.mode}: there is nothing to state."
+        print(text, file=sys.stderr)
     for entry in report.unmapped:
         print(entry, file=sys.stderr)
     if chosen.out is None:
@@ -103,4 +98,4 @@ def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespa
         from bridge.report.serving import comparison_table
 
         show(comparison_table(found, manifest.precision, config.path))
-    return DIFFERENT if found.differences or found.refused else 0
+    return bool(found.differences or found.refused)

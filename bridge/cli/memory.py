@@ -57,8 +57,7 @@ def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], boo
     """Return whether `check` finds no error or warning in a changed run that it does not find in the run itself."""
 
     def found(prediction: Prediction) -> set[str]:
-        report = values.checked(prediction)
-        return {one.id for one in report.findings if one.severity != "info"}
+        return {one.id for one in values.checked(prediction).findings if one.severity != "info"}
 
     known = found(run.prediction)
     return lambda changed: found(changed.prediction) <= known

@@ -83,8 +83,7 @@ def _with_file(run: RunValues, path: str) -> RunValues:
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
         raise RunConfigError.of("--file", rule, [str(row) for row in rows], remedy)
-    model = {**run.model, "quant_recipe": read(path)}
-    return replace(run, sections={**run.sections, "model": model})
+    return replace(run, sections={**run.sections, "model": {**run.model, "quant_recipe": read(path)}})
 
 
 def _layout(plan: PrecisionPlan) -> str:

@@ -64,8 +64,7 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
         yield ""
         yield from (line for sentence in _verdict(found, ORDER) for line in _wrapped(sentence))
     unread = [f"not read: {why}" for why in found.unread.values()]
-    limits = [f"not complete: {limit}" for limit in found.limits]
-    for sentence in (*_capped(unread, LISTED, everything), *limits):
+    for sentence in (*_capped(unread, LISTED, everything), *(f"not complete: {limit}" for limit in found.limits)):
         yield from _wrapped(sentence)
 
 

@@ -205,8 +205,7 @@ def _comparison(twins: list[Arm], where: Mapping[str, Any], baseline: str, gate:
     ordered = sorted(recipes.values(), key=lambda arms: arms[0].precision != first[0].precision)
     labels = _labels([arms[0] for arms in ordered])
     rows = [_row(label, arms, ordered[0], gate) for label, arms in zip(labels, ordered, strict=True)]
-    judged = [row.gap.baseline_loss for row in rows if row.gap is not None]
-    rows[0] = replace(rows[0], loss=mean_of(judged))
+    rows[0] = replace(rows[0], loss=mean_of(row.gap.baseline_loss for row in rows if row.gap is not None))
     return Comparison(rows=tuple(rows), gate=gate, equal_fields=len(twins[0].rest), where=where)
 
 

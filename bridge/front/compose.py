@@ -392,9 +392,8 @@ def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
     origins = Origins.of_layers(layers)
     values = {key: dict(own) for key, own in origins.values.items()}
     words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
-    groups = set(hydra.runtime.choices)
     for override in OverridesParser.create().parse_overrides(words["task"]):
-        if override.key_or_group in groups or override.is_sweep_override():
+        if override.key_or_group in hydra.runtime.choices or override.is_sweep_override():
             continue
         if override.is_delete():
             values.pop(override.key_or_group, None)

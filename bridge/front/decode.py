@@ -29,7 +29,6 @@ if typing.TYPE_CHECKING:
     from bridge.front.problems import Problems
     from bridge.registry.config import MixedPrecisionConfig
 
-SCALARS = {bool: "bool", int: "int", float: "float"}
 PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
 """Fields of the model that Megatron takes together with FP8 or FP4 alone."""
 
@@ -189,8 +188,8 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
         return _union(value, arguments)
     if origin is Literal:
         return _choice(value, arguments, optional=optional)
-    if annotation in SCALARS:
-        return coerce(value, SCALARS[annotation])
+    if annotation in (bool, int, float):
+        return coerce(value, annotation.__name__)
     if annotation is str:
         return _text(value, optional=optional)
     if origin in (list, tuple) or annotation in (list, tuple):
@@ -284,7 +283,6 @@ def _none_of(value: Any, names: list[str]) -> WrongValueError:
 
 
 def _spelled(annotation: Any) -> str:
-    origin = typing.get_origin(annotation)
-    if origin is Callable or annotation in (Callable, typing.Callable):
+    if typing.get_origin(annotation) is Callable or annotation in (Callable, typing.Callable):
         return "a function"
     return f"a {getattr(annotation, '__name__', str(annotation))} object"

@@ -53,14 +53,18 @@ class RankMemory:
     """FP32 gradients that the optimizer makes of narrower ones at its step; activations are gone by then."""
 
     @property
+    def static(self) -> int:
+        """Bytes without activations."""
+        return sum(size for kind, size in self.bytes_of.items() if kind != "activations")
+
+    @property
     def total(self) -> int:
         """Bytes at the peak of a step: of its forward and backward pass, or of the optimizer's."""
         return self.peak(self.bytes_of["activations"])
 
     def peak(self, activations: int) -> int:
         """Return the bytes at the peak of a step with so many bytes of activations."""
-        static = sum(size for kind, size in self.bytes_of.items() if kind != "activations")
-        return static + max(activations, self.step_bytes)
+        return self.static + max(activations, self.step_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,8 +225,7 @@ def _state_bytes(settings: Settings, parameters: Sequence[Parameter]) -> float:
         return first
     if settings.optimizer not in MUON:
         return first + second
-    outside = ("embedding", "output")
-    matrices = sum(one.numel for one in parameters if one.rows > 1 and one.layer not in outside)
+    matrices = sum(one.numel for one in parameters if one.rows > 1 and one.layer not in ("embedding", "output"))
     return first + second * (1 - matrices / sum(one.numel for one in parameters))
 
 
@@ -245,23 +248,21 @@ def _layout(plan: PrecisionPlan) -> str:
 def _notes(
     plan: PrecisionPlan, workload: Workload, ddp: Mapping[str, Any], capability: tuple[int, int] | None
 ) -> tuple[str, ...]:
-    notes = []
+    notes, settings = [], plan.settings
     if not plan.shape.vocab_size:
         notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
     if not workload.seq_length:
         notes.append("Activations are not counted: the sequence length (model.seq_length) is not stated.")
     if ddp["use_custom_fsdp"] or ddp["use_torch_fsdp2"]:
         notes.append("FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here.")
-    if plan.settings.fsdp and ddp["data_parallel_sharding_strategy"] in GATHERED and not ddp["fsdp_double_buffer"]:
+    if settings.fsdp and ddp["data_parallel_sharding_strategy"] in GATHERED and not ddp["fsdp_double_buffer"]:
         notes.append(
             "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
             "and may hold more."
         )
-    if plan.settings.offloaded:
+    if settings.offloaded:
         notes.append("Masters and optimizer state are counted, although optimizer_cpu_offload keeps them on the host.")
-    settings = plan.settings
-    scheme = settings.row
-    if settings.family is not None and capability is None and not has_column_copy(scheme, (10, 0)):
+    if settings.family is not None and capability is None and not has_column_copy(settings.row, (10, 0)):
         notes.append(
             "The GPU is not known: counted with the transposed FP8 copies that Hopper needs and Blackwell not."
         )

@@ -138,8 +138,7 @@ def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segm
         found += [count.group([layer]) for layer in own[: workload.layers]]
         found += [count.segment(layer) for layer in own[workload.layers :]]
     else:
-        starts = range(0, len(own), workload.layers)
-        found += [count.group(own[start : start + workload.layers]) for start in starts]
+        found += [count.group(own[at : at + workload.layers]) for at in range(0, len(own), workload.layers)]
     norm, head = Segment(count.norm()), Segment(count.head())
     found += [norm] if place.output else []
     if place.mtp and plan.shape.mtp_num_layers:

@@ -187,13 +187,11 @@ def fsdp_groups(
     parameters: Sequence[Parameter], parallel: Parallel, ddp: Mapping[str, Any], data_rank: int
 ) -> list[Group]:
     """Return the groups of a model chunk's parameters, given in the order of Megatron's modules."""
-    strategy = str(ddp["data_parallel_sharding_strategy"])
-    sharded = SHARDED.get(strategy, "OGP")
+    sharded = SHARDED.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
     instances = ddp["num_distributed_optimizer_instances"] or 1
     is_outer = instances > 1 and ddp["outer_dp_sharding_strategy"] != "no_shard"
     found = []
-    grouped = _grouped(parameters, "P" in sharded, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded))
-    for group in grouped:
+    for group in _grouped(parameters, "P" in sharded, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)):
         everywhere = parallel.expert_data if group[0].is_expert else parallel.data * parallel.context
         inner = max(1, everywhere // instances)
         outer = everywhere if is_outer else inner

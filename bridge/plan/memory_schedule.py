@@ -38,9 +38,8 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
     if not workload.seq_length:
         return 0
     chunks = [_Chunk(segments(plan, place, workload)) for place in places]
-    sends = plan.parallel.pipeline > 1
-    sent = [0.0 if place.output or not sends else stream_bytes(plan, workload) for place in places]
     stage, stages = places[0].stage, plan.parallel.pipeline
+    sent = [0.0 if place.output or stages == 1 else stream_bytes(plan, workload) for place in places]
     found = moments(
         stage, stages, len(places), workload.group_size, workload.micro_batches, is_combined=workload.is_combined
     )

@@ -142,20 +142,19 @@ def _norm(shape: ModelShape, name: str, width: int) -> Module:
     return Module(name=name, kind="norm", outputs=width, bias=shape.layer_norm_bias)
 
 
-def _matrix(name: str, inputs: int, outputs: int, split: str, *, kind: str = "linear", bias: bool = False) -> Module:
-    return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, bias=bias)
+def _matrix(name: str, inputs: int, outputs: int, split: str, *, kind: str = "linear", **more: Any) -> Module:
+    return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, **more)
 
 
-def _core(shape: ModelShape, inputs: int, outputs: int) -> Module:
+def _core(shape: ModelShape, inputs: int, outputs: int, **more: Any) -> Module:
     offsets = (("softmax_offset", shape.num_attention_heads),) if shape.has_softmax_offset else ()
-    return replace(_matrix("core_attention", inputs, outputs, "column", kind="attention"), vectors=offsets)
+    return _matrix("core_attention", inputs, outputs, "column", kind="attention", vectors=offsets, **more)
 
 
 def _attention(shape: ModelShape) -> tuple[Module, ...]:
     hidden, channels, bias = shape.hidden_size, shape.kv_channels, shape.add_bias_linear
     query = shape.num_attention_heads * channels
-    gate = query if shape.attention_output_gate else 0
-    projected = query + 2 * shape.num_query_groups * channels + gate
+    projected = (2 if shape.attention_output_gate else 1) * query + 2 * shape.num_query_groups * channels
     names = ("q_layernorm", "k_layernorm")
     norms = [Module(name=name, kind="norm") if shape.qk_l2_norm else _norm(shape, name, channels) for name in names]
     return (
@@ -187,9 +186,9 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
         *queries,
         _matrix("linear_kv_down_proj", hidden, down, ""),
         *([_norm(shape, "kv_layernorm", latent.kv_lora_rank)] if shape.qk_layernorm else []),
-        replace(_matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column"), is_absorbed=is_sparse),
+        _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", is_absorbed=is_sparse),
         *(_indexer(shape, latent, shape.indexer) if chooses and shape.indexer is not None else ()),
-        replace(_core(shape, query, heads * latent.v_head_dim), is_high=is_sparse),
+        _core(shape, query, heads * latent.v_head_dim, is_high=is_sparse),
         _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear),
     )
 
@@ -197,13 +196,12 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
 def _indexer(shape: ModelShape, latent: Latent, indexer: Indexer) -> tuple[Module, ...]:
     """Return the modules that choose keys; every tensor-parallel rank has all of them, and a loss of their own."""
     hidden, width = shape.hidden_size, indexer.head_dim
-    linears = (
-        _matrix("indexer.linear_wq_b", latent.q_lora_rank or hidden, indexer.num_heads * width, ""),
-        _matrix("indexer.linear_wk", hidden, width, ""),
-        _matrix("indexer.linear_weights_proj", hidden, indexer.num_heads, ""),
+    return (
+        _matrix("indexer.linear_wq_b", latent.q_lora_rank or hidden, indexer.num_heads * width, "", is_detached=True),
+        _matrix("indexer.linear_wk", hidden, width, "", is_detached=True),
+        Module(name="indexer.k_norm", kind="norm", outputs=width, bias=True),
+        _matrix("indexer.linear_weights_proj", hidden, indexer.num_heads, "", is_detached=True),
     )
-    queries, keys, weights = (replace(linear, is_detached=True) for linear in linears)
-    return queries, keys, Module(name="indexer.k_norm", kind="norm", outputs=width, bias=True), weights
 
 
 def _mlp(shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None) -> tuple[Module, Module]:

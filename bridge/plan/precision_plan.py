@@ -215,17 +215,16 @@ class PrecisionPlan:
 
         A row that one plan does not have reads as "-" there.
         """
-        cells: list[tuple[tuple[str, ...], str]] = []
+        cells: list[tuple[tuple[str, str, str, str, str], str]] = []
         for label in self.by_label | other.by_label:
             mine, theirs = self._cells(label), other._cells(label)
             for cell in mine | theirs:
                 before, after = mine.get(cell, "-"), theirs.get(cell, "-")
                 if before != after and {before, after} != {"", "-"}:
                     cells.append(((*cell, before, after), label))
-        names = ("module", "item", "column", "before", "after")
         return [
-            PlanDifference(layers=tuple(layers), **dict(zip(names, cell, strict=True)))
-            for cell, layers in grouped(cells).items()
+            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
+            for (module, item, column, before, after), layers in grouped(cells).items()
         ]
 
     def _cells(self, label: str) -> dict[tuple[str, str, str], str]:

@@ -45,7 +45,7 @@ def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ..
         rows = _linear(settings, low=low and settings.family is not None, bias=module.bias)
         return tuple(row for row in rows if row.item != "dgrad") if module.is_detached else rows
     if module.kind == "head":
-        return _linear(settings, low=settings.output_layer, bias=False, stored=False)
+        return _linear(settings, low=settings.output_layer, bias=False, is_head=True)
     if module.kind == "attention":
         offsets = tuple(_weight(settings, low=False, item=name) for name, _ in module.vectors)
         return _attention(settings, low=low and settings.attention) + offsets
@@ -62,9 +62,8 @@ def _gemms(dtype: str) -> tuple[PlanRow, ...]:
     return tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
 
 
-def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = None) -> tuple[PlanRow, ...]:
-    low_weight = settings.low_parameters and low if stored is None else stored
-    weight = _weight(settings, low=low_weight)
+def _linear(settings: Settings, *, low: bool, bias: bool, is_head: bool = False) -> tuple[PlanRow, ...]:
+    weight = _weight(settings, low=settings.low_parameters and low and not is_head)
     biases = (_weight(settings, low=False, item="bias"),) if bias else ()
     if not low:
         dtype = settings.autocast or settings.mode

@@ -62,8 +62,7 @@ class PlannedRun:
     @cached_property
     def memory(self) -> MemoryReport:
         """The bytes of a rank of each pipeline stage."""
-        gpu = self.target.gpu
-        capability = self.target.capability
+        gpu, capability = self.target.gpu, self.target.capability
         report = memory_report(self.plan, workload=self.workload, ddp=self.section("ddp"), capability=capability)
         if gpu is None or gpu.memory_gib or not gpu.is_gpu:
             return report

@@ -35,8 +35,7 @@ def module_table(
     rows.append({"": "", "select": "the rest", "precision": f"{run} (the run)", **left})
     what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
     shown = table(rows, title=f"{what}, {layout}{NUMBERED}", numbers=("linears",), wraps=("select", "takes"))
-    lines = [Text(f"{one.severity}: {one}", style=STYLES[one.severity]) for one in findings]
-    return Group(shown, *lines)
+    return Group(shown, *(Text(f"{one.severity}: {one}", style=STYLES[one.severity]) for one in findings))
 
 
 def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:

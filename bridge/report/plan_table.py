@@ -161,11 +161,10 @@ def align_table(report: AlignmentReport) -> RenderableType:
     parts = [table(rows, title=title, keys=2, numbers=("M", "N", "K"), wraps=("layers",))]
     parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
     if report.small:
-        rules = "; ".join(report.small_rules)
-        parts.append(Text(f"  small: {rules}; a rule of thumb ({SMALL_SOURCE})."))
+        parts.append(Text(f"  small: {'; '.join(report.small_rules)}; a rule of thumb ({SMALL_SOURCE})."))
     if report.pad.per_expert > 1 and any(gemm.expert for gemm in report.gemms):
-        multiple = report.pad.per_expert
-        parts.append(Text(f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."))
+        text = f"  Tokens of an expert come in multiples of {report.pad.per_expert} (~: under an even load)."
+        parts.append(Text(text))
     parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
     return Group(*parts)
 
@@ -259,10 +258,9 @@ def size(count: float) -> str:
 
 def _lines(report: MemoryReport) -> list[str]:
     largest, load = report.largest, report.workload
-    static = sum(count for kind, count in largest.bytes_of.items() if kind != "activations")
     lines = [
         f"{report.parameters:,} parameters, {largest.parameters:,} on the largest rank: "
-        f"{static / max(1, largest.parameters):.2f} bytes each without activations."
+        f"{largest.static / max(1, largest.parameters):.2f} bytes each without activations."
     ]
     if load.seq_length:
         again = f"{load.recompute} ({', '.join(load.modules)})" if load.modules else load.recompute

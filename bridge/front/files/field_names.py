@@ -52,8 +52,7 @@ def _tables() -> Any:
 @functools.cache
 def _classes(framework: str) -> dict[str, frozenset[str]]:
     """Return import path of a class -> the fields that it has and Megatron Core's classes do not."""
-    rows = _tables()[framework]["configs"]
-    return {name: frozenset(row["fields"]) for row in rows for name in row["classes"]}
+    return {name: frozenset(row["fields"]) for row in _tables()[framework]["configs"] for name in row["classes"]}
 
 
 def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> tuple[Version | None, str]:

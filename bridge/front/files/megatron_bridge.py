@@ -47,8 +47,7 @@ def read(whole: Mapping[str, Any]) -> FileReading:
     own: dict[str, Any] = {}
     newer: dict[str, Any] = {}
     for role, fields in held.items():
-        classes = container.classes.get(role, ())
-        names = own_fields(MEGATRON_BRIDGE, classes, fields, role)
+        names = own_fields(MEGATRON_BRIDGE, container.classes.get(role, ()), fields, role)
         own |= {f"{role}.{name}": fields.pop(name) for name in names}
         names = newer_fields(fields, role) if is_whole else []
         newer |= {f"{role}.{name}": fields.pop(name) for name in names}
