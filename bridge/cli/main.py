@@ -13,24 +13,14 @@ from typing import Any, NoReturn
 
 from bridge.errors import CONTROL, BridgeError, bounded, close_matches, did_you_mean
 
+FURTHER = {"recipes": ("show", "diff"), "check": ("support-matrix",), "plan": ("align",)}
+"""Module of this package -> its commands next to the one of its own name."""
 MODULES = {
-    "recipes": ("recipes", "show", "diff"),
-    "explain": ("explain",),
-    "check": ("check", "support-matrix"),
-    "quantisation_error": ("quantisation-error",),
-    "gradients": ("gradients",),
-    "convert": ("convert",),
-    "sources": ("sources",),
-    "plan": ("plan", "align"),
-    "memory": ("memory",),
-    "modules": ("modules",),
-    "rehearse": ("rehearse",),
-    "report": ("report",),
-    "audit": ("audit",),
-    "twin": ("twin",),
-    "watch": ("watch",),
-    "manifest": ("manifest",),
-    "checkpoint": ("checkpoint",),
+    name: (name.replace("_", "-"), *FURTHER.get(name, ()))
+    for name in (
+        *("recipes", "explain", "check", "quantisation_error", "gradients", "convert", "sources", "plan", "memory"),
+        *("modules", "rehearse", "report", "audit", "twin", "watch", "manifest", "checkpoint"),
+    )
 }
 """Module of this package -> its commands: a command imports its own module, the help imports all."""
 PROGRAM = "precision-bridge"

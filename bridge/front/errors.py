@@ -24,42 +24,34 @@ from bridge.registry.registry import REGISTRY
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """The errors that Hydra raises for its user's mistakes."""
 
-SENTENCES = (
-    (
-        r"Ambiguous value for argument '(?P<key>[^'=]*)=(?P<value>.*)'",
-        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each, or write [a,b] for a list.",
+SENTENCES = {
+    r"Ambiguous value for argument '(?P<key>[^'=]*)=(?P<value>.*)'": (
+        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each, or write [a,b] for a list."
     ),
-    (
-        r"Sweep parameters '(?P<key>[^'=]*)=(?P<value>.*)' requires --multirun",
-        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each.",
+    r"Sweep parameters '(?P<key>[^'=]*)=(?P<value>.*)' requires --multirun": (
+        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each."
     ),
-    (
-        r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^'=]*)=(?P<value>.*)'",
-        "{key}: Hydra's own settings take one value, got {value!r} (command line). Give one.",
+    r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^'=]*)=(?P<value>.*)'": (
+        "{key}: Hydra's own settings take one value, got {value!r} (command line). Give one."
     ),
-    (
-        r"Could not delete from config\. '(?P<key>[^']*)' does not exist",
-        "{key}: has no value that could be taken back (command line). Remove ~{key}.",
+    r"Could not delete from config\. '(?P<key>[^']*)' does not exist": (
+        "{key}: has no value that could be taken back (command line). Remove ~{key}."
     ),
-    (
-        r"Could not delete '(?P<key>[^']*)'\. No match in the defaults list",
-        "{key}: no option of this group is chosen that could be taken back (command line). Remove ~{key}.",
+    r"Could not delete '(?P<key>[^']*)'\. No match in the defaults list": (
+        "{key}: no option of this group is chosen that could be taken back (command line). Remove ~{key}."
     ),
-    (
-        r"Could not append to config\. An item is already at '(?P<key>[^']*)'",
-        "{key}: has a value already (command line). Write {key}=VALUE, without a sign before it.",
+    r"Could not append to config\. An item is already at '(?P<key>[^']*)'": (
+        "{key}: has a value already (command line). Write {key}=VALUE, without a sign before it."
     ),
-    (
-        r"(?P<key>\S+) appears more than once in the final defaults list",
+    r"(?P<key>\S+) appears more than once in the final defaults list": (
         "{key}: an option of this group is chosen already. Write {key}=OPTION, without a sign before it, or in a YAML "
-        "file `override {key}: OPTION`.",
+        "file `override {key}: OPTION`."
     ),
-    (
-        r"Could not override '(?P<key>[^']*)'\. No match in the defaults list",
-        "{key}: this group is not part of the primary config. Add it to its defaults list.",
+    r"Could not override '(?P<key>[^']*)'\. No match in the defaults list": (
+        "{key}: this group is not part of the primary config. Add it to its defaults list."
     ),
-    (r"Could not override '(?P<key>[^']*)'\.", "{key}: no such key (command line). {hint}"),
-)
+    r"Could not override '(?P<key>[^']*)'\.": "{key}: no such key (command line). {hint}",
+}
 """Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
 
 
@@ -84,7 +76,7 @@ def translated(
     if isinstance(error, OSError) and error.strerror:
         return RunConfigError(f"The configuration cannot be composed. {error.strerror}: {str(error.filename)!r:.80}.")
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
-    for pattern, sentence in SENTENCES:
+    for pattern, sentence in SENTENCES.items():
         found = re.search(pattern, str(error))
         if found:
             known = [str(key) for key in getattr(cause, "parent_node", None) or ()]

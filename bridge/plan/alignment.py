@@ -90,6 +90,15 @@ class Misfit:
         )
 
 
+class Field(NamedTuple):
+    """The field behind a dimension."""
+
+    name: str
+    value: int
+    factor: int = 1
+    """How many times the value the dimension is."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlignmentReport:
     """The GEMMs of a model against its scheme."""
@@ -258,39 +267,22 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) 
         if whole % need == 0:
             continue
         field = field_of(plan.shape, module.name, dimension, whole)
-        below, above = _nearest(field.value, need // math.gcd(need, field.factor))
-        yield Misfit(
-            layers=gemm.layers,
-            module=module.name,
-            dimension=dimension,
-            size=whole / (ranks if is_split else 1),
-            multiple=multiple,
-            field=field.name,
-            value=field.value,
-            below=below,
-            above=above,
-        )
+        place = {"layers": gemm.layers, "module": module.name, "dimension": dimension}
+        yield _misfit(field, need, **place, size=whole / (ranks if is_split else 1), multiple=multiple)
 
 
-def _nearest(value: int, step: int) -> tuple[int | None, int]:
-    below = value // step * step
-    return below or None, below + step
+def _misfit(field: Field, need: int, **columns: Any) -> Misfit:
+    """Return a dimension that is no multiple of `need`, with the nearest values of its field under which it is one."""
+    step = need // math.gcd(need, field.factor)
+    below = field.value // step * step
+    return Misfit(**columns, field=field.name, value=field.value, below=below or None, above=below + step)
 
 
 def _slab_misfit(workload: Workload, pad: PadMultiple) -> Misfit:
     seq, batch = workload.seq_length, workload.micro_batch_size
-    below, above = _nearest(seq, pad.per_slab // math.gcd(pad.per_slab, batch))
-    return Misfit(
-        layers="all",
-        module=f"{batch} x {seq} tokens",
-        dimension="M",
-        size=seq * batch,
-        multiple=pad.per_slab,
-        field="model.seq_length",
-        value=seq,
-        below=below,
-        above=above,
-    )
+    place = {"layers": "all", "module": f"{batch} x {seq} tokens", "dimension": "M"}
+    field = Field("model.seq_length", seq, batch)
+    return _misfit(field, pad.per_slab, **place, size=seq * batch, multiple=pad.per_slab)
 
 
 _OF_SHAPE = {
@@ -305,15 +297,6 @@ _OF_SHAPE = {
     "dsa_indexer_head_dim": "indexer.head_dim",
 }
 """Field -> its attribute of the shape, where that has another name."""
-
-
-class Field(NamedTuple):
-    """The field behind a dimension."""
-
-    name: str
-    value: int
-    factor: int = 1
-    """How many times the value the dimension is."""
 
 
 def _fields(shape: ModelShape) -> dict[str, tuple[str, str]]:

@@ -15,7 +15,7 @@ Memory that lives only inside one operator is not counted. Mixture-of-experts la
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError
@@ -75,8 +75,8 @@ class Workload:
     """Transformer Engine's cross-entropy, which keeps the logits in their own dtype and not the softmax in FP32."""
 
     @classmethod
-    def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1, **changes: Any) -> Workload:
-        """Return the workload of model and training fields, or sections; `changes` are fields of this class."""
+    def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1) -> Workload:
+        """Return the workload of model and training fields, or sections."""
         model, train = read_section("model", model), read_section("train", train)
         batch, whole = _count("train.micro_batch_size", train, 1), _count("train.global_batch_size", train, 0, least=0)
         given = model.given("recompute_modules", ("core_attn",))
@@ -84,23 +84,20 @@ class Workload:
         loss = model.values["cross_entropy_loss_fusion"], model.values["cross_entropy_fusion_impl"]
         modules = (given,) if isinstance(given, str) else tuple(map(str, given))
         stages = _count("model.pipeline_model_parallel_size", model, 1)
-        return replace(
-            cls(
-                seq_length=_count("model.seq_length", model, 0, least=0),
-                micro_batch_size=batch,
-                micro_batches=max(1, whole // (batch * data_parallel)) if whole else None,
-                group_size=_count("model.microbatch_group_size_per_vp_stage", model, stages),
-                keeps_outputs=not model.values["deallocate_pipeline_outputs"],
-                is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
-                recompute=granularity if granularity in ("selective", "full") else "none",
-                modules=modules if granularity == "selective" else (),
-                method=model.given("recompute_method", "uniform"),
-                layers=_count("model.recompute_num_layers", model, 1),
-                hidden_dropout=model.values["hidden_dropout"] > 0,
-                fused_activation=any(model.values[name] for name in FUSING),
-                compact_loss=loss == (True, "te"),
-            ),
-            **changes,
+        return cls(
+            seq_length=_count("model.seq_length", model, 0, least=0),
+            micro_batch_size=batch,
+            micro_batches=max(1, whole // (batch * data_parallel)) if whole else None,
+            group_size=_count("model.microbatch_group_size_per_vp_stage", model, stages),
+            keeps_outputs=not model.values["deallocate_pipeline_outputs"],
+            is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
+            recompute=granularity if granularity in ("selective", "full") else "none",
+            modules=modules if granularity == "selective" else (),
+            method=model.given("recompute_method", "uniform"),
+            layers=_count("model.recompute_num_layers", model, 1),
+            hidden_dropout=model.values["hidden_dropout"] > 0,
+            fused_activation=any(model.values[name] for name in FUSING),
+            compact_loss=loss == (True, "te"),
         )
 
 

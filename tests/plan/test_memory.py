@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,7 +224,7 @@ def test_recomputation_and_pipelines_change_what_is_kept_at_a_time():
 
     def activations(**changes):
         plan = precision_plan(None, model)
-        report = memory_report(plan, workload=Workload.of(model, **changes))
+        report = memory_report(plan, workload=replace(Workload.of(model), **changes))
         return [rank.bytes_of["activations"] for rank in report.ranks]
 
     everything = activations()
