@@ -83,17 +83,10 @@ class Adapter:
             count = 1
         made = replace(base, kind="adapter", is_high=True, bias=False, vectors=(), count=count)
         for part, outputs in self._parts(base, path, shape).items():
-            name = f"{base.name}.adapter{part}"
-            first = replace(made, name=f"{name}.linear_in", outputs=dim, split=base.split or "column")
-            last = replace(made, name=f"{name}.linear_out", inputs=dim, outputs=outputs, split="column")
-            if self.kind == "dora":  # split like the layer's own outputs
-                own = (("weight_magnitude", outputs),)
-                if base.split == "row":
-                    first = replace(first, vectors=own)
-                else:
-                    last = replace(last, vectors=own)
-            yield first
-            yield last
+            name, magnitude = f"{base.name}.adapter{part}", (("weight_magnitude", outputs),) * (self.kind == "dora")
+            first, last = (magnitude, ()) if base.split == "row" else ((), magnitude)  # split like the layer's outputs
+            yield replace(made, name=f"{name}.linear_in", outputs=dim, split=base.split or "column", vectors=first)
+            yield replace(made, name=f"{name}.linear_out", inputs=dim, outputs=outputs, split="column", vectors=last)
 
     def _parts(self, base: Module, path: str, shape: ModelShape) -> dict[str, int]:
         """Return the outputs of each part of a linear layer that has a bypass of its own, by its name."""

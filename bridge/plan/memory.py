@@ -29,12 +29,7 @@ from bridge.rules.section import read_section
 from bridge.rules.shape.parallel import Place
 
 KINDS = (
-    "weights",
-    "low-precision copies",
-    "gradients",
-    "master weights",
-    "optimizer state",
-    "amax state",
+    *("weights", "low-precision copies", "gradients", "master weights", "optimizer state", "amax state"),
     "activations",
 )
 MUON = ("muon", "dist_muon")

@@ -240,11 +240,8 @@ class _Counting:
         inputs = module.inputs / (ranks if module.split == "row" else 1)
         if adapter is not None and adapter.has_dropout:
             return tokens * inputs * (self.element + 1)
-        kept_anyway = [
-            ("linear_proj", self.shape.attention_output_gate),
-            ("shared_experts.linear_fc1", self.is_gathered),
-        ]
-        is_kept = any(module.name.startswith(name) and not differs for name, differs in kept_anyway)
+        kept_anyway = {"linear_proj": self.shape.attention_output_gate, "shared_experts.linear_fc1": self.is_gathered}
+        is_kept = any(module.name.startswith(name) and not differs for name, differs in kept_anyway.items())
         return tokens * inputs * self.element if is_first and not is_kept else 0.0
 
     def _operand(self, module: PlanModule) -> float:
