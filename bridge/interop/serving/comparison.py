@@ -27,13 +27,10 @@ class ServedRow:
     modules: int
     """Modules of the checkpoint, each expert counted."""
     layers: tuple[str, ...]
-    readers: tuple[str, ...] = ()
+    readers: tuple[str, ...]
     """The systems that read the config so; empty: all."""
-
-    @property
-    def differs(self) -> bool:
-        """Whether serving has another scheme than training."""
-        return self.training != self.serving
+    differs: bool
+    """Whether serving has another scheme than training."""
 
     def sentence(self, mode: str) -> str:
         """Return the row as a sentence."""
@@ -62,8 +59,7 @@ class ServingComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
-        rows = [{**asdict(row), "differs": row.differs} for row in self.rows]
-        return {"same": not self.differences, "rows": rows, "refused": self.refused}
+        return {"same": not self.differences, "rows": [asdict(row) for row in self.rows], "refused": self.refused}
 
 
 def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
@@ -82,13 +78,13 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
             serving = None if row.role in manifest.plain else config.scheme_of(name, each)
             found.setdefault((row.role, row.scheme, serving), []).append((name, row.layer, each))
     rows = []
-    for kind, places in found.items():
+    for (role, training, serving), places in found.items():
         names, layers, by = (tuple(dict.fromkeys(column)) for column in zip(*places, strict=True))
         by = () if len(by) == len(readers) and reader is None else by
-        rows.append(ServedRow(*kind, modules=len(names), layers=layers, readers=by))
+        rows.append(ServedRow(role, training, serving, len(names), layers, by, training != serving))
     if config.kv_cache is not None:
         layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
-        rows.append(ServedRow(CACHE, None, config.kv_cache, modules=len(layers), layers=layers))
+        rows.append(ServedRow(CACHE, None, config.kv_cache, len(layers), layers, (), differs=True))
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
     refused = split({name: config.scheme_of(name, "vllm") for row in manifest.rows for name in row.each() if by_vllm})
     return ServingComparison(manifest.mode, tuple(rows), tuple(refused))

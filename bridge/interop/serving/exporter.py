@@ -27,13 +27,7 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     chosen = found if len(found) < 2 else [name for name in found if name in target.get("mixed", SERVED)] or found[:1]
     written = {row: row.scheme for row in manifest.rows if row.scheme in chosen and row.role not in manifest.plain}
     kept = [row for row in manifest.rows if row not in written]
-    unmapped = [*_differences(manifest, target, chosen)]
-    schemes = {name: written.get(row) for row in manifest.rows for name in row.each()}
-    for field, value, remedy, sentences in (
-        ("module", "fused", "Give them one precision in training.", split(schemes) if system == "vllm" else ()),
-        ("manifest", manifest.precision, "Compare the two by hand.", manifest.notes),
-    ):
-        unmapped += [Unmapped(field, value, "unsupported", one.rstrip("."), remedy) for one in sentences]
+    schemes = {name: written.get(row) for row in manifest.rows for name in row.each() if system == "vllm"}
     payload: dict[str, Any] = {}
     if chosen[1:] or (chosen and chosen[0] not in target.get("fp8", ())):
         payload = _compressed({name: [row for row in written if row.scheme == name] for name in chosen}, kept)
@@ -41,11 +35,13 @@ def export(manifest: Manifest, system: str) -> ExportReport:
         names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
         keys = {**SERVED[chosen[0]]["fp8"], **target.get("keys", {}).get(chosen[0], {})}
         payload = {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
-    return ExportReport(payload=payload, unmapped=tuple(unmapped))
+    return ExportReport(payload=payload, unmapped=tuple(_differences(manifest, target, chosen, split(schemes))))
 
 
-def _differences(manifest: Manifest, target: Mapping[str, Any], chosen: list[str]) -> Iterator[Unmapped]:
-    """Yield what the config cannot state, and where the system's values differ."""
+def _differences(
+    manifest: Manifest, target: Mapping[str, Any], chosen: list[str], refused: Iterable[str]
+) -> Iterator[Unmapped]:
+    """Yield what the config cannot state, where the system's values differ, and why the system refuses it."""
     for scheme in manifest.schemes:
         if scheme not in chosen:
             rows = sum(row.scheme == scheme for row in manifest.rows)
@@ -57,6 +53,10 @@ def _differences(manifest: Manifest, target: Mapping[str, Any], chosen: list[str
     for role in dict.fromkeys(row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
+    for one in refused:
+        yield Unmapped("module", "fused", "unsupported", one.rstrip("."), "Give them one precision in training.")
+    for note in manifest.notes:
+        yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
 
 
 def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
