@@ -14,12 +14,10 @@ The context holds facts that no configuration file can state: versions, the GPU,
 evaluation.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from bridge.errors import PayloadError
 from bridge.interop.meaning import recipe_named, semantics_of
@@ -94,7 +92,7 @@ class ImportReport:
         """Whether the document, or a known default, decides the mode."""
         return self.decided_by is None
 
-    def assume_default(self) -> ImportReport:
+    def assume_default(self) -> Self:
         """Return the report with the system's own default stated as the mode, and recorded, where none is stated."""
         if self.decided_by is None:
             return self

@@ -10,15 +10,7 @@ from bridge.errors import PayloadError
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, UNREADABLE, Launch
 from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import UNKNOWN, Word, joined
-from bridge.interop.megatron_lm.flags import (
-    BY_NAME,
-    FILES,
-    OTHER_SETTINGS,
-    PARALLELISM,
-    bears_on_precision,
-    dest,
-    is_switch,
-)
+from bridge.interop.megatron_lm import flags
 from bridge.precision.values import NO, YES
 
 PROGRAMS = re.compile(
@@ -97,13 +89,13 @@ class Arguments:
 
     def add(self, written: Written) -> None:
         """Add a setting, over an earlier one."""
-        key = dest(written.name)
-        self.settings[dest(BY_NAME[key].option) if key in BY_NAME else key] = written
+        key = flags.dest(written.name)
+        self.settings[flags.dest(flags.BY_NAME[key].option) if key in flags.BY_NAME else key] = written
 
     @property
     def elsewhere(self) -> list[str]:
         """Other sources that may set the precision and are not read."""
-        files = [f"{one.name} {one.shown}" for key, one in self.settings.items() if key in FILES]
+        files = [f"{one.name} {one.shown}" for key, one in self.settings.items() if key in flags.FILES]
         return list(dict.fromkeys((*self.undecided, *files, *filter(None, [self.used_by]))))
 
     def __contains__(self, key: str) -> bool:
@@ -165,9 +157,9 @@ def _of_words(words: Sequence[Word]) -> Arguments:
 
 def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     """Return whether a word behind an option that only the run decides may hold options, and is not its value."""
-    is_list = TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(word)
-    is_value = is_list or (is_first and option and not is_switch(option))
-    is_named = HOLDS_ARGUMENTS.search(word) or bears_on_precision(word.lower())
+    is_list = TAKES_A_LIST.search(flags.dest(option)) and not POSITIONAL.fullmatch(word)
+    is_value = is_list or (is_first and option and not flags.is_switch(option))
+    is_named = HOLDS_ARGUMENTS.search(word) or flags.bears_on_precision(word.lower())
     rest = UNKNOWN.sub("", word)
     is_path_or_part = bool(rest.strip()) and ("/" in rest or UNKNOWN.match(word) is None)
     return not is_path_or_part and bool(is_named or not is_value)
@@ -179,23 +171,23 @@ def _take(found: Arguments, option: Option) -> int:
     if isinstance(name, Word) and name.is_unknown:
         found.undecided.append(str(name) if value is None else f"{name}={value}")
         return 0
-    if not (_is_known(name) or bears_on_precision(name)) or (option.is_key and value is None):
+    if not (_is_known(name) or flags.bears_on_precision(name)) or (option.is_key and value is None):
         return 0
     taken, refused = 0, None
-    if is_switch(name) and not option.is_key:
+    if flags.is_switch(name) and not option.is_key:
         if value is None and following and following[0].lower() in TRUTH:  # the parser refuses what was meant
             value, taken = following[0], 1
         refused = None if value is None else str(value)
         value = True if value is None else value
     elif value is None:
         values = [*following[:1]]
-        if dest(name) in FILES:
+        if flags.dest(name) in flags.FILES:
             values += takewhile(lambda one: not one.is_unknown, following[1:])
         value, taken = joined(values) if values else True, len(values)
     if is_late(value) or isinstance(value, Mapping | list):
         text = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
         found.add(Written(name, None, text, refused))
-    elif isinstance(value, str) and is_switch(name):
+    elif isinstance(value, str) and flags.is_switch(name):
         found.add(Written(name, TRUTH.get(value.lower(), value if option.is_key else True), refused=refused))
     else:
         found.add(Written(name, str(value) if isinstance(value, Word) else value))
@@ -208,7 +200,7 @@ def is_late(value: object) -> bool:
 
 
 def _is_known(name: str) -> bool:
-    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM))
+    return any(flags.dest(name) in known for known in (flags.BY_NAME, flags.OTHER_SETTINGS, flags.PARALLELISM))
 
 
 def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:

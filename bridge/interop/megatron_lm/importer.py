@@ -14,19 +14,9 @@ from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, System
 from bridge.interop.launch.alternatives import launches
-from bridge.interop.megatron_lm import effects, te_precision_file
+from bridge.interop.megatron_lm import effects, flags, te_precision_file
 from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.exporter import TITLE, export
-from bridge.interop.megatron_lm.flags import (
-    BY_NAME,
-    FILES,
-    NOTHING,
-    OTHER_SETTINGS,
-    TABLE,
-    Flag,
-    bears_on_precision,
-    is_default,
-)
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_per_module, recognise
 from bridge.interop.megatron_lm.stage_files import LAYOUT
@@ -128,40 +118,40 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     """Map or report one setting; others decide about the reduction of gradients together."""
-    flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
+    flag, row = flags.BY_NAME.get(key), flags.OTHER_SETTINGS.get(key)
     if written.refused is not None:
         state = {True: "on", False: "off", None: "the run decides"}[written.value]
         builder.record("megatron_lm.refused", written.name, written.refused, state=state)
     if key in READ_TOGETHER:
         return
-    if written.value is None and key not in FILES:
+    if written.value is None and key not in flags.FILES:
         builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
     elif flag is not None:
         builder.map(written.name, **_fields(flag, written))
     elif row is not None and str(written.value).lower() != str(row.harmless[0]).lower():
         builder.report(written.name, written.shown, *row.record)
-    elif row is not None or (bears_on_precision(key) and written.value is False):
+    elif row is not None or (flags.bears_on_precision(key) and written.value is False):
         builder.map(written.name)
-    elif bears_on_precision(key):
-        near = did_you_mean(close_matches(written.name, [flag.option for flag in BY_NAME.values()], limit=1))
-        words = TABLE.sentences["no-flag"]
+    elif flags.bears_on_precision(key):
+        near = did_you_mean(close_matches(written.name, [flag.option for flag in flags.BY_NAME.values()], limit=1))
+        words = flags.TABLE.sentences["no-flag"]
         builder.report(written.name, written.value, words.reason, words.detail, near or words.remedy)
 
 
-def _fields(flag: Flag, written: Written) -> dict[str, object]:
+def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
     """Return the field that a flag sets; none where it says no more than a field that is not stated."""
     value = written.value
     if flag.kind == "value":
         if value is True:
             raise PayloadError(f"{written.name}: must be followed by a value, got none. Complete the arguments.")
-        value = None if value in NOTHING else value
+        value = None if value in flags.NOTHING else value
     elif value is True or TRUTH.get(str(value).lower(), True):
         value = flag.kind == "on" if flag.sets is None else flag.sets
     elif flag.kind == "off" and not written.name.startswith("--"):
         value = True
     else:
         return {}
-    return {} if flag.field in MEGATRON_FIELDS and is_default(flag.field, value) else {flag.field: value}
+    return {} if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value) else {flag.field: value}
 
 
 def variables_of(given: object) -> dict[str, str]:

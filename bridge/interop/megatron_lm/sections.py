@@ -12,22 +12,12 @@ from typing import Any, NamedTuple
 
 from bridge.errors import WrongValueError
 from bridge.interop.launch.word import Word, joined
+from bridge.interop.megatron_lm import flags
 from bridge.interop.megatron_lm.arguments import Option, is_late
-from bridge.interop.megatron_lm.flags import (
-    BY_NAME,
-    OWNERS,
-    SETS,
-    SPELLED,
-    TABLE,
-    dest,
-    fields_of,
-    is_switch,
-    switched_off,
-)
 from bridge.precision.values import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
 
-LISTS, ONE_FOR_ALL, MEMBERS = (TABLE.data[name] for name in ("lists", "one for all", "members"))
+LISTS, ONE_FOR_ALL, MEMBERS = (flags.TABLE.data[name] for name in ("lists", "one for all", "members"))
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
 
@@ -54,17 +44,17 @@ def values_of(options: Iterable[Option]) -> Values:
 
 def _set_by(option: Option) -> Iterator[tuple[str, Any]]:
     """Yield the argument that an option sets, and the value; none for a switch with a value that says no."""
-    name, value, flag = dest(option.name), option.value, BY_NAME.get(dest(option.name))
-    own = SPELLED.get(name, name)
+    name, value, flag = flags.dest(option.name), option.value, flags.BY_NAME.get(flags.dest(option.name))
+    own = flags.SPELLED.get(name, name)
     if not option.name.startswith("--"):
         if option.name:
             yield own if flag is None or flag.kind == "off" else flag.field, _plain(name, value)
         return
     if value is None and not option.is_key:
-        is_alone = not option.following or is_switch(option.name)
+        is_alone = not option.following or flags.is_switch(option.name)
         words = option.following if name in LISTS else option.following[:1]
         value = True if is_alone else joined(words)
-    switch = switched_off(name)
+    switch = flags.switched_off(name)
     if flag is not None and flag.kind != "value":
         if _says_yes(value):
             yield flag.field, flag.kind == "on" if flag.sets is None else flag.sets
@@ -84,12 +74,12 @@ def _plain(name: str, value: Any) -> Any:
 
 def sections_of(arguments: Values) -> dict[str, dict[str, Any]]:
     """Return the sections that arguments become; a value that cannot be read is left to `arguments.unread`."""
-    made: dict[str, dict[str, Any]] = {role: {} for role in (*OWNERS, "train")}
+    made: dict[str, dict[str, Any]] = {role: {} for role in (*flags.OWNERS, "train")}
     for name, value in arguments.values.items():
-        if name in SETS and _says_yes(value):
-            made["model"] |= SETS[name]
+        if name in flags.SETS and _says_yes(value):
+            made["model"] |= flags.SETS[name]
     for name, value in arguments.values.items():
-        for path in fields_of(name):
+        for path in flags.fields_of(name):
             role, _, attribute = path.partition(".")
             try:
                 made[role][attribute] = _value(attribute, FIELDS[role][attribute].kind, value)

@@ -4,14 +4,12 @@ Nothing in it is run, imported or instantiated. What cannot be a configuration (
 more aliases than any person writes, a key of the precision twice) is refused with one sentence.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bridge.errors import PayloadError
 from bridge.interop.megatron_lm.flags import may_repeat
@@ -54,12 +52,12 @@ class Document:
     """Key, last value and line of each key that stands twice in one mapping and bears on no precision."""
 
     @classmethod
-    def load(cls, path: str | Path) -> Document:
+    def load(cls, path: str | Path) -> Self:
         """Read a file; PayloadError for a device or a named pipe, and for what is not there, too large or no text."""
         return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
-    def of_bytes(cls, data: bytes, path: str) -> Document:
+    def of_bytes(cls, data: bytes, path: str) -> Self:
         """Return the document of a file's contents; raises as `load`."""
         if len(data) > MAX_BYTES and PRINTED.encode() in data:  # a log, whose rest says nothing of the precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
@@ -68,7 +66,7 @@ class Document:
         return cls.of_text(strict_yaml.decoded(data, path), path)
 
     @classmethod
-    def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Document:
+    def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Self:
         """Return the document of a text; without `kind`, name and contents tell."""
         text = strict_yaml.plain_text(text, path)
         found = DOTTED.search(text) if path.endswith(".toml") else None
@@ -111,7 +109,7 @@ class Document:
         return {name: value.strip().strip("'\"") for name, value in VARIABLE.findall(self.text)}
 
     @property
-    def parts(self) -> tuple[Document, ...]:
+    def parts(self) -> tuple["Document", ...]:
         """The document itself, or one per non-empty document of a YAML file with several."""
         if self.kind != "yaml" or self.part is not None:
             return (self,)

@@ -1,7 +1,5 @@
 """`Settings`: a foreign mapping, read with the types its own loader takes, one clear sentence for anything else."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -96,7 +94,7 @@ class Settings:
         """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
         return named_dtype(self.values.get(key), self.name(key))
 
-    def section(self, key: str) -> Settings:
+    def section(self, key: str) -> "Settings":
         """Return the mapping under `key`, empty where nothing was written."""
         value = self.values.get(key)
         return Settings({} if value is None else value, self.system, self.name(key), lenient=self.lenient)
