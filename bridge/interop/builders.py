@@ -98,15 +98,11 @@ class ImportBuilder:
         None for `in_fp32` or `layers`: nothing to state. `why` has what is special about the default of a field.
         """
         fields = self.fields
-        defaults: dict[str, Any] = {}
-        if fields.get("fp8"):
-            defaults["fp8_recipe"] = fp8_recipe
-        if fields.get("fp4"):
-            defaults["fp4_recipe"] = "nvfp4"
+        defaults: dict[str, Any] = {"fp8_recipe": fp8_recipe} if fields.get("fp8") else {}
+        defaults |= {"fp4_recipe": "nvfp4"} if fields.get("fp4") else {}
         if fields.get("fp8") and fields.get("fp8_recipe", fp8_recipe) == "delayed":
             defaults |= {name: delayed[name] for name in DELAYED}
-        if in_fp32 is not None:
-            defaults["grad_reduce_in_fp32"] = in_fp32
+        defaults |= {} if in_fp32 is None else {"grad_reduce_in_fp32": in_fp32}
         if fields.get("first_last_layers_bf16") and layers is not None:
             defaults |= dict.fromkeys(LAYER_COUNTS, layers)
         for name, value in defaults.items():

@@ -220,14 +220,10 @@ class Table:
         self.version: str = content.get("version", "")
         self.data: Mapping[str, Any] = content.get("data", {})
         self.recognised: Sequence[Mapping[str, Any]] = content.get("recognised", ())
-        self.needs = {
-            fact: None if words is None else record(words, "dead knob")
-            for fact, words in content.get("needs", {}).items()
-        }
+        self.needs = {fact: words and record(words, "dead knob") for fact, words in content.get("needs", {}).items()}
         self.sentences = {name: record(words) for name, words in content.get("sentences", {}).items()}
-        self.unwritten = [
-            Unwritten(row["fields"], row.get("when"), record(row)) for row in content.get("unwritten", ())
-        ]
+        unwritten: Sequence[Mapping[str, Any]] = content.get("unwritten", ())
+        self.unwritten = [Unwritten(row["fields"], row.get("when"), record(row)) for row in unwritten]
         self.parts: dict[str, Part] = {}
         for group in content.get("settings", ()):
             self.parts.setdefault(group.get("part", ""), Part()).add(group)

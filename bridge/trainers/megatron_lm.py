@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.interop.megatron_lm.flags import BY_NAME
+from bridge.interop.megatron_lm.flags import BY_NAME, OWNERS
 from bridge.precision.fields import COMMAND_LINE
 from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
@@ -93,13 +93,9 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
 
 def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str) -> None:
     """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer, by the rules of `check`."""
-    given = vars(parser.parse_known_args()[0])
-    model, optimizer, ddp = (
-        {field: given[field] for field in FIELDS[role] if given.get(field) is not None}
-        for role in ("model", "optimizer", "ddp")
-    )
-    setup = Setup(config, model=model, optimizer=optimizer, ddp=ddp)
-    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], setup):
+    given = {name: value for name, value in vars(parser.parse_known_args()[0]).items() if value is not None}
+    owners: dict[str, Any] = {role: {name: given[name] for name in FIELDS[role] if name in given} for role in OWNERS}
+    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], Setup(config, **owners)):
         raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
 
 

@@ -6,7 +6,7 @@ more aliases than any person writes, a key of the precision twice) is refused wi
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -116,10 +116,7 @@ class Document:
         filled = [value for value in self.contents if value is not None]
         if len(filled) < 2:
             return (self,)
-        return tuple(
-            Document(path=self.path, text=self.text, kind=self.kind, part=place, of=value, repeated=self.repeated)
-            for place, value in enumerate(filled, 1)
-        )
+        return tuple(replace(self, part=place, of=value) for place, value in enumerate(filled, 1))
 
 
 def _kind(path: str, text: str) -> str:
