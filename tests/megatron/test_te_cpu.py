@@ -21,7 +21,7 @@ from bridge.megatron.gpt import GPTConfig
 from bridge.megatron.te_cpu import shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS
 from bridge.megatron.te_cpu.extension import extension
-from bridge.megatron.te_cpu.install import VERSIONS, find_te
+from bridge.megatron.te_cpu.install import find_te
 from bridge.megatron.te_cpu.patches import patches
 from bridge.megatron.te_cpu.storage import create_empty_quantized_tensor
 from bridge.numerics import QuantSpec, padded_scales, quantise
@@ -43,18 +43,14 @@ needs_te = pytest.mark.skipif(
 )
 
 
-def fresh(module: str, plan: Path, *, processes: int = 1, te: Path | None = None) -> None:
-    """Run a module over a plan in new processes, as the ranks of one job; these import Megatron by themselves.
-
-    `te` is the folder of another Transformer Engine.
-    """
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(te), os.environ.get("PYTHONPATH"))))} if te else {}
+def fresh(module: str, plan: Path, *, processes: int = 1) -> None:
+    """Run a module over a plan in new processes, as the ranks of one job; these import Megatron by themselves."""
     with warm.ranks_of_a_job(processes) as job:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", module, str(plan)],
                 cwd=ROOT,
-                env={**os.environ, **path, **(variables if processes > 1 else {})},
+                env={**os.environ, **(variables if processes > 1 else {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -66,14 +62,13 @@ def fresh(module: str, plan: Path, *, processes: int = 1, te: Path | None = None
             assert rank.returncode == 0, errors[-4000:]
 
 
-def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1, te: Path | None = None) -> dict[str, list]:
+def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1) -> dict[str, list]:
     """Return what both backends multiplied: run -> a pair per rank, of Transformer Engine's Python and the emulation.
 
     Args:
         folder: Takes plans and results.
         runs: Name -> plan of `te_cpu_operands`, with what differs in it by backend; all on one GPU.
         processes: Ranks of each run.
-        te: Folder of another Transformer Engine.
     """
     module = "tests.megatron.te_cpu_operands"
     for backend in BACKENDS:
@@ -84,7 +79,7 @@ def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1, te: Pat
         ]
         path.write_text(json.dumps(plans))
         if backend == "te_cpu":
-            fresh(module, path, processes=processes, te=te)
+            fresh(module, path, processes=processes)
             continue
         words = ["python", "-W", "ignore", "-m", module, path]
         alone = processes == 1
@@ -255,21 +250,6 @@ def test_context_parallelism_by_a2a_trains_as_by_all_gather_and_as_one_rank(tmp_
         assert ours["losses"] == pytest.approx(one["losses"], abs=1e-2)
 
 
-@needs_te
-@pytest.mark.slow
-@pytest.mark.parametrize("release", VERSIONS[:-1])
-def test_older_releases_read_the_bits_of_the_emulation(release, tmp_path):
-    folder = Path(os.environ.get("TE_FOLDERS", sys.prefix)) / f"te-{release}"
-    if not (folder / "transformer_engine").is_dir():
-        pytest.skip(f"needs Transformer Engine {release} in {folder}: pip install --no-deps --target")
-    for target, schemes in (("h100", SCHEMES[:3]), ("b200", SCHEMES[3:])):
-        plan = {"target": target, "unfused": True, "arguments": {"model": KINDS["gated"]}}
-        runs = {scheme: {**plan, "scheme": scheme} for scheme in schemes}
-        for scheme, ((ours, emulated),) in operands(tmp_path, runs, te=folder).items():
-            assert_equal_operands(ours, emulated, DENSE, scheme)
-            assert ours["losses"] == emulated["losses"], scheme
-
-
 def assert_near_operands(ours: dict, emulated: dict, modules: set[str], name: str) -> None:
     """Both backends ran all GEMMs of these modules; with MXFP8 the forward pass reads the same bits."""
     forward = {key: rows for key, rows in by_gemm(ours).items() if key[3] == "fprop"}
@@ -403,8 +383,8 @@ def test_absent_files_are_named_with_the_command_that_brings_them(tmp_path, monk
         find_te()
     folder = tmp_path / "te"
     assert str(refused.value) == (
-        f"precision_backend=te_cpu: needs the Python files of Transformer Engine 2.9, 2.14 or 2.20, and it is not "
-        f"installed in {folder}. Run: pip install --target {folder} transformer-engine==2.20.2 'pydantic>=2' einops"
+        f"precision_backend=te_cpu: needs the Python files of Transformer Engine 2.20, and it is not installed in "
+        f"{folder}. Run: pip install --target {folder} transformer-engine==2.20.2 'pydantic>=2' einops"
     )
 
 
@@ -418,7 +398,7 @@ def test_a_function_that_is_not_there_raises_its_own_name_when_it_is_called():
 
 def test_every_patch_has_its_reason():
     reasons = yaml.safe_load((ROOT / "bridge" / "megatron" / "te_cpu" / "patches.yaml").read_text())
-    assert reasons.keys() == {path for release in VERSIONS for path in patches((9, 0), release)}
+    assert reasons.keys() == patches((9, 0)).keys()
     assert all(reason["needed_by"] and reason["without"] for reason in reasons.values())
 
 

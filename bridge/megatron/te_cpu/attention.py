@@ -6,7 +6,6 @@ which has no context parallelism. FP8 attention is not modelled.
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,24 +18,8 @@ _MASKS = ("NVTE_NO_MASK", "NVTE_CAUSAL_MASK", "NVTE_CAUSAL_BOTTOM_RIGHT_MASK")
 _LAYOUTS = ("NVTE_SBHD_SBHD_SBHD", "NVTE_BSHD_BSHD_BSHD")
 
 
-_BEFORE_2_15 = (
-    "is_training", "qkv_dtype", "o_dtype", "qkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dropout",
-    "heads", "groups", "max_seqlen_q", "max_seqlen_kv", "head_dim_qk", "head_dim_v", "window_size_left",
-)  # fmt: skip
-"""Arguments of `get_fused_attn_backend` before Transformer Engine 2.15, as far as they decide here."""
-
-
-def get_fused_attn_backend(*arguments: Any) -> Any:
-    """Return the fused back end for Transformer Engine's `FusedAttentionParams`, or none with the reason.
-
-    Before 2.15 the parameters are arguments, and the back end alone is returned.
-    """
-    if len(arguments) > 1:
-        return _fused_backend(SimpleNamespace(**dict(zip(_BEFORE_2_15, arguments, strict=False))))[0]
-    return _fused_backend(arguments[0])
-
-
-def _fused_backend(params: Any) -> tuple[Any, str]:
+def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
+    """Return the fused back end for Transformer Engine's `FusedAttentionParams`, or none with the reason."""
     mask = params.attn_mask_type.name
     differs = {
         "mask": mask not in _MASKS,
@@ -80,7 +63,7 @@ def _attended(given: list[torch.Tensor], layout: str, **how: Any) -> tuple[list[
 
 
 def _given(arguments: tuple[Any, ...], name: str) -> list[Any]:
-    """Return the arguments of one of the extension's enums; their places differ between releases."""
+    """Return the arguments of one of the extension's enums."""
     return [argument for argument in arguments if type(argument).__name__ == name]
 
 
@@ -95,7 +78,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
     (layout,), (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
-    out_format = next(iter(_given(arguments, "NVTE_QKV_Format")), layout)  # before 2.15 it is the layout's
+    out_format = _given(arguments, "NVTE_QKV_Format")[0]
     given = _tensors(arguments)
     how = {"scale": arguments[3], "is_causal": mask.name != "NVTE_NO_MASK"}
     statistic = torch.empty(0)
@@ -110,7 +93,7 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """
     layouts, (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
-    formats = _given(arguments, "NVTE_QKV_Format") or layouts * 2
+    formats = _given(arguments, "NVTE_QKV_Format")
     given = _tensors(arguments)
     kept = (one.__dict__.pop("graph", None) for argument in arguments if isinstance(argument, list) for one in argument)
     how = {"scale": arguments[2], "is_causal": mask.name != "NVTE_NO_MASK"}

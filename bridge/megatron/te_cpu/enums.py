@@ -48,23 +48,9 @@ _ROWS = {
 }
 """Transformer Engine's Python compares members with each other and by name; only the numbers of `DType` are stored."""
 
-_BEFORE_2_15 = {
-    "NVTE_Fused_Attn_Backend": f"{_ROWS['NVTE_Fused_Attn_Backend']} NVTE_F16_max512_seqlen",
-    "Float8BlockScaleTensorFormat": "GEMM_READY COMPACT INVALID",
+_ENUMS: dict[str, Any] = {
+    name: enum.IntEnum(name, {member: value for value, member in enumerate(members.split())})
+    for name, members in _ROWS.items()
 }
-"""Rows of older releases; a newer one refuses an extension with the first."""
-
-
-def enums(rows: Mapping[str, str]) -> Mapping[str, type[enum.IntEnum]]:
-    """Return name in the extension -> the enum, of rows."""
-    made: dict[str, Any] = {
-        name: enum.IntEnum(name, {member: value for value, member in enumerate(members.split())})
-        for name, members in rows.items()
-    }
-    return MappingProxyType({"DType": DType, **made})
-
-
-ENUMS = enums(_ROWS)
-"""The enums of the newest release."""
-OLDER_ENUMS = enums(_ROWS | _BEFORE_2_15)
-"""Those before Transformer Engine 2.15."""
+ENUMS: Mapping[str, type[enum.IntEnum]] = MappingProxyType({"DType": DType, **_ENUMS})
+"""Name in the extension -> the enum."""

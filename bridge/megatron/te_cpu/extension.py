@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.replacement import always
 from bridge.megatron.te_cpu import attention, gemm, norms, shards, storage, support
-from bridge.megatron.te_cpu.enums import ENUMS, OLDER_ENUMS
+from bridge.megatron.te_cpu.enums import ENUMS
 
 NAME = "transformer_engine_torch"
 _CLASSES = ("CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
@@ -39,8 +39,8 @@ def module_of_missing(name: str) -> types.ModuleType:
     return made
 
 
-def extension(*, is_older: bool = False) -> types.ModuleType:
-    """Return the stand-in for the compiled module of the newest release of Transformer Engine, or one before 2.15."""
+def extension() -> types.ModuleType:
+    """Return the stand-in for the compiled module of Transformer Engine."""
     made = module_of_missing(NAME)
     functions = {
         name: function
@@ -50,5 +50,5 @@ def extension(*, is_older: bool = False) -> types.ModuleType:
     }
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
     answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
-    made.__dict__.update({**(OLDER_ENUMS if is_older else ENUMS), **classes, **functions, **answers})
+    made.__dict__.update({**ENUMS, **classes, **functions, **answers})
     return made

@@ -30,8 +30,8 @@ from bridge.megatron.replacement import changes
 from bridge.megatron.te_cpu.extension import NAME, extension, module_of_missing
 from bridge.megatron.te_cpu.patches import patches
 
-VERSIONS = ("2.9", "2.14", "2.20")
-"""Releases of Transformer Engine that the stand-in was written for; the last one is tested most."""
+VERSION = "2.20"
+"""The release of Transformer Engine that the stand-in was written for."""
 _ENVIRONMENT = {
     "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries
     "NVTE_TORCH_COMPILE": "0",  # torch.compile has nothing to gain from functions of Python
@@ -77,19 +77,13 @@ def find_te() -> tuple[Path, str]:
     is_there = (root / "transformer_engine" / "pytorch" / "__init__.py").is_file()
     stated = [one.version for one in metadata.distributions(name="transformer_engine", path=[str(root)])]
     version = stated[0] if is_there and stated else None
-    if version is None or _release_of(version) not in VERSIONS:
+    if version is None or not version.startswith(f"{VERSION}."):
         found = "it is not installed" if version is None else f"{version} is installed"
         raise BackendUnavailableError(
-            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {', '.join(VERSIONS[:-1])} or "
-            f"{VERSIONS[-1]}, and {found} in {root}. Run: pip install --target {side} "
-            f"transformer-engine=={VERSIONS[-1]}.2 'pydantic>=2' einops"
+            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {VERSION}, and {found} in {root}. "
+            f"Run: pip install --target {side} transformer-engine=={VERSION}.2 'pydantic>=2' einops"
         )
     return root, version
-
-
-def _release_of(version: str) -> str:
-    """Return the release of a version: 2.20 of 2.20.2."""
-    return ".".join(version.split(".")[:2])
 
 
 def installed_te() -> Installed | None:
@@ -108,14 +102,13 @@ def install(capability: tuple[int, int]) -> Installed:
     if str(root) not in sys.path:
         sys.path.append(str(root))
     os.environ.update(_ENVIRONMENT)
-    release = _release_of(version)
-    sys.modules[NAME] = extension(is_older=release != VERSIONS[-1])
+    sys.modules[NAME] = extension()
     for name in _STUBS:
         sys.modules[name] = _stub(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_te(root)
-        for change in changes(patches(capability, release)):
+        for change in changes(patches(capability)):
             setattr(*change)
     found = Installed(version=version, capability=capability)
     _installed.append(found)

@@ -5,14 +5,13 @@ Transformer Engine's questions ("is there CUDA?", "is this tensor on it?") are a
 that asks runs: answered for good, they would lead torch and Megatron to CUDA too.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import nullcontext
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import yaml
 
 from bridge.megatron.replacement import Rows, always, on_cpu, replaced, rng_state, set_rng_state
 from bridge.megatron.te_cpu.storage import dequantize
@@ -36,17 +35,10 @@ _ON_CUDA = replaced([(torch.Tensor, "is_cuda", property(lambda _self: True))])
 """Decorator: every tensor is on it."""
 
 
-def _entered_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Answer for the length of a call, or while a context manager is entered: Transformer Engine 2.9 has one."""
-    if not hasattr(original, "__wrapped__"):
-        return _ON_CUDA(original)
-
-    @contextmanager
-    def entered(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with ExitStack() as stack:
-            yield _ON_CUDA(stack.enter_context)(original(*args, **kwargs))
-
-    return entered
+def _of_current(name: str) -> Callable[[Any], Any]:
+    """The method of the quantizer of current scaling, whose tensors are those of delayed scaling too."""
+    path = f"transformer_engine.pytorch.tensor.float8_tensor.Float8CurrentScalingQuantizer.{name}"
+    return lambda _original: resolve_name(path)
 
 
 def _dequantized(_original: Any) -> Any:
@@ -54,20 +46,19 @@ def _dequantized(_original: Any) -> Any:
     return staticmethod(lambda _ctx, tensor, dtype: dequantize(tensor, dtype))
 
 
-def patches(capability: tuple[int, int], release: str) -> Rows:
-    """Return every replacement, in order; patches.yaml says who needs each, the failure without, and which releases."""
+def patches(capability: tuple[int, int]) -> Rows:
+    """Return every replacement, in order; patches.yaml says who needs each, and the failure without."""
     properties = SimpleNamespace(
         major=capability[0], minor=capability[1], multi_processor_count=132, name="CPU", total_memory=80 << 30
     )
     is_supported = capability >= (9, 0)
     supported = (is_supported, "" if is_supported else "FP8 block scaling needs compute capability 9.0")
     te = "transformer_engine.pytorch"
-    rows: Rows = {
+    delayed = f"{te}.tensor.float8_tensor.Float8Quantizer"
+    return {
         "torch.cuda.get_device_capability": always(capability),
         "torch.cuda.get_device_properties": always(properties),
         "torch.cuda.Event": lambda _original: _Event,
-        "torch.cuda.device": always(nullcontext()),
-        "torch.cuda.nvtx.range": always(nullcontext()),
         "torch.cuda.is_current_stream_capturing": always(False),
         "torch.cuda.is_bf16_supported": always(True),
         "torch.Tensor.record_stream": always(None),
@@ -77,14 +68,13 @@ def patches(capability: tuple[int, int], release: str) -> Rows:
         f"{te}.quantization.check_fp8_block_scaling_support": always(supported),
         f"{te}.distributed._get_cuda_rng_state": rng_state,
         f"{te}.distributed._set_cuda_rng_state": set_rng_state,
+        **{f"{delayed}.{name}": _of_current(name) for name in ("inner_tensor_specs", "storage_metadata")},
         f"{te}.tensor.storage.mxfp8_tensor_storage._FromMXFP8Func.forward": _dequantized,
         f"{te}.tensor.storage.nvfp4_tensor_storage._FromNVFP4Func.forward": _dequantized,
         f"{te}.module.base.TransformerEngineBaseModule.__init__": _WITH_CUDA,
-        f"{te}.module.base.TransformerEngineBaseModule.prepare_forward": _entered_on_cuda,
+        f"{te}.module.base.TransformerEngineBaseModule.prepare_forward": _ON_CUDA,
         f"{te}.attention.DotProductAttention.forward": _ON_CUDA,
     }
-    reasons = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return {path: rows[path] for path in rows if release in reasons[path].get("releases", [release])}
 
 
 def save_without_state() -> None:

@@ -6,14 +6,12 @@
     storage -> operand of a GEMM        operand_of
 
 A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its quantizer
-(`inner_tensor_specs`, made for torch.compile; before 2.15 `make_empty`). With one scale for the tensor they are given
-here.
+(`inner_tensor_specs`, made for torch.compile).
 
 Shapes: M rows (all leading axes together), K columns.
 """
 
 import functools
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -71,8 +69,6 @@ def spec_of(quantizer: Any) -> QuantSpec:
 _spec = functools.cache(QuantSpec)
 
 
-_WHOLE_QUANTIZERS = ("Float8Quantizer", "Float8CurrentScalingQuantizer")
-"""Classes of quantizers with one scale for a tensor."""
 _DETAILS = {
     "power_of_two_scale": "force_pow_2_scales",
     "eps": "amax_epsilon",
@@ -91,58 +87,17 @@ def _multiplies_any_layout() -> bool:
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
 
 
-_TILED = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
-_BUFFERS = (*_TILED, "_amax_rowwise", "_amax_columnwise")
-"""Attributes of the storages that are quantised in tiles."""
 _Buffer = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a buffer."""
 
 
 def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
     """Return attribute -> shape and dtype of the buffers that a quantised tensor of this shape has."""
-    if kind_of(quantizer) in _WHOLE_QUANTIZERS:
-        any_layout = _multiplies_any_layout()
-        found: dict[str, _Buffer] = {"_scale_inv": ((1,), torch.float32)}
-        if quantizer.rowwise_usage or any_layout:
-            found["_data"] = (shape, torch.uint8)
-        if quantizer.columnwise_usage and not any_layout:
-            found["_transpose"] = ((shape[-1], *shape[:-1]), torch.uint8)
-        return found
-    if hasattr(quantizer, "inner_tensor_specs"):
-        specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
-        if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
-            # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
-            specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
-        return specs
-    made = _made_empty(quantizer, shape, torch.bfloat16)
-    tensors = {name: getattr(made, name, None) for name in _BUFFERS}
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if tensor is not None}
-
-
-def _made_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Return what a quantizer of an older release makes, without the copy that is not asked for."""
-    made = quantizer.make_empty(shape, dtype=dtype, device=torch.device("cpu"))
-    for name in _TILED:
-        is_asked_for = quantizer.rowwise_usage if name.startswith("_row") else quantizer.columnwise_usage
-        if not is_asked_for:
-            setattr(made, name, None)
-    storage = type(made).__bases__[0]  # as the C++ part makes it
-    return storage(**made.get_metadata()) if quantizer.internal else made
-
-
-def _whole_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    tensors = importlib.import_module("transformer_engine.pytorch.tensor.float8_tensor")
-    buffers = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
-    inner = {
-        "data": buffers.get("_data"),
-        "data_transpose": buffers.get("_transpose"),
-        "fp8_scale_inv": buffers["_scale_inv"],
-        "fp8_dtype": quantizer.dtype,
-        "quantizer": quantizer,
-    }
-    if quantizer.internal:
-        return tensors.Float8TensorStorage(fake_dtype=dtype, **inner)
-    return tensors.Float8Tensor(shape=shape, dtype=dtype, **inner)
+    specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
+    if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
+        # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
+        specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
+    return specs
 
 
 def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, *_device_and_pinned: Any) -> Any:
@@ -153,10 +108,6 @@ def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype
             "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
             f"{shape}. Use widths and tokens of a micro-batch that are, on each rank."
         )
-    if kind_of(quantizer) in _WHOLE_QUANTIZERS:
-        return _whole_empty(quantizer, shape, dtype)
-    if not hasattr(quantizer, "create_metadata"):
-        return _made_empty(quantizer, shape, dtype)
     inner = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
     meta = quantizer.create_metadata(shape, dtype=dtype)
     made = meta["cls"].__tensor_unflatten__(inner, meta, shape, torch.empty(shape, device="meta").stride())
@@ -167,11 +118,7 @@ def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or of a storage."""
-    if hasattr(tensor, "shape"):
-        return tuple(tensor.shape)
-    if getattr(tensor, "_data", tensor) is None:  # `size` of older releases takes the transpose for a matrix
-        return (*tensor._transpose.shape[1:], tensor._transpose.shape[0])
-    return tuple(tensor.size())
+    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
 
 
 def _reduction(quantizer: Any) -> Callable[[float], float] | None:
