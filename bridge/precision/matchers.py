@@ -291,4 +291,5 @@ def matchers_in(held: Any) -> list[Matcher]:
 
 def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
     """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
-    return recipes[chunk if len(recipes) > 1 else 0] if recipes else None
+    place = chunk if len(recipes) > 1 else 0
+    return recipes[place] if recipes else None
