@@ -74,10 +74,10 @@ def quantise(
     found = _codes(x_MK, spec, False, factor) if row or spec.copies_share_values else None
     if amax is None:
         amax = backend.amax(x_MK) if found is None else found.amax
-    copies = _stored(found if row else None, spec, False, factor)
+    copies = _stored(found, spec, False, factor) if row and found is not None else {}
     if col:
         amax_t = amax
-        if not spec.copies_share_values:
+        if found is None or not spec.copies_share_values:
             if spec.hadamard:
                 amax_t = _amax(x_MK, reduce_amax, hadamard=True)
                 factor = tensor_scale(amax_t, spec)
@@ -116,10 +116,8 @@ def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) 
     return backend.run(x_MK, TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True))
 
 
-def _stored(result: TileResult | None, spec: QuantSpec, columnwise: bool, scale: float) -> dict[str, Any]:
-    """Return `codes` and `scale_inv` in Transformer Engine's layout; None for a copy that was not made."""
-    if result is None:
-        return {"codes": None, "scale_inv": None}
+def _stored(result: TileResult, spec: QuantSpec, columnwise: bool, scale: float) -> dict[str, Any]:
+    """Return `codes` and `scale_inv` in Transformer Engine's layout."""
     codes, scales, transposes = result.values, result.scale_inv, columnwise and spec.scheme != "mxfp8"
     rows, columns = codes.shape
     codes = backend.laid_out(codes, transposed=transposes, packed=spec.format == "e2m1")

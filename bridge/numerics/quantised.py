@@ -36,9 +36,9 @@ class Quantised:
     """Shape of the tensor before quantisation."""
     dtype: torch.dtype
     """Type of the tensor before quantisation."""
-    codes: torch.Tensor | None
+    codes: torch.Tensor | None = None
     """Row-wise codes, uint8."""
-    scale_inv: torch.Tensor | None
+    scale_inv: torch.Tensor | None = None
     """Row-wise dequantisation scales."""
     amax: torch.Tensor
     """(1,) FP32: largest magnitude, NaN not counted; of NVFP4 the second level of the row-wise scale."""

@@ -133,15 +133,11 @@ def _shrink_tokens(run: SmallRun) -> None:
 
 def _replace_schedule(run: SmallRun) -> None:
     """Replace the schedule by one of a few steps; what it was is of no interest to a reader."""
-    batch = run.sections["train"]["micro_batch_size"]
     run.sections["train"] = {
         "train_iters": STEPS,
-        "micro_batch_size": batch,
-        "global_batch_size": batch,
         "lr_decay_iters": STEPS + 1,
-        "lr_warmup_iters": 0,
-        "eval_iters": 0,
-        "eval_interval": 0,
+        **dict.fromkeys(("micro_batch_size", "global_batch_size"), run.sections["train"]["micro_batch_size"]),
+        **dict.fromkeys(("lr_warmup_iters", "eval_iters", "eval_interval"), 0),
     }
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
         if run.sections["optimizer"].get(name) is None:

@@ -57,9 +57,6 @@ class StoredWeight(torch.Tensor):
         made.store = store
         return made
 
-    def __init__(self, store: Store, requires_grad: bool = False) -> None:
-        del store, requires_grad  # taken by __new__
-
     @property
     def stored(self) -> Quantised:
         """Codes and scales."""

@@ -209,7 +209,7 @@ def held(tensor: Any) -> Quantised:
     """Return the codes and scales that a storage of Transformer Engine's holds, whose buffers are shared."""
     spec, shape = spec_of(tensor._quantizer), torch.Size(shape_of(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
-    copies: dict[str, Any] = {"codes": None, "scale_inv": None}
+    copies: dict[str, Any] = {}
     if spec.whole_tensor:
         copies |= {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
         if tensor._data is not None:
