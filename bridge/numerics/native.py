@@ -189,9 +189,7 @@ def use(choice: str) -> str | None:
     """Choose auto, native or torch for this process; return why it cannot be had, None where it can."""
     global _selection  # noqa: PLW0603
     _selection = choice
-    if choice != "native" or load(wait=True) is not None:
-        return None
-    return _build.problem
+    return _build.problem if choice == "native" and load(wait=True) is None else None
 
 
 def kernel_for(x: torch.Tensor) -> Kernel | None:

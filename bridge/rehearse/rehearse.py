@@ -245,15 +245,12 @@ def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
     """Return the errors of the rank that failed first; others lose the connection to it, or are ended."""
     failed = sorted((one for one in outcomes if "error" in one), key=lambda outcome: float(outcome["error"]["at"]))
     if failed:
-        return _findings(failed[0]["error"], failed[0]["phase"])
+        error, phase = failed[0]["error"], failed[0]["phase"]
+        if "findings" in error:
+            return [Finding(**finding) for finding in error["findings"]]
+        where = f", {error['where']}" if error["where"] else ""
+        rule = f"{error['type']} when {phase}{where}"
+        return [Finding(path=", ".join(error["fields"]) or "run", rule=rule, value=error["message"], remedy="")]
     ended = sorted({outcome["ended"] for outcome in outcomes if "ended" in outcome})
     rule, remedy = "the ranks ended without an answer", "Rehearse with fewer processes."
     return [Finding(path="run", rule=rule, value=", ".join(ended), remedy=remedy)] if ended else []
-
-
-def _findings(error: dict[str, Any], phase: str) -> list[Finding]:
-    if "findings" in error:
-        return [Finding(**finding) for finding in error["findings"]]
-    where = f", {error['where']}" if error["where"] else ""
-    rule = f"{error['type']} when {phase}{where}"
-    return [Finding(path=", ".join(error["fields"]) or "run", rule=rule, value=error["message"], remedy="")]

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import platform
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from operator import attrgetter
 from typing import Any
 
@@ -37,7 +37,8 @@ def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, mode
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     leaves = (leaf for name, section in sections.items() for leaf in _leaves(section, name))
     found = {path: text for path, text in leaves if not path.startswith(OF_ONE_MACHINE)}
-    found |= {f"package {name}": _version(name) for name in PACKAGES}
+    versions = {name: [one.version for one in distributions(name=name)] for name in PACKAGES}
+    found |= {f"package {name}": own[0] if own else "not installed" for name, own in versions.items()}
     found["package python"] = platform.python_version()
     for name, value in environment.items():
         if name in VARIABLES or name.startswith(PREFIX):
@@ -71,10 +72,3 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, str([recipe.to_file() for recipe in recipes])
     else:
         yield path, getattr(value, "__qualname__", None) or type(value).__qualname__
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
