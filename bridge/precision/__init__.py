@@ -2,8 +2,8 @@
 
     PrecisionConfig    every field as a row: kind, subject, family, flag      config.py, over
       StatedField        a field that knows whether it was set                fields.py
-      Statements         what was set, and by which source                    statements.py
-    FORMATS, SCHEMES   number formats and scaling schemes as rows             formats.py, schemes.py; dtypes.py
+      Statements         what was set, and by which source                    fields.py; values.py
+    FORMATS, SCHEMES   number formats and scaling schemes as rows             formats.py, schemes.py
     ModuleRow          a row of `modules`: select -> precision                modules.py
       Matcher            globs over module names with their `Effect`          matchers.py: Megatron's per-module recipe
       ModuleSchemes      the scheme of each linear layer by its number        module_schemes.py

@@ -171,9 +171,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             for name in changes:
                 if name not in known or name == "_origin":
                     raise TypeError(str(_unknown_field(name, type(self))))
-            for field in dataclasses.fields(self):
-                if field.name in stated:
-                    continue
+            for field in [field for field in dataclasses.fields(self) if field.name not in stated]:
                 value = given.get(field.name, default_of(field))
                 if value is MISSING:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")

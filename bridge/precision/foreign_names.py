@@ -8,7 +8,6 @@ Transformer Engine 2.20.
 
 import re
 from collections.abc import Iterable
-from types import MappingProxyType
 
 DENSE = QKV, PROJ, FC1, FC2 = (
     "self_attention.linear_qkv",
@@ -28,17 +27,15 @@ _LATENT = {
 Q_PROJ = "self_attention.linear_q_proj"
 LATENT = (*_LATENT, Q_PROJ)
 """Those of multi-head latent attention."""
-DEEPSEEK = MappingProxyType({name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT.items()})
+DEEPSEEK = {name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT.items()}
 """Megatron's name within a layer -> those of the latent attention of transformers."""
 
-LLAMA = MappingProxyType(
-    {
-        QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        PROJ: ("self_attn.o_proj",),
-        FC1: ("mlp.gate_proj", "mlp.up_proj"),
-        FC2: ("mlp.down_proj",),
-    }
-)
+LLAMA = {
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    PROJ: ("self_attn.o_proj",),
+    FC1: ("mlp.gate_proj", "mlp.up_proj"),
+    FC2: ("mlp.down_proj",),
+}
 """Megatron's name within a layer -> those of the dense Llama, Mistral, Qwen and Gemma models of transformers."""
 _TITAN = {
     PROJ: ("attention.wo",),
@@ -48,8 +45,8 @@ _TITAN = {
     SHARED_FC1: ("moe.shared_experts.w1", "moe.shared_experts.w3"),
     SHARED_FC2: ("moe.shared_experts.w2",),
 }
-TORCHTITAN_0_2 = MappingProxyType({QKV: ("attention.wq", "attention.wk", "attention.wv"), **_TITAN})
-TORCHTITAN = MappingProxyType({QKV: ("attention.qkv_linear.",), **_TITAN, Q_PROJ: ("attention.wq",)})
+TORCHTITAN_0_2 = {QKV: ("attention.wq", "attention.wk", "attention.wv"), **_TITAN}
+TORCHTITAN = {QKV: ("attention.qkv_linear.",), **_TITAN, Q_PROJ: ("attention.wq",)}
 """torchtitan 0.3, where queries, keys and values come from one module `wqkv`, or from `wq` and `wkv`."""
 _OTHERS = {
     **DEEPSEEK,

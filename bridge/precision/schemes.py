@@ -14,7 +14,6 @@ rounding of the same tensor.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 Tile = tuple[int, int]
 
@@ -24,9 +23,12 @@ WHOLE: Tile = (0, 0)
 WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Schemes whose error an operand is asked for, next to its own; a row of it has `tensorwise_db`, ..."""
 
-OPERAND_FORMATS = MappingProxyType(
-    {"e4m3": ("e4m3", "e4m3"), "hybrid": ("e4m3", "e5m2"), "e5m2": ("e5m2", "e5m2"), "e2m1": ("e2m1", "e2m1")}
-)
+OPERAND_FORMATS = {
+    "e4m3": ("e4m3", "e4m3"),
+    "hybrid": ("e4m3", "e5m2"),
+    "e5m2": ("e5m2", "e5m2"),
+    "e2m1": ("e2m1", "e2m1"),
+}
 """A value of `fp8` or `fp4` -> the format of input and weight, and that of the output's gradient.
 
 Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe runs."""
@@ -50,7 +52,7 @@ _GEMMS = (
     Gemm(name="dgrad", left="grad_output", left_columnwise=False, right="weight", right_columnwise=True),
     Gemm(name="wgrad", left="grad_output", left_columnwise=True, right="input", right_columnwise=True),
 )
-GEMMS = MappingProxyType({row.name: row for row in _GEMMS})
+GEMMS = {row.name: row for row in _GEMMS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,9 +176,7 @@ def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] |
         return rule, "Write the value without the tag"
     if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and LONG.match(event.value):
         return "a number must have fewer digits", "This is no configuration"
-    if isinstance(event, yaml.CollectionStartEvent) and depth >= MAX_DEPTH:
-        return TOO_DEEP
-    return None
+    return TOO_DEEP if isinstance(event, yaml.CollectionStartEvent) and depth >= MAX_DEPTH else None
 
 
 class _Loader(BASE):  # type: ignore[misc]

@@ -264,13 +264,9 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     found = ask(_RULES, run)
     ids = {one.id for one in found}
     verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]
-    reasons = [
-        f"{one.rule}, this is {one.value}"
-        if one.path in ("target.te", "target.cuda") and one.id != "PB608"
-        else one.rule
-        for one in found
-        if _VERDICT_OF[one.id] == verdict
-    ]
+    held = {one.id: f", this is {one.value}" for one in found if one.path in ("target.te", "target.cuda")}
+    held.pop("PB608", None)  # there is none
+    reasons = [f"{one.rule}{held.get(one.id, '')}" for one in found if _VERDICT_OF[one.id] == verdict]
     needs: tuple[tuple[str, str], ...] = ()
     if run.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
         te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(run) else run.row.min_transformer_engine

@@ -242,8 +242,6 @@ def refuse_unknown(reasons: Mapping[str, str]) -> None:
             raise RunConfigError(f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right.")
 
 
-LOW_PRECISION_BACKENDS = ("te", "emulated", "te_cpu")
-"""Values of `precision_backend` that say who multiplies in FP8 and FP4."""
 _OTHER = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence", "checkpoint")
 """Further settings of a run, and the section that no rule has a view of."""
 
@@ -292,14 +290,10 @@ def check_run(
         "is_bridge": is_bridge,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
-    return _of_phases(check(Setup(**given, **known, choice=choice), reasons), sections, known, reasons)
-
-
-def _of_phases(first: Report, run: Mapping[str, Any], known: Mapping[str, Any], reasons: Mapping[str, str]) -> Report:
-    """Return the report on the first phase of a run's precision schedule with what each later one adds."""
-    report, prediction = first, first.setup.prediction
-    for phase in phases_of(run, prediction)[1:]:
-        report = report.with_phase(phase.number, check(Setup(prediction.under(phase.precision), **known), reasons))
+    report = check(Setup(**given, **known, choice=choice), reasons)
+    first = report.setup.prediction
+    for phase in phases_of(sections, first)[1:]:
+        report = report.with_phase(phase.number, check(Setup(first.under(phase.precision), **known), reasons))
     return report
 
 
@@ -309,7 +303,7 @@ def _known_of(sections: Mapping[str, Any], backend: str | None) -> dict[str, Any
     is_own = stated is not None and section_of(sections["model"], "seq_length") is not None
     loads = section_of(sections["checkpoint"], "load") is not None
     return {
-        "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
+        "backend": backend or (stated if stated in ("te", "emulated", "te_cpu") else None),  # "auto": where it runs
         "is_own": is_own,
         "is_resumed": loads and not is_own,  # it reads its own checkpoints so that no variable is needed
     }

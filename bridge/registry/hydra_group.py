@@ -35,9 +35,8 @@ def register_group(*recipes_from: str) -> None:
     """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
     load_recipes_from(recipes_from)
     RecipeSearchPath.is_requested = True
-    RecipeSearchPath.recipes_from = tuple(
-        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from
-    )
+    names = (str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from)
+    RecipeSearchPath.recipes_from = tuple(names)
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
 

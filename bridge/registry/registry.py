@@ -230,7 +230,11 @@ class Registry:
         wanted = canonical(name)
         found = self._recipes.get(self._aliases.get(wanted, wanted))
         if found is None:
-            raise self._unknown(name)
+            if wanted in NOT_ALIASES:
+                raise UnknownRecipeError(f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[wanted]}")
+            matches = close_matches(name, [*self._recipes, *self._aliases])
+            words = [f"Unknown mixed-precision recipe {name!r}.", did_you_mean(matches), self.where_listed]
+            raise UnknownRecipeError(" ".join(filter(None, words)), matches)
         return found
 
     def get(self, name: str) -> MixedPrecisionConfig:
@@ -280,13 +284,6 @@ class Registry:
         self._load()
         wanted = canonical(name) if isinstance(name, str) else ""
         return wanted in self._recipes or wanted in self._aliases
-
-    def _unknown(self, name: str) -> UnknownRecipeError:
-        if canonical(name) in NOT_ALIASES:
-            return UnknownRecipeError(f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[canonical(name)]}", [])
-        matches = close_matches(name, [*self._recipes, *self._aliases])
-        words = [f"Unknown mixed-precision recipe {name!r}.", did_you_mean(matches), self.where_listed]
-        return UnknownRecipeError(" ".join(filter(None, words)), matches)
 
 
 class RecipeMapping(MutableMapping[str, RecipeFunction]):
@@ -378,11 +375,8 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
 
 
 def _require_no_arguments(function: RecipeFunction, name: str) -> None:
-    needed = [
-        one.name
-        for one in inspect.signature(function).parameters.values()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
+    without_default = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    needed = [one.name for one in without_default if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     if needed:
         rule = f"is called without arguments, and needs {', '.join(needed)}"
         raise RecipeSourceError(f"Recipe {name!r}: {rule}. Give them defaults.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from bridge.errors import bounded
 from bridge.preflight.check import Report
-from bridge.rules.rule import EVIDENCE, Rule, RuleFinding
+from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.report import plain
 
@@ -63,10 +63,9 @@ def _finding(finding: RuleFinding) -> list[Line]:
     where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
     fault = bounded(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
-    remedies = (f"{text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}" for text in finding.remedies)
     return [
         ((f"{finding.severity} {finding.id}", STYLES[finding.severity]), (fault, "")),
-        *(((f"    - {text}", ""),) for text in remedies),
+        *(((f"    - {remedy_of((text,))}", ""),) for text in finding.remedies),
         ((f"    source: {finding.source}{note}", "dim"),),
     ]
 

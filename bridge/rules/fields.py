@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -110,11 +109,11 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
     return found
 
 
-FIELDS = MappingProxyType(_rows())
+FIELDS = _rows()
 
-DEFAULTS = MappingProxyType({role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()})
+DEFAULTS = {role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()}
 
-NAMES = MappingProxyType({role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")})
+NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")}
 """Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
 
 

@@ -10,6 +10,7 @@ type is noted and read as the default, so that a rule about it speaks and the ot
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from bridge.errors import Finding, WrongValueError
 from bridge.precision.fields import default_of
 from bridge.precision.values import coerce, dtype_token
 from bridge.rules.fields import DEFAULTS, FIELDS, OwnerField
-from bridge.rules.versions import Version
+from bridge.rules.versions import Version, VersionRange, parse_version
 
 ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
 """The sections that rules and plan read."""
@@ -63,13 +64,8 @@ class Section:
 
     def absent_from(self, role: str, version: Version | None) -> dict[str, str]:
         """Return each field away from its default that a version of Megatron Core does not have -> those with it."""
-        if version is None:
-            return {}
-        return {
-            name: str(row.has)
-            for name, row in FIELDS[role].items()
-            if row.has is not None and self.values[name] != row.default and row.has.holds(version) is False
-        }
+        absent = absent_fields(role, str(version) if version is not None else None)
+        return {name: str(has) for name, has in absent.items() if self.values[name] != DEFAULTS[role][name]}
 
     def without(self, role: str, names: Mapping[str, object]) -> Section:
         """Return the section with the class defaults of some fields."""
@@ -77,6 +73,13 @@ class Section:
             return self
         values = {**self.values, **{name: DEFAULTS[role][name] for name in names}}
         return replace(self, values=values, stated=self.stated - {*names})
+
+
+@functools.cache
+def absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
+    """Return field that a version does not have -> the versions with it; by its text, since 0.17 equals 0.17.0."""
+    held, rows = parse_version(version) if version is not None else None, FIELDS[role].items()
+    return {name: row.has for name, row in rows if row.has is not None and row.has.holds(held) is False}
 
 
 def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None = None) -> Section:

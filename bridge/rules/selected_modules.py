@@ -96,11 +96,10 @@ def _beyond_the_model(run: RuleContext, num_layers: int) -> list[Violation]:
     is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
     if num_layers < 1 or (is_hybrid and not run.is_whole):  # a pattern counts a hybrid model's layers
         return []
-    reason, remedy = f"the model's layers are 0 to {num_layers - 1}", "correct these numbers"
+    words = {"reason": f"the model's layers are 0 to {num_layers - 1}", "remedy": "correct these numbers"}
+    rows = [(number, row, layers_beyond(row.layer_numbers, num_layers)) for number, row in enumerate(own_rows(run))]
     return [
-        about(run, str(row), name=number, layers=_numbers(beyond), reason=reason, remedy=remedy)
-        for number, row in enumerate(own_rows(run))
-        if (beyond := layers_beyond(row.layer_numbers, num_layers))
+        about(run, str(row), name=number, layers=_numbers(beyond), **words) for number, row, beyond in rows if beyond
     ]
 
 
@@ -111,11 +110,8 @@ def hidden(run: RuleContext) -> list[Violation]:
 
 def unread(run: RuleContext) -> list[Violation]:
     """Return the rows that choose FP8 or FP4 and select modules too that read no such choice, without naming them."""
-    return [
-        _about(run, row, precision=row.matcher.precision, modules=_listed(row.unread))
-        for row in _rows(run)
-        if row.unread and not row.is_empty and row.matcher.precision != HIGH
-    ]
+    rows = [row for row in _rows(run) if row.unread and not row.is_empty and row.matcher.precision != HIGH]
+    return [_about(run, row, precision=row.matcher.precision, modules=_listed(row.unread)) for row in rows]
 
 
 def elsewhere(run: RuleContext) -> list[Violation]:

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -82,9 +81,7 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
 
 _COLUMNS = ("name", "title", "generation", "capability", "memory_gib", "formats")
 
-GPUS = MappingProxyType(
-    {row[0]: Gpu(**dict(zip(_COLUMNS, row[:-1], strict=True)), aliases=tuple(row[-1].split())) for row in _TABLE}
-)
+GPUS = {row[0]: Gpu(**dict(zip(_COLUMNS, row[:-1], strict=True)), aliases=tuple(row[-1].split())) for row in _TABLE}
 """Name -> row, oldest generation first; "cpu" is a machine without a GPU."""
 
 CPU = GPUS["cpu"]
@@ -227,9 +224,8 @@ def target_of(given: Target | str | Sequence[str] | None) -> Target:
         return Target(mcore=installed("mcore"))
     if isinstance(given, Target):
         return given
-    if isinstance(given, str):
-        return parse_target(given)
-    return parse_target(",".join(map(str, given)))  # target=[h100x8,te2.8], which Hydra takes without quotes
+    # Hydra takes target=[h100x8,te2.8] without quotes.
+    return parse_target(given if isinstance(given, str) else ",".join(map(str, given)))
 
 
 def detect_target() -> Target:

@@ -95,11 +95,8 @@ def variables_in(environ: Mapping[str, str]) -> list[tuple[Variable, str]]:
 
 def concerning(scheme: str | None, environ: Mapping[str, str], *, attention: bool) -> list[tuple[Variable, str]]:
     """Return the variables, with their values, that can change a run under a scheme, with or without FP8 attention."""
-    return [
-        (row, text)
-        for row, text in variables_in(environ)
-        if (not row.schemes or scheme in row.schemes) and (attention or not row.attention)
-    ]
+    given = [(row, text) for row, text in variables_in(environ) if attention or not row.attention]
+    return [(row, text) for row, text in given if not row.schemes or scheme in row.schemes]
 
 
 def set_lines(environ: Mapping[str, str]) -> list[str]:

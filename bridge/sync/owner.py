@@ -17,8 +17,8 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import default_of
 from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.rules.fields import DEFAULTS, FIELDS, SWITCHES
-from bridge.rules.section import Section, attributes_of, read_section
-from bridge.rules.versions import Version, parse_version
+from bridge.rules.section import Section, absent_fields, attributes_of, read_section
+from bridge.rules.versions import Version
 from bridge.sync.routes import OWNERS, ROUTES
 
 WRITTEN = "_precision_bridge_written"
@@ -59,7 +59,8 @@ class OwnerValues:
     @classmethod
     def of_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
         """Return a section's values; the version of megatron-core decides about the fields; None: all of them."""
-        names = PLANNED & FIELDS[role].keys() - _missing(role, str(version) if version is not None else None)
+        absent = absent_fields(role, str(version) if version is not None else None)
+        names = PLANNED & FIELDS[role].keys() - absent.keys()
         return cls(
             role=role,
             section=section,
@@ -250,10 +251,3 @@ def class_defaults(cls: type) -> dict[str, Any]:
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     defaults = {field.name: default_of(field) for field in fields if field.name in PLANNED}
     return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
-
-
-@functools.cache
-def _missing(role: str, version: str | None) -> frozenset[str]:
-    """Return the fields that this version of the class does not have yet; by its text, since 0.17 equals 0.17.0."""
-    held = parse_version(version) if version is not None else None
-    return frozenset(name for name, row in FIELDS[role].items() if row.has and row.has.holds(held) is False)

@@ -336,9 +336,7 @@ def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> t
         if before is not None:
             return twin, None
         severity = "warning"
-    elif (
-        owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE
-    ):  # `finalize` is what is called next
+    elif owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE:  # `finalize` is called next
         severity = "error"
     where = "as it was before the recipe, too" if was_so else "with the recipe's values"
     remedy = "Change the setting it names, or choose another recipe."

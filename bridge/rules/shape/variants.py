@@ -82,7 +82,6 @@ UNPLANNED = {
 
 ATTENTION_VARIANTS = {"gdn2": "the second gated delta net", "dsv4_hybrid": "DeepSeek-V4's hybrid attention"}
 """Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
-PLANNED_VARIANTS = (None, *DELTA_NET, SPARSE)
 
 
 SHARDS = {
@@ -95,7 +94,7 @@ SHARDS = {
 def _is_known(model: Section, name: str) -> bool:
     """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
     if name == "experimental_attention_variant":
-        return model.given(name) in PLANNED_VARIANTS
+        return model.given(name) in (None, *DELTA_NET, SPARSE)
     ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
     return name in SHARDS and model.given(name) == (ranks or [1])[0]
 

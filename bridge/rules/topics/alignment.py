@@ -58,9 +58,8 @@ def _alignment(run: RuleContext) -> tuple[int, ...]:
 
 
 def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
-    return [
-        Violation(path, how=how, size=size, multiple=multiple) for path, how, size in widths(run) if size % multiple
-    ]
+    odd = [one for one in widths(run) if one.size % multiple]
+    return [Violation(one.path, how=one.how, size=one.size, multiple=multiple) for one in odd]
 
 
 def _refused_tokens(run: RuleContext) -> list[Violation]:

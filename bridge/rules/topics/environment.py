@@ -22,14 +22,11 @@ def _another_source(run: RuleContext) -> bool:
 
 def _changed_numbers(run: RuleContext) -> list[Violation]:
     """Return the variables that change a keyword of the recipe, apart from those that other rules refuse."""
-    refused = {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES"} if _is_refused(run) else set()
-    return [
-        Violation(f"environment.{row.name}")
-        for row, text in concerning(run.scheme, run.environment, attention=False)
-        if row.keyword
-        and row.is_active(text) is not False
-        and not (run.scheme in row.refused_by or row.name in refused)
-    ]
+    given = concerning(run.scheme, run.environment, attention=False)
+    refused = {row.name for row, _ in given if run.scheme in row.refused_by}
+    refused |= {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES"} if _is_refused(run) else set()
+    names = [row.name for row, text in given if row.keyword and row.is_active(text) is not False]
+    return [Violation(f"environment.{name}") for name in names if name not in refused]
 
 
 def _attention_variables(run: RuleContext) -> list[Violation]:

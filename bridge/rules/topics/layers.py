@@ -27,11 +27,9 @@ def _beyond(run: RuleContext, limit: int) -> list[Violation]:
 def _unread_counts(run: RuleContext) -> list[Violation]:
     """Return the first of the counts that act on nothing; Megatron's own are what a saved config has anyway."""
     is_default = all(run.stated.get(name, count) == count for name, count in _MEGATRON_COUNTS.items())
-    switch = "state first_last_layers_bf16=True" if run.is_low else ""
-    return [
-        Violation(one.path, severity="info" if is_default else None, **one.words, switch=switch)
-        for one in without_effect(run, LAYER_COUNTS)[:1]
-    ]
+    switch, severity = "state first_last_layers_bf16=True" if run.is_low else "", "info" if is_default else None
+    found = without_effect(run, LAYER_COUNTS)[:1]
+    return [Violation(one.path, severity=severity, **one.words, switch=switch) for one in found]
 
 
 def _stated_zero(run: RuleContext) -> bool:

@@ -133,11 +133,8 @@ def _off(run: RuleContext) -> list[Violation]:
     held = run.model.quant_recipe
     matchers = held.get("matchers") if isinstance(held, Mapping) else None
     rows = matchers.items() if isinstance(matchers, Mapping) else ()
-    return [
-        Violation(value=row.get("pattern"), name=name)
-        for name, row in rows
-        if isinstance(row, Mapping) and "enabled" not in row
-    ]
+    off = [(name, row) for name, row in rows if isinstance(row, Mapping) and "enabled" not in row]
+    return [Violation(value=row.get("pattern"), name=name) for name, row in off]
 
 
 def _missing_factories(run: RuleContext) -> list[Violation]:
@@ -148,11 +145,7 @@ def _missing_factories(run: RuleContext) -> list[Violation]:
         name = f"{family}_quantizer_factory"
         if run.scheme == "custom" and getattr(run, family) and getattr(run.model, name):
             paths.append((name, getattr(run.model, name)))
-    return [
-        Violation(path, value=factory, why=why)
-        for path, factory in paths
-        if (why := why_not_found(str(factory))) is not None
-    ]
+    return [Violation(path, value=factory, why=why) for path, factory in paths if (why := why_not_found(str(factory)))]
 
 
 def next_to_stored_weights(run: RuleContext) -> list[Violation]:

@@ -27,13 +27,12 @@ NAME_TOKENS = {
 """Part of a recipe's name -> the scheme that it promises."""
 LEAST = {"fp8_margin": 0, "fp8_amax_history_len": 1, **dict.fromkeys(LAYER_COUNTS, 0), "hysteresis": 1}
 """Count -> its least value."""
-DROPOUTS = ("hidden_dropout", "attention_dropout")
 
 
 def _default_dropouts(run: RuleContext) -> list[Violation]:
     given = run.sections["model"].stated
     is_open = run.has_model and run.model.num_layers > 0
-    return violations({f"model.{name}": is_open and name not in given for name in DROPOUTS})
+    return violations({f"model.{one}": is_open and one not in given for one in ("hidden_dropout", "attention_dropout")})
 
 
 def _disagreeing(run: RuleContext) -> list[Violation]:
@@ -83,19 +82,14 @@ def _is_written(run: RuleContext, row: Any) -> bool:
 def _left_open(run: RuleContext) -> list[Violation]:
     """Return the values that owners keep, where the precision is an object that holds its class's default there."""
     left_open = run.precision.untold if run.precision is not None else ()
-    return [
-        Violation(row.path, value=row.new, field=row.field)
-        for row in run.rows
-        if row.verdict == "keep" and row.field in left_open and row.new != DEFAULTS[row.owner][row.attribute]
-    ]
+    kept = [row for row in run.rows if row.verdict == "keep" and row.field in left_open]
+    changed = [row for row in kept if row.new != DEFAULTS[row.owner][row.attribute]]
+    return [Violation(row.path, value=row.new, field=row.field) for row in changed]
 
 
 def _without_home(run: RuleContext) -> list[Violation]:
-    return [
-        Violation(row.field, home=row.path, since=row.since)
-        for row in run.rows
-        if row.since is not None and row.owner in run.given and run.stands_out(row.field or "")
-    ]
+    rows = [row for row in run.rows if row.since is not None and row.owner in run.given]
+    return [Violation(row.field, home=row.path, since=row.since) for row in rows if run.stands_out(row.field or "")]
 
 
 def _unrouted(run: RuleContext) -> list[Violation]:

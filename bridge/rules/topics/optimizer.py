@@ -9,11 +9,9 @@ _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq
 
 
 def _impossible_states(run: RuleContext) -> list[Violation]:
-    return [
-        Violation(f"optimizer.{name}", legal=", ".join(CHOICES[name]).replace("uint8", "fp8"))
-        for name in _STATES
-        if name not in run.stated and getattr(run.optimizer, name) not in (*CHOICES[name], None)
-    ]
+    own = {name: getattr(run.optimizer, name) for name in _STATES if name not in run.stated}
+    wrong = [name for name, value in own.items() if value not in (*CHOICES[name], None)]
+    return [Violation(f"optimizer.{one}", legal=", ".join(CHOICES[one]).replace("uint8", "fp8")) for one in wrong]
 
 
 _LEAVES_THE_FUSED_PATH = (

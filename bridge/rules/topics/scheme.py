@@ -84,11 +84,8 @@ def _without_effect(run: RuleContext) -> list[Violation]:
 
 
 def _refused_values(run: RuleContext) -> list[Violation]:
-    return [
-        Violation(name, legal=listed([one.replace("uint8", "fp8") for one in legal]))
-        for name, legal in CHOICES.items()
-        if run.stated.get(name) not in (None, *legal)
-    ]
+    refused = [(name, legal) for name, legal in CHOICES.items() if run.stated.get(name) not in (None, *legal)]
+    return [Violation(name, legal=listed([one.replace("uint8", "fp8") for one in legal])) for name, legal in refused]
 
 
 RULES = (

@@ -23,17 +23,11 @@ def _refused_by_v2(run: RuleContext) -> list[Violation]:
 
 def _switched(run: RuleContext) -> list[Violation]:
     where = None if run.is_whole else "turned on before the run"
-    planned = [
-        Violation(row.path, value=False, where=where, why=row.why)
-        for row in run.rows
-        if row.attribute in SWITCHES and row.changes
-    ]
+    planned = [row for row in run.rows if row.attribute in SWITCHES and row.changes]
     if planned or not {"optimizer", "ddp"} <= run.given:
-        return planned
-    return [
-        Violation(f"{role}.{name}", value=False, why=why)
-        for role, name, why in off_switches(lambda role, name: getattr(run.views[role], name))
-    ]
+        return [Violation(row.path, value=False, where=where, why=row.why) for row in planned]
+    off = off_switches(lambda role, name: getattr(run.views[role], name))
+    return [Violation(f"{role}.{name}", value=False, why=why) for role, name, why in off]
 
 
 def _buffer_under_fsdp(run: RuleContext) -> list[Violation]:

@@ -64,10 +64,8 @@ def _not_emulated(run: RuleContext) -> list[Violation]:
 
 
 def _unplanned(run: RuleContext) -> list[Violation]:
-    return [
-        Violation(fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy.removesuffix("."))
-        for fault in unplanned(run.prediction.model)
-    ]
+    faults = unplanned(run.prediction.model)
+    return [Violation(one.path, value=one.value, why=one.rule, remedy=one.remedy.removesuffix(".")) for one in faults]
 
 
 RULES = (
