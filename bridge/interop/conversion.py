@@ -15,9 +15,9 @@ from bridge.interop.systems import candidates, detect, system
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from bridge.interop.command_lines import CommandLine
     from bridge.interop.contract import ExportReport, ImportReport, System
     from bridge.interop.launch.launches import Launch
-    from bridge.interop.launch.systems import CommandLine
     from bridge.interop.reading.document import Document
 
 OURS = "recipe"
@@ -99,7 +99,7 @@ def _of_script(
     document: Document, chosen: str | None, context: Mapping[str, Any], targets: Sequence[System]
 ) -> list[Run]:
     """Return the runs of a launch script, each read as the system's whose command line it is."""
-    from bridge.interop.launch import systems as command_lines
+    from bridge.interop import command_lines
     from bridge.interop.launch.alternatives import launches
     from bridge.interop.megatron_lm import importer as megatron_lm
     from bridge.interop.megatron_lm.recognition import is_megatron
