@@ -51,18 +51,14 @@ def container(run: RunValues) -> ConfigContainer:
     run.problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
-    needed, stored = _needed_at_construction(run.precision, arguments["model"]), {}
-    if run.precision is not None and run.precision.reading("fp8_param_gather"):
-        stored = {"fp8_param_gather": True}  # Megatron refuses to reuse gradient buffers without it
+    needed = _needed_at_construction(run.precision, arguments["model"])
     try:
-        model = _made("model", GPTConfig, arguments["model"], needed)
+        made = {name: _made(name, owner, arguments[name], needed.get(name, {})) for name, owner in owners.items()}
     except RunConfigError:
         refuse_impossible_sizes(run)  # says what Megatron stumbled over
         raise
     return ConfigContainer(
-        model=model,
-        optimizer=_made("optimizer", MegatronOptimizerConfig, arguments["optimizer"]),
-        ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"], stored),
+        **made,
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
         **run.run_keys,
         mixed_precision=run.precision,
@@ -105,25 +101,26 @@ def decoded_sections(
     }
 
 
-def _needed_at_construction(precision: MixedPrecisionConfig | None, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the precision without which Megatron refuses to construct this model's config.
+def _needed_at_construction(
+    precision: MixedPrecisionConfig | None, model: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the fields of the precision without which Megatron refuses to construct the configs, by their section.
 
-    Its checks run in the constructor, before the sync writes the precision: pipeline stages ask for their dtype, and
-    padding for FP8 or FP4.
+    Its checks run in the constructors, before the sync writes the precision: pipeline stages ask for their dtype,
+    padding for FP8 or FP4, and reused gradient buffers for weights in FP8.
     """
     if precision is None:
         return {}
-    stated, needed = precision.to_dict(), {}
+    stated, needed = precision.to_dict(), dict[str, Any]()
     if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
         needed["pipeline_dtype"] = torch_dtype(stated.get("pipeline_dtype") or precision.mode)
     if PADDING & model.keys():
         needed |= {name: stated[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if stated.get(name)}
-    return needed
+    return {"model": needed, "ddp": {"fp8_param_gather": True} if precision.reading("fp8_param_gather") else {}}
 
 
-def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]) -> Any:
     """Return the config of Megatron's class; it was checked with the fields `needed`, and holds what was stated."""
-    needed = needed or {}
     try:
         config = owner(**{**arguments, **needed})
     except BridgeError:
