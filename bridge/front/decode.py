@@ -220,9 +220,8 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
     if value is None and optional:
         return None
     candidates = [member for member in members if member is not type(None)]
-    own = [member for member in candidates if type(value) in (member, typing.get_origin(member))]
     refusals: list[WrongValueError] = []
-    for member in [*own, *candidates]:
+    for member in sorted(candidates, key=lambda one: type(value) not in (one, typing.get_origin(one))):
         try:
             return decode(value, member, optional=optional)
         except WrongValueError as error:

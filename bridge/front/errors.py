@@ -55,9 +55,7 @@ SENTENCES = {
 """Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
 
 
-def translated(
-    error: Exception, overrides: Sequence[str] = (), repository: IConfigRepository | None = None
-) -> BridgeError:
+def translated(error: Exception, overrides: Sequence[str], repository: IConfigRepository | None) -> BridgeError:
     """Return the error to show instead of one of Hydra's.
 
     `overrides` is the command line, to name it as an origin; `repository` holds the configs that can be found, for

@@ -81,7 +81,6 @@ def main(
     prepare: Prepare,
     *,
     config_path: Path,
-    config_name: str = "config",
     name: str = JOB,
     words: Sequence[str] | None = None,
     around: AroundSweep = AroundSweep(),
@@ -94,7 +93,7 @@ def main(
         arguments = _parsed(words)
         arguments.overrides = as_hydra_reads(arguments.overrides)
         own_folder = _config_path(arguments.config_path) or str(config_path)
-        search = Search(own_folder, arguments.config_name or config_name, arguments.config_dir)
+        search = Search(own_folder, arguments.config_name or "config", arguments.config_dir)
         with in_our_words(arguments.overrides):
             _run(prepare, arguments, search, name, around)
     except BridgeError as error:

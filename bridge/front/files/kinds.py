@@ -93,7 +93,7 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     found = derived(sections, reading.own_fields, gpus, rows)
     unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]
     start = Start(sections=sections, own_fields={}, gpus=gpus)  # an override may state what a sentence begins with
-    unknown = [one for one in unknown if not start.states(one.partition(":")[0])]
+    unknown = [one for one in unknown if start.stated(one.partition(":")[0]) is None]
     return replace(reading, derived=found, unknown=tuple(unknown))
 
 

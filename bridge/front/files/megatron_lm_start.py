@@ -36,7 +36,7 @@ def _turns_reduction_on(start: Start) -> bool:
     return bool(
         start.value("model.bf16")
         and not start.value("ddp.use_torch_fsdp2")
-        and not start.states("ddp.grad_reduce_in_fp32")
+        and start.stated("ddp.grad_reduce_in_fp32") is None
         and start.value("optimizer.main_grads_dtype") == "fp32"
     )
 
@@ -161,7 +161,7 @@ ROWS: tuple[Row, ...] = (
     *_set({"ddp.reduce_scatter_with_fp32_accumulation": False}, "ddp.grad_reduce_in_fp32"),
     *_set(
         {"model.ffn_hidden_size": lambda start: start.size("hidden_size") * 8 // 3 // 64 * 64},
-        lambda start: _is_swiglu(start) and start.states("model.hidden_size"),
+        lambda start: _is_swiglu(start) and start.stated("model.hidden_size"),
         because="swiglu",
         is_default=True,
     ),

@@ -29,15 +29,14 @@ class Start:
     def value(self, path: str) -> Any:
         """Return a setting's value, Megatron's default where there is none."""
         role, _, name = path.partition(".")
-        held = self.sections.get(role)
-        given = held.get(name) if isinstance(held, Mapping) else None
+        given = self.stated(path)
         return DEFAULTS.get(role, {}).get(name, self.own_fields.get(path)) if given is None else given
 
-    def states(self, path: str) -> bool:
-        """Return whether the file, or an override, states a setting."""
+    def stated(self, path: str) -> Any:
+        """Return the value that the file, or an override, states for a setting; None where neither states one."""
         role, _, name = path.partition(".")
         held = self.sections.get(role)
-        return isinstance(held, Mapping) and held.get(name) is not None
+        return held.get(name) if isinstance(held, Mapping) else None
 
     def size(self, name: str) -> int:
         """Return a size of the model, at least 1."""
@@ -71,7 +70,7 @@ class Row:
 
     def applies(self, start: Start) -> bool:
         """Return whether the value is set at the start of a run."""
-        if self.is_default and start.states(self.path):
+        if self.is_default and start.stated(self.path) is not None:
             return False
         return self.when is None or bool(start.value(self.when) if isinstance(self.when, str) else self.when(start))
 
