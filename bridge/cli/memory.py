@@ -66,10 +66,8 @@ def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], boo
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
     from bridge.plan.memory_schedule import activation_bytes
 
-    found: dict[str, tuple[int, ...]] = {}
     if not run.workload.seq_length:
-        return found
-    for name, (recompute, modules) in RECOMPUTE.items():
-        load = replace(run.workload, recompute=recompute, modules=modules)
-        found[name] = tuple(activation_bytes(run.plan, places, load) for places in run.plan.stages)
-    return found
+        return {}
+    loads = {name: replace(run.workload, recompute=kind, modules=parts) for name, (kind, parts) in RECOMPUTE.items()}
+    plan = run.plan
+    return {name: tuple(activation_bytes(plan, own, load) for own in plan.stages) for name, load in loads.items()}

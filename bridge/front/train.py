@@ -24,7 +24,7 @@ from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.fields import default_of
-from bridge.precision.values import dtype_token
+from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.preflight.check import Report, check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
@@ -171,7 +171,7 @@ def plain_value(value: Any) -> Any:
         return value.value if isinstance(value, str) else value.name
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+    if is_torch_dtype(value):
         return dtype_token(value)
     if isinstance(value, dict):
         return {str(key): plain_value(inner) for key, inner in value.items()}

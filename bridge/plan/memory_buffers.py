@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.plan.memory_parameters import Parameter, padded
+from bridge.plan.modules import OF_MTP
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 from bridge.precision.grouping import grouped
@@ -179,8 +180,6 @@ SHARDED = {"no_shard": "", "optim": "O", "optim_grads": "OG", "optim_grads_param
 """Strategy -> whether optimizer (with the masters), gradients and parameters are sharded."""
 GATHERED = ("optim_grads", "optim_grads_params")
 """Strategies under which something is gathered while it is used."""
-OUTSIDE = ("enorm", "hnorm", "eh_proj", "final_layernorm")
-"""Modules of multi-token prediction that are in none of its layers."""
 
 
 def fsdp_groups(
@@ -221,7 +220,7 @@ def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
 
 
 def _unit(parameter: Parameter) -> str | None:
-    if parameter.layer.isdigit() or (parameter.layer.startswith("mtp") and parameter.module not in OUTSIDE):
+    if parameter.layer.isdigit() or (parameter.layer.startswith("mtp") and parameter.module not in OF_MTP):
         return parameter.layer
     return None
 

@@ -84,10 +84,6 @@ def _letters(start: Start) -> str:
     return start.value("model.hybrid_layer_pattern") or ""
 
 
-def _has_dynamic_scale(start: Start) -> bool:
-    return bool(start.value("model.fp16") and not start.value("optimizer.loss_scale"))
-
-
 def _bias_fusion(start: Start) -> bool:
     if _is_swiglu(start):
         return start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
@@ -145,7 +141,7 @@ ROWS: tuple[Row, ...] = (
     ),
     *_set(
         {"ddp.check_for_nan_in_grad": False, "train.check_for_nan_in_loss": False},
-        _has_dynamic_scale,
+        lambda start: start.value("model.fp16") and not start.value("optimizer.loss_scale"),
         because="the loss scale is dynamic",
     ),
     *_set(
