@@ -174,14 +174,13 @@ def _field_name(field: str) -> str:
 def _home(route: Route, default: object) -> dict[str, Any]:
     family = {"fp8": "while fp8 is on", "fp4": "while fp4 is on", "low": "while fp8 or fp4 is on"}
     about = notes()[route.owner].get(route.field, {})
-    when = f"while fp8_recipe is {route.scheme}" if route.scheme else family.get(route.family or "", "always")
     return {
         "owner": route.owner,
         "class": OWNERS[route.owner],
         "attribute": route.attribute,
         "since_megatron_core": route.since if route.attribute and route.owner != "process" else None,
         "written": WRITTEN[route.rule].format(default=repr(default)),
-        "acts": when,
+        "acts": f"while fp8_recipe is {route.scheme}" if route.scheme else family.get(route.family or "", "always"),
         "note": about.get("note", ""),
         "source": about.get("source", ""),
     }

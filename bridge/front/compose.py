@@ -76,8 +76,7 @@ def in_our_words(overrides: Sequence[str], repository: IConfigRepository | None 
     try:
         yield
     except COMPOSITION_ERRORS as error:
-        notes = getattr(error, "__notes__", ())
-        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in notes):
+        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in getattr(error, "__notes__", ())):
             raise
         raise translated(error, overrides, repository) from error
 
@@ -368,8 +367,7 @@ def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
             continue
         if override.is_hydra_override() or section in KEYS:
             continue
-        known = sorted({*KEYS, *loader.list_groups("")})
-        problems.unknown(key, value, "no such section or group", known, word=section)
+        problems.unknown(key, value, "no such section or group", sorted({*KEYS, *loader.list_groups("")}), word=section)
     problems.raise_any()
 
 

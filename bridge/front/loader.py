@@ -246,8 +246,7 @@ def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
     saved_as = fields.get(MADE_BY)
     if saved_as is not None:
         own = REGISTRY.get(saved_as).to_dict() if saved_as in REGISTRY else config.stated_values
-        changed = [name for name, value in config.stated_values.items() if own.get(name) != value]
-        config.made_by(saved_as, over=changed)
+        config.made_by(saved_as, over=[name for name, value in config.stated_values.items() if own.get(name) != value])
     return config
 
 

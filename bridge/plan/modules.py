@@ -206,9 +206,8 @@ def _indexer(shape: ModelShape, latent: Latent, indexer: Indexer) -> tuple[Modul
 
 def _mlp(shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None) -> tuple[Module, Module]:
     hidden, bias = width or shape.hidden_size, shape.add_bias_linear
-    gated = 2 if shape.gated_linear_unit else 1
     return (
-        _matrix(f"{prefix}linear_fc1", hidden, gated * ffn, "column", bias=bias),
+        _matrix(f"{prefix}linear_fc1", hidden, (2 if shape.gated_linear_unit else 1) * ffn, "column", bias=bias),
         _matrix(f"{prefix}linear_fc2", ffn, hidden, "row", bias=bias),
     )
 

@@ -115,7 +115,6 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     if settings.remainders:
         master = "fp32 as 16-bit remainder"
     sent = f"{settings.grad_sent}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_sent
-    kept = mode if settings.master is None else f"{mode} + {settings.master} master"
     return PlanRow(
         item=item,
         format="" if item == "weight" else mode,
@@ -123,7 +122,7 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
         master=master + (" (sharded)" if settings.distributed and settings.master is not None else ""),
         gradient=settings.grad_reduce,
         reduction=sent,
-        checkpoint=kept,
+        checkpoint=mode if settings.master is None else f"{mode} + {settings.master} master",
     )
 
 

@@ -25,12 +25,11 @@ def contents_table(contents: Contents) -> RenderableType:
     """Return the contents of a checkpoint as something rich can print."""
     run, settings = contents.run, contents.settings
     packages = (f"{name} {settings[f'package {name}']}" for name in PACKAGES if f"package {name}" in settings)
-    layout = run.get("layout") or {}
     about = [
         ("step", str(run.get("iteration", "unknown"))),
         ("samples", str(run.get("consumed_samples", "unknown"))),
         ("precision", str(run.get("precision", "unknown"))),
-        ("layout", ", ".join(f"{name}={size}" for name, size in layout.items()) or "unknown"),
+        ("layout", ", ".join(f"{name}={size}" for name, size in (run.get("layout") or {}).items()) or "unknown"),
         ("written by", ", ".join(packages) or "unknown"),
         ("files", f"{contents.files}, {contents.bytes:,} bytes"),
         ("manifest", f"sha256 {contents.manifest_digest}" if contents.manifest_digest else "none: not by this project"),

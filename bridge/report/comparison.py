@@ -102,7 +102,6 @@ def _cells(row: RecipeRow) -> dict[str, str]:
     interval = "-"
     if gap is not None and gap.low is not None and gap.high is not None:
         interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
-    sqnr = [f"{errors[name]:.1f}" for name in OPERANDS if name in errors]
     return {
         "recipe": row.label,
         "verdict": "baseline" if gap is None else gap.verdict,
@@ -115,7 +114,7 @@ def _cells(row: RecipeRow) -> dict[str, str]:
         "s/step": cell(figures["step_seconds"], ".3f"),
         "tokens/s": cell(figures["tokens_per_second"], ",.0f"),
         "peak MiB": "-" if memory is None else f"{memory / 2**20:,.0f}",
-        "SQNR dB (in, weight, grad)": ", ".join(sqnr) or "-",
+        "SQNR dB (in, weight, grad)": ", ".join(f"{errors[name]:.1f}" for name in OPERANDS if name in errors) or "-",
     }
 
 

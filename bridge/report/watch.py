@@ -21,8 +21,8 @@ WIDTH = 40
 def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
     """Return the state of a run."""
     train, validation = run.metrics("train"), run.metrics("validation")
-    steps = run.config.get("train", {}).get("train_iters")
-    rows = [("step", f"{train[-1]['step'] if train else 0} of {steps}")]
+    settings = run.config.get("train", {})
+    rows = [("step", f"{train[-1]['step'] if train else 0} of {settings.get('train_iters')}")]
     if train:
         last = train[-1]
         rows += [
@@ -31,7 +31,7 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
             ("gradient norm", cell(last["grad_norm"])),
             ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
         ]
-        batch, speed = run.config.get("train", {}).get("global_batch_size"), last["tokens_per_second"]
+        batch, speed = settings.get("global_batch_size"), last["tokens_per_second"]
         length = run.config.get("model", {}).get("seq_length")
         if batch and length and speed:
             rows.append(("seconds per step", f"{batch * length / speed:.3g}"))

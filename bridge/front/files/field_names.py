@@ -77,6 +77,5 @@ def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> 
     if not is_whole and (here is None or here >= releases[newest]):
         return here, "installed here, as the file leaves it open"
     if newest:
-        before = releases[newest - 1]
-        return releases[newest], f"{field} stands in the file, and {before} does not have it"
+        return releases[newest], f"{field} stands in the file, and {releases[newest - 1]} does not have it"
     return releases[0], "the file has every field of Megatron, and none that came later"
