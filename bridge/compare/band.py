@@ -12,7 +12,7 @@ E5M2 the bound is above 1, which is the error of a gradient that is zero.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from bridge.precision.formats import FORMATS
 
@@ -99,6 +99,5 @@ def band(
     for place, error in errors.items():
         depth = place.layer if place.gemm == "fprop" else num_layers + 1 - place.layer
         bound = CONSTANT * GROWTH**depth * (forward if place.gemm == "fprop" else backward)
-        found = {"error": error, "bound": bound, "control": control.get(place, math.nan)}
-        rows.append(BandRow(layer=place.layer, module=place.module, gemm=place.gemm, **found))
+        rows.append(BandRow(**asdict(place), error=error, bound=bound, control=control.get(place, math.nan)))
     return Band(rows=tuple(rows), rerouted=rerouted)

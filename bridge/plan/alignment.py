@@ -193,7 +193,7 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
         gemm = _shape(plan, module, compact(layers), tokens, scheme=own)
         gemms.append(gemm)
         if own is not None:
-            misfits += list(_misfits(plan, module, gemm, own))
+            misfits += list(_misfits(plan, module, gemm.layers, own))
     if workload is not None and tokens % pad.per_slab and scheme is not None:
         misfits.append(_slab_misfit(workload, pad))
     return AlignmentReport(
@@ -205,9 +205,9 @@ def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
     """Return the scheme, and its family, that takes the most tokens at a time: the run's unless modules have others."""
     settings = plan.settings
     others = [row for row in SCHEMES if row.name in plan.schemes() and row.name not in (settings.scheme, "custom")]
-    rows = [*([settings.row] if settings.row is not None else []), *others]
     if not others:
         return settings.scheme, settings.family
+    rows = [row for row in (settings.row, *others) if row is not None]
     strictest = max(rows, key=lambda row: row.alignment[0] if row.alignment else 0)
     return strictest.name, strictest.family
 
@@ -252,7 +252,7 @@ def _is_small(scheme: str, outputs: int, inputs: int) -> bool:
     return inputs <= 2048 or outputs <= 1024 or (inputs <= 4096 and outputs <= 2048)
 
 
-def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) -> Iterator[Misfit]:
+def _misfits(plan: PrecisionPlan, module: Module, layers: str, scheme: str) -> Iterator[Misfit]:
     """Yield the model's dimensions that do not fit; tokens are judged once for all layers."""
     row = plan.settings.row_of(scheme)
     if row is None or not row.alignment:
@@ -267,7 +267,7 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) 
         if whole % need == 0:
             continue
         field = field_of(plan.shape, module.name, dimension, whole)
-        place = {"layers": gemm.layers, "module": module.name, "dimension": dimension}
+        place = {"layers": layers, "module": module.name, "dimension": dimension}
         yield _misfit(field, need, **place, size=whole / (ranks if is_split else 1), multiple=multiple)
 
 

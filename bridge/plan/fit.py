@@ -117,15 +117,13 @@ def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: T
 
 def memory_to_fit(run: PlannedRun) -> int:
     """Return the memory of one GPU that the run is to fit into; RunConfigError where it is not known."""
-    sharded = run.sharded_by
-    if sharded is not None:
-        rule = "weights that are sharded are not counted"
-        raise RunConfigError(f"--fit: {rule}, got {sharded}=True. Drop --fit, or that setting.")
-    memory = run.memory_bytes
-    if memory is None:
-        rule = "needs the memory of a GPU"
-        raise RunConfigError(f"--fit: {rule}, got a target without one. Add --target h100x8, for example.")
-    return memory
+    if run.sharded_by is not None:
+        rule = f"weights that are sharded are not counted, got {run.sharded_by}=True"
+        raise RunConfigError(f"--fit: {rule}. Drop --fit, or that setting.")
+    if run.memory_bytes is None:
+        rule = "needs the memory of a GPU, got a target without one"
+        raise RunConfigError(f"--fit: {rule}. Add --target h100x8, for example.")
+    return run.memory_bytes
 
 
 def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]) -> tuple[list[FitOption], int]:

@@ -162,10 +162,8 @@ class _Chunk:
     def _module(self, label: str, planned: PlanModule, *, shares_embedding: bool = False) -> Iterator[Parameter]:
         module, mode = planned.module, self.plan.settings.mode
         weight = planned.row("weight")
-        fprop = planned.row("fprop")
         storage = weight.storage if weight is not None else mode
-        computes = weight.format if weight is not None and weight.format else storage
-        computes = computes if fprop is not None and computes in LOW else storage
+        computes = weight.format if weight is not None and weight.format in LOW else storage
         scheme = self.plan.settings.row if storage in LOW else None
         if planned.scheme is not None:
             scheme = self.plan.settings.row_of(planned.scheme)

@@ -110,7 +110,6 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
 
 def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     mode = settings.mode
-    storage = settings.operand_formats[0] if low else mode
     master = "itself" if settings.master is None else settings.master
     if settings.remainders:
         master = "fp32 as 16-bit remainder"
@@ -118,7 +117,7 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     return PlanRow(
         item=item,
         format="" if item == "weight" else mode,
-        storage=storage,
+        storage=settings.operand_formats[0] if low else mode,
         master=master + (" (sharded)" if settings.distributed and settings.master is not None else ""),
         gradient=settings.grad_reduce,
         reduction=sent,

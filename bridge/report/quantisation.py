@@ -79,7 +79,6 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
     subject = "signal to quantisation noise, against that of a healthy tensor in the same format"
     figure.suptitle(f"{title}\n{subject}", fontsize=11)
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
-    image = None
     for panel, (operand, own) in zip(axes, present.items(), strict=True):
         grid = [[math.nan] * len(steps) for _ in places]
         for row in own:
@@ -94,8 +93,7 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
         panel.set_xlabel("step")
     axes[0].set_yticks(range(len(places)), [f"{layer} {_short(module)}" for layer, module in places], fontsize=7)
     axes[0].set_ylabel("layer and module")
-    if image is not None:
-        figure.colorbar(image, ax=list(axes), label="dB, 0 is healthy")
+    figure.colorbar(image, ax=list(axes), label="dB, 0 is healthy")
     figure.savefig(path, dpi=120)
 
 

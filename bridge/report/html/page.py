@@ -31,8 +31,7 @@ def render_page(runs: Sequence[Run]) -> str:
     runs = _told_apart(runs)
     curves = {run["name"]: points(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
     overlay = Markup(line_chart(curves, title="Training loss of all runs", y="nats per token"))  # noqa: S704  as below
-    values = {"runs": runs, "overlay": overlay, "compared": _comparison(runs), "states": STATES}
-    return environment.from_string(text).render(values)
+    return environment.from_string(text).render(runs=runs, overlay=overlay, compared=_comparison(runs), states=STATES)
 
 
 def render_markdown(runs: Sequence[Run]) -> str:
