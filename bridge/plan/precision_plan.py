@@ -132,13 +132,13 @@ class PrecisionPlan:
         return tuple(
             layer.number
             for layer in self.layers
-            if layer.number is not None and any(_is_low(module) for module in layer.modules)
+            if layer.number is not None and any(module.scheme is not None for module in layer.modules)
         )
 
     def linears(self) -> tuple[int, int]:
         """Return how many linear layers compute in FP8 or FP4, and how many there are; a layer's experts count once."""
         found = self._linears()
-        return sum(_is_low(module) for module in found), len(found)
+        return sum(module.scheme is not None for module in found), len(found)
 
     def schemes(self) -> dict[str, int]:
         """Return how many linear layers compute in each scaling scheme; a layer's experts count once."""
@@ -365,8 +365,9 @@ def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Ef
     if effect is not None:
         stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
         rows = tuple(replace(row, storage=stored.get(row.item, row.storage)) for row in rows)
-    planned = PlanModule(name=module.name, kind=module.kind, module=module, rows=rows)
-    return replace(planned, scheme=own.scheme) if _is_low(planned) else planned
+    has_low = any(row.item in MULTIPLIED and LOW & {*row.format.split(" x ")} for row in rows)
+    scheme = own.scheme if has_low else None
+    return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows, scheme=scheme)
 
 
 def compact(labels: Sequence[str], limit: int = 6) -> str:
@@ -377,10 +378,6 @@ def compact(labels: Sequence[str], limit: int = 6) -> str:
     if len(ranges) > limit:
         ranges = [", ".join(ranges[: limit - 1]) + f", ... {ranges[-1]} ({len(numbers)} layers)"]
     return ", ".join([*ranges, *(label for label in labels if not label.isdecimal())])
-
-
-def _is_low(module: PlanModule) -> bool:
-    return any(row.item in MULTIPLIED and LOW & {*row.format.split(" x ")} for row in module.rows)
 
 
 def _suffixes(module: str) -> Iterator[str]:
