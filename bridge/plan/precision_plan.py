@@ -137,8 +137,7 @@ class PrecisionPlan:
 
     def linears(self) -> tuple[int, int]:
         """Return how many linear layers compute in FP8 or FP4, and how many there are; a layer's experts count once."""
-        found = self._linears()
-        return sum(module.scheme is not None for module in found), len(found)
+        return sum(self.schemes().values()), len(self._linears())
 
     def schemes(self) -> dict[str, int]:
         """Return how many linear layers compute in each scaling scheme; a layer's experts count once."""
