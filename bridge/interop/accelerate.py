@@ -23,7 +23,6 @@ from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("accelerate")
-PRECISIONS = ("no", "fp16", "bf16", "fp8")
 HANDLERS = {"TE": "TERecipeKwargs", "AO": "AORecipeKwargs"}
 FUNCTION = "module_filter_func"
 GATHER = "enable_fsdp_float8_all_gather"
@@ -110,7 +109,7 @@ def _precision(builder: ImportBuilder, top: Settings) -> str:
         builder.map("fp16", fp16=True)
         return "fp16"
     word = top.text("mixed_precision") or "no"
-    return word if word == "no" else str(top.word("mixed_precision", PRECISIONS))
+    return word if word == "no" else str(top.word("mixed_precision", ("no", "fp16", "bf16", "fp8")))
 
 
 def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None:

@@ -200,6 +200,7 @@ class ExportBuilder:
             if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
             why, value = unread.get(field), self.values[field]
+            about = [row.words for row in unwritten if field in row.fields and (row.when is None or known[row.when])]
             if field == self.exported_mode and not value:
                 detail = f"what {self.system} does instead is {field} to Megatron"
                 self.report(field, "semantics", detail, "See the record of the mode that was stated.")
@@ -209,8 +210,8 @@ class ExportBuilder:
                 self.map(field)
             elif why is not None:
                 self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
-            elif words := next((row.words for row in unwritten if row.holds(field, known)), None):
-                self.report(field, *words.about(known))
+            elif about:
+                self.report(field, *about[0].about(known))
             else:
                 detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
                 reason = "semantics" if field == "modules" else "unsupported"

@@ -179,5 +179,4 @@ def as_yaml(payload: Any) -> str:
     """Return a payload as the text of a YAML file."""
     import yaml  # here only: reading a launch script needs no YAML
 
-    text: str = yaml.safe_dump(payload, sort_keys=False)
-    return text
+    return str(yaml.safe_dump(payload, sort_keys=False))

@@ -104,10 +104,6 @@ class Unwritten(NamedTuple):
     when: str | None
     words: Record
 
-    def holds(self, field: str, facts: Mapping[str, object]) -> bool:
-        """Return whether it is about a field, under these facts."""
-        return field in self.fields and (self.when is None or bool(facts[self.when]))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -141,11 +137,6 @@ class Row:
     def written(self, value: object) -> object:
         """Return the value of the setting for one of the field."""
         return next((word for word, meant in (self.words or {}).items() if meant == value), value)
-
-    @property
-    def is_opened(self) -> bool:
-        """Whether each setting within a block is asked for its row."""
-        return self.reads == "block" or not (self.detail or self.field)
 
     def is_harmless(self, value: object) -> bool:
         """Return whether a value changes nothing."""
@@ -263,9 +254,9 @@ class Table:
             is_read = row is not None and (value is not None or row.nulls) and not (is_block and row.reads == "block")
             if is_read or (row is None and is_known):
                 yield Found(under + key, given, key, row)
-            if is_block and (row is None or row.is_opened):
-                inner, opened = given.section(key), row is not None
-                yield from self._found(inner, rows, facts, f"{under}{key}.", is_known=opened)
+            if is_block and (row is None or row.reads == "block" or not (row.detail or row.field)):
+                inner = given.section(key)
+                yield from self._found(inner, rows, facts, f"{under}{key}.", is_known=row is not None)
 
     def _take(self, builder: "ImportBuilder", given: Settings, key: str, row: Row, facts: Mapping[str, object]) -> None:
         """Map or report one setting that is given."""

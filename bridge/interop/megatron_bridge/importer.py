@@ -36,8 +36,6 @@ __all__ = ["SYSTEM", "export", "import_"]
 OWN = dict.fromkeys(FIELD_DEFAULTS, "the default of Megatron Core's own class")
 MODULES = "modules"
 """The rows of single modules, which the configurations of this project alone have."""
-EVERYBODYS = frozenset({"bf16", "fp16"})
-"""Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
 MADE_BY = "_recipe_"
 """Key of our own configurations alone, next to `modules`: the recipe that the fields are from."""
 INSTANTIATION = ("_target_", "_call_", "_convert_", "_partial_", "_recursive_")
@@ -210,7 +208,8 @@ def recognise(document: Document) -> Recognised | None:
     if any(str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")) for owner in OWNERS):
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
     known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
-    if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
+    # `bf16` and `fp16` alone say nothing of whose they are: transformers and Axolotl have them with another meaning.
+    if not set(known) <= {"bf16", "fp16"} and len(known) > 1 and len(known) * 2 >= len(top):
         certainty = 0.6 if len(known) == len(top) else 0.4  # among other keys `bf16` and `fp8` are other systems' too
         return Recognised(certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class")
     return None

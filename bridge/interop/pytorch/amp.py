@@ -115,9 +115,7 @@ def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ..
         builder.record("pytorch.always-scales-dynamically", "loss_scale", where=where)
         return
     for field, default in TORCH_SCALER.items():
-        if field in settable:
-            continue
-        if builder.values[field] == default:
+        if field in settable or builder.values[field] == default:
             builder.map(field)
         else:
             builder.record("pytorch.makes-a-torch-gradscaler", field, where=where, default=default)

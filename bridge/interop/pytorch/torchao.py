@@ -53,9 +53,9 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
             ((kind, settings),) = block.items()
             if written.setdefault(kind, chosen) == chosen:
                 payload[kind] = {**settings, FILTER: left_out(schemes, chosen)}
-                continue
-            facts = {"scheme": chosen.scheme, "format": chosen.format, "written": written[kind].format}
-            builder.record("torchao.one-format", "modules", **facts)
+            else:
+                facts = {"scheme": chosen.scheme, "format": chosen.format, "written": written[kind].format}
+                builder.record("torchao.one-format", "modules", **facts)
     return builder.finish(payload, TABLE.unwritten)
 
 
