@@ -87,7 +87,8 @@ def lay_out(
 
     Without the distributed optimizer nothing is padded.
     """
-    step, multiple = (64, math.lcm(ranks, 128, 2**16 if high_bandwidth else 1)) if distributed else (1, 1)
+    least = 2**16 if high_bandwidth else 1
+    step, multiple = (64, math.lcm(ranks, 128, least)) if distributed else (1, 1)
     spans: list[tuple[Parameter, int, int]] = []
     buckets: list[tuple[int, int]] = []
     begin = 0
