@@ -4,6 +4,7 @@ Megatron has a spec of Transformer Engine's layers alone; `local_stack` puts its
 every layer is one kind of block, and counts as a layer of the model.
 """
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,6 @@ from megatron.core.extensions import transformer_engine as te
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.models.mamba import MambaModel
 from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
-from megatron.core.ssm import mamba_block
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from bridge.errors import RunConfigError
@@ -56,5 +56,6 @@ def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
     if backend in ("te", "te_cpu"):
         return MambaModel(mamba_stack_spec=mamba_stack_spec, **arguments)
     stack = replace(mamba_stack_spec, submodules=local_stack(config))
-    with replaced([(mamba_block, "TENorm", SequenceParallelNorm)]):  # of the last norm, which no spec has
+    block = sys.modules[mamba_stack_spec.module.__module__]
+    with replaced([(block, "TENorm", SequenceParallelNorm)]):  # of the last norm, which no spec has
         return MambaModel(mamba_stack_spec=stack, **arguments)
