@@ -39,15 +39,16 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
         raise CheckpointError(f"{key}: {rule}, got {str(folder)!r} ({why}). Choose another.") from error
     ended = threading.Event()
     beat = threading.Thread(target=_beat, args=(handle, ended), daemon=True)
-    beat.start()
     try:
         before = _holder(handle)
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+        beat.start()
         yield f"{folder}: the lock of {_named(before)}, which no longer runs, was taken over." if before else None
     finally:
         ended.set()
-        beat.join()
+        if beat.ident is not None:
+            beat.join()
         (folder / LOCK).unlink(missing_ok=True)
         os.close(handle)
 

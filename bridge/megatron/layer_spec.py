@@ -60,7 +60,10 @@ LOCAL: Mapping[Any, Any] = {
 
 
 def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
-    """Return a part of a spec with other classes at every depth; from megatron-core 0.19 it may be a `partial`."""
+    """Return a part of a spec with other classes at every depth; from megatron-core 0.19 it may be a `partial`.
+
+    Without Transformer Engine, Megatron's names of its classes are mocks, which are no types.
+    """
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
     if isinstance(part, partial):

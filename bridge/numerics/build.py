@@ -186,6 +186,8 @@ def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]
 @cache
 def _key(compiler: str) -> str:
     # The compiler's macros name its version, and the processor and instruction sets that -march=native means here.
-    macros = _ran([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS).stdout
-    facts = [macros, *FLAGS, str(THREADS), torch.__version__, torch.__file__, SOURCE.read_text()]
+    done = _ran([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS)
+    if done.returncode or not done.stdout:
+        raise OSError(f"{compiler} does not say which processor it compiles for")
+    facts = [done.stdout, *FLAGS, str(THREADS), torch.__version__, torch.__file__, SOURCE.read_text()]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]

@@ -21,7 +21,7 @@ Source: Transformer Engine 2.20 common/recipe/delayed_scaling.cu:162-253 (the fu
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -176,3 +176,6 @@ class DelayedScaling(torch.nn.Module):
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lent": None}

@@ -48,13 +48,12 @@ def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tenso
     a = left.values.T if row.left_columnwise else left.values
     b = right.values if row.right_columnwise else right.values.T
     factor = output_factor(left, right)
-    summand = a.new_zeros(()) if bias is None else bias.to(torch.bfloat16)  # `addmm` leaves it unread with beta=0
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
         zeros = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)
-        return zeros if bias is None else zeros + summand
+        return zeros if bias is None else zeros + bias.to(torch.bfloat16)
     on = torch.is_autocast_enabled(a.device.type)  # FP16 autocast would cast the operands, and change them
     with torch.autocast(a.device.type, enabled=False) if on else nullcontext():
         if factor == 1.0 and bias is None:
             return torch.mm(a, b)
-        start = summand.expand(a.shape[0], b.shape[1])
-        return torch.addmm(start, a, b, beta=0 if bias is None else 1, alpha=factor)
+        summand = a.new_zeros(()) if bias is None else bias.to(torch.bfloat16)  # `addmm` leaves it unread with beta=0
+        return torch.addmm(summand.expand(a.shape[0], b.shape[1]), a, b, beta=0 if bias is None else 1, alpha=factor)

@@ -42,7 +42,8 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the one factor that a scheme takes from the whole tensor's amax, where it needs that."""
+    """Return the one factor that a scheme takes from the whole tensor's amax; of a scheme that needs it alone."""
+    assert spec.needs_amax  # noqa: S101  blocks have their own factors
     if spec.scheme == "nvfp4":
         return whole_nvfp4_scale(amax)
     return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)

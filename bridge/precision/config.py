@@ -267,7 +267,7 @@ class PrecisionConfig(Statements):
         return cls.from_dict(values if values is not None else {}, source=source)
 
 
-FIELDS = stated_fields(PrecisionConfig)
+FIELDS = dict(stated_fields(PrecisionConfig))
 """Field -> its row, in order of declaration."""
 
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}

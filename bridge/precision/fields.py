@@ -165,7 +165,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             origin, named = given.get("_origin"), list(given)
             held = vars(origin) if origin is not None else {}
             vars(self).update({kept: dict(held.get(kept, ())) for kept in _KEPT}, _recipe=held.get("_recipe"))
-            count = named.index("_origin") if held else len(named)
+            count = named.index("_origin") if origin is not None else len(named)
             changes = {name: given[name] for name in named[:count]}
             known, stated = self.__dataclass_fields__, stated_fields(type(self))
             for name in changes:

@@ -265,7 +265,7 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     ids = {one.id for one in found}
     verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]
     held = {one.id: f", this is {one.value}" for one in found if one.path in ("target.te", "target.cuda")}
-    held.pop("PB608", None)  # there is none
+    held.pop("PB608", None)  # there is no Transformer Engine, hence no version to name
     reasons = [f"{one.rule}{held.get(one.id, '')}" for one in found if _VERDICT_OF[one.id] == verdict]
     needs: tuple[tuple[str, str], ...] = ()
     if run.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):

@@ -119,7 +119,9 @@ class PrecisionReport:
         """Return where linear layers ran in another scheme or in other formats than a recipe gives them."""
         chosen = _chosen(self.gemms, config)
         found = []
-        for row in (row for row in self.gemms if _key(row) in chosen):
+        for row in self.gemms:
+            if _key(row) not in chosen:
+                continue
             one, planned = chosen[_key(row)], str(config.mode)
             if one is not None:
                 forward, backward = OPERAND_FORMATS.get(one.format, ("custom", "custom"))

@@ -138,4 +138,6 @@ def require_config(config: object) -> MixedPrecisionConfig:
 def _device_type(device: str | torch.device | None) -> str:
     import torch
 
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device).type

@@ -116,7 +116,8 @@ def _shrink_tokens(run: SmallRun) -> None:
     few = min(batch, 2)
 
     def residues(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
-        rows, shares = tokens // context, context == 1 or tokens % (2 * context) == 0
+        rows = tokens // context
+        shares = context == 1 or tokens % (2 * context) == 0
         return shares, not parallel.sequence_parallel or rows % tensor == 0, gcd(rows * samples, run.unit)
 
     wanted = residues(length, batch, parallel.context, parallel.tensor)

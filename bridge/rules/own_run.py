@@ -45,7 +45,10 @@ LATER = ("cuda_graph_modules", "inference_cuda_graph_scope", "fp4_param_gather")
 
 def _by_field(**reasons: dict[str, str]) -> dict[str, dict[str, str]]:
     """Return section -> field -> reason, of section -> reason -> fields."""
-    return {key: {name: why for why, names in of.items() for name in names.split()} for key, of in reasons.items()}
+    rows = [(key, name, why) for key, of in reasons.items() for why, names in of.items() for name in names.split()]
+    if len({row[:2] for row in rows}) < len(rows):
+        raise ValueError("a field has two reasons")
+    return {key: {name: why for section, name, why in rows if section == key} for key in reasons}
 
 
 REFUSED = _by_field(

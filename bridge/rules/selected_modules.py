@@ -80,7 +80,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def missed_layers(run: RuleContext) -> list[Violation]:
-    """Return the rows that name layers in which they take nothing."""
+    """Return the rows that name layers in which they take nothing; a foreign matcher names no layers."""
     if not run.is_whole:
         return _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
     found = _beyond_the_model(run, run.selection.num_layers) if run.selection is not None else []

@@ -233,7 +233,7 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
     if is_active:
         row = _decide(config, owner, route, made, keep_own=keep_own)
     else:
-        what, neutral = "FP8 or FP4" if route.family == "low" else str(route.family).upper(), route.neutral
+        what, neutral = "FP8 or FP4" if route.family == "low" else (route.family or "").upper(), route.neutral
         if neutral is CLASS_DEFAULT:
             neutral = owner.defaults.get(attribute, config.reading(route.field))
         why = f"no {f'{route.scheme} scaling' if route.scheme else what} in this run"

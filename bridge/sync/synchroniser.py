@@ -291,7 +291,7 @@ class Trial(NamedTuple):
     """The outcome on copies."""
 
     rows: list[SyncRow]
-    """The plan with what Megatron derived."""
+    """The plan with what Megatron derived, owner by owner."""
     findings: list[Finding]
     values: dict[str, dict[str, Any]]
     """Role -> attribute -> the value that the owner has to take."""

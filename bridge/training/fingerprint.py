@@ -37,8 +37,8 @@ def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, mode
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     leaves = (leaf for name, section in sections.items() for leaf in _leaves(section, name))
     found = {path: text for path, text in leaves if not path.startswith(OF_ONE_MACHINE)}
-    versions = {name: [one.version for one in distributions(name=name)] for name in PACKAGES}
-    found |= {f"package {name}": own[0] if own else "not installed" for name, own in versions.items()}
+    for name in PACKAGES:
+        found[f"package {name}"] = next((one.version for one in distributions(name=name)), "not installed")
     found["package python"] = platform.python_version()
     for name, value in environment.items():
         if name in VARIABLES or name.startswith(PREFIX):

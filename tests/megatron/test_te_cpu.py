@@ -367,8 +367,9 @@ def test_te_cpu_needs_a_process_of_its_own():
     with pytest.raises(BackendUnavailableError) as refused:
         choose_backend("te_cpu", model)
     assert str(refused.value) == (
-        "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. Start "
-        "the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
+        "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, because Megatron "
+        "decides at import whether there is Transformer Engine. Start the run by itself, or call "
+        "bridge.preflight.te_cpu.declare() before anything else."
     )
 
 

@@ -50,7 +50,6 @@ def build_splits(
         pad=-1,  # an id that does not occur, so that no token's loss is masked
         unique_identifiers={"kind": "ids", "vocab_size": corpus.vocab_size},  # in the name of the cached sample index
     )
-    off = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask")
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,
@@ -58,7 +57,10 @@ def build_splits(
         split=split,
         path_to_cache=str(corpus.index_dir),
         tokenizer=vocabulary,
-        **dict.fromkeys(off, False),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
     )
     _require_samples(corpus, config, seq_length, split, validation_samples > 0)
     from_first_rank(lambda: _drop_damaged(corpus.index_dir))

@@ -49,9 +49,11 @@ _STUBS = (
 
 
 TOO_LATE = (
-    "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. Start the "
-    "run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
+    "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, because Megatron "
+    "decides at import whether there is Transformer Engine. Start the run by itself, or call "
+    "bridge.preflight.te_cpu.declare() before anything else."
 )
+"""The answer to a run, or a declaration, that comes after that import."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -226,7 +226,7 @@ def _content(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 
 LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 LONGEST = 100_000
-"""Parts of a pipeline layout."""
+"""Most parts of a pipeline layout: a slip in a count would fill the memory."""
 
 
 def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
@@ -243,7 +243,7 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
         if match is None:
             break
         part, times = (match[1], match[2]) if match[2] else (match[3], match[4])
-        if len(times) > 6 or len(text) + len(part) * int(times) > LONGEST:
+        if len(times.lstrip("0")) > 6 or len(text) + len(part) * int(times) > LONGEST:
             raise WrongValueError(f"must name at most {LONGEST} parts", given)
         text = text[: match.start()] + part * int(times) + text[match.end() :]
     wrong = "".join(sorted(set(text) - set(LETTERS) - {"|"}))
@@ -274,4 +274,7 @@ def sent_between_stages(model: Mapping[str, Any], mcore: Version | None, *, is_l
         output = "fp32"
     if residual == output:
         return residual
-    return {True: residual, False: output, None: None}[at_least(mcore, RESIDUAL_IS_KEPT)]
+    is_kept = at_least(mcore, RESIDUAL_IS_KEPT)
+    if is_kept is None:
+        return None
+    return residual if is_kept else output
