@@ -276,7 +276,7 @@ def config_folder(given: Path | str | None = None) -> Path:
     """Return the folder of the Hydra tree: `given`, or ``conf`` here, or the one of this package."""
     if given is None:
         return Path("conf").resolve() if Path("conf/config.yaml").is_file() else shipped_folder()
-    if os.path.isdir(given):  # noqa: PTH112  there is no path that is too long
+    if os.path.isdir(Path(given)):  # noqa: PTH112  there is no path that is too long
         return Path(given).resolve()
     matches = close_matches(str(given), [path.name for path in Path().iterdir() if path.is_dir()])
     hint = did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."

@@ -97,7 +97,8 @@ def _flattened(payload: object) -> object:
     names = {key: key.removeprefix(PREFIX).lower() for key in payload if str(key).startswith(PREFIX)}
     found = {names.get(key, key): value for key, value in payload.items()}
     fp8 = {name.removeprefix("fp8_"): found.pop(name) for name in names.values() if name.startswith("fp8_")}
-    return found | ({"fp8_config": fp8} if fp8 else {})
+    held = found.get("fp8_config", {})
+    return found | {"fp8_config": {**held, **fp8}} if fp8 and isinstance(held, dict) else found
 
 
 def _precision(builder: ImportBuilder, top: Settings) -> str:

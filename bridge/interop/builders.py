@@ -118,12 +118,15 @@ class ImportBuilder:
     def finish(
         self, semantics: str = "", *, label: str = "", recipe: str | None = None, is_whole: bool = True
     ) -> ImportReport:
-        """Return the report.
+        """Return the report; PayloadError should a field have been given a value it cannot hold.
 
         Without `semantics` they are those of Megatron Core. No recipe is named where the fields are not the whole
         precision of the run.
         """
-        config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
+        try:
+            config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
+        except PrecisionTypeError as error:
+            raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
         semantics = semantics or semantics_of(config)
         if self.decided_by is not None:
             semantics = "unstated"

@@ -18,7 +18,7 @@ from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import record_named
 from bridge.registry.registry import REGISTRY
 
-NEMO = re.compile(ROWS["nemo1"])
+NEMO, FAIRSEQ = re.compile(ROWS["nemo1"]), re.compile(ROWS["fairseq"])
 OF_TRAINING = frozenset(ROWS["of training"].split())
 TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
 FILES = tuple(ROWS["files"].split())
@@ -94,6 +94,8 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     line, is_forced = Line(launch), chosen is not None
     if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
         return None
+    if FAIRSEQ.search(launch.program) and not is_forced:
+        return CommandLine(system="pytorch", evidence="starts fairseq", elsewhere="options of fairseq")
     for name, reader in READERS.items():
         found = reader(line, is_forced) if chosen in (None, name) else None
         if found is not None:

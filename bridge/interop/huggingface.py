@@ -18,6 +18,7 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings, half_or_fp32
+from bridge.interop.reading.trainer_words import SWITCHES
 from bridge.interop.table import at, table
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -60,6 +61,8 @@ def import_(
     outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title)
     stated, environment = outside.word("weights_dtype", MODES), outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
+    for name in (*SWITCHES, "fp8"):
+        top.switch(name)
     for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if top.values.get(one) and top.values.get(other):
             raise TABLE.wrong("both-halves", top, other, other=one)
@@ -206,7 +209,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
         builder.record("huggingface.autocast-over-weights", name, written_as, compute=compute, value=value)
     elif written:
         builder.map(name)
-    elif value is written_as is None and semantics in ("amp_o1", "fp32"):
+    elif value is None and written_as is None and semantics in ("amp_o1", "fp32"):
         sentence = "llama-factory-upcasts" if model.upcasts else "fp32-was-assumed"
         builder.record(f"huggingface.{sentence}", name, None)
     if model.adapter is not None:

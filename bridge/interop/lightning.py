@@ -16,7 +16,7 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
 from bridge.interop.pytorch.amp import TORCH_SCALER, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
 from bridge.interop.reading.settings import Settings
-from bridge.interop.table import at, table
+from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("lightning")
@@ -104,7 +104,8 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         word = "bf16-mixed"
     semantics, fields, *sentences = PRECISIONS[str(word)]
     shards = top.values.get("strategy", strategy)
-    shards = at(shards, "class_path") or at(shards, "_target_", shards)
+    if isinstance(shards, Mapping):
+        shards = shards.get("class_path") or shards.get("_target_")
     compute = str(fields.get("autocast_dtype") or fields.get("params_dtype"))
     plan = next((one for one in ("fsdp", "deepspeed") if one in str(shards).lower() and semantics == "amp_o1"), None)
     if plan is not None:  # half-precision weights over FP32 ones

@@ -173,16 +173,20 @@ def _reduction(file: Mapping[str, Any], dtype: str, builder: ImportBuilder, sema
     decides, other = names if fsdp else reversed(names)
     value, unread = at(file, decides), at(file, other)
     _check_stated(decides, value)
-    if half_or_fp32(unread) == "fp32" and not fsdp:
+    if _is_fp32(unread) and not fsdp:
         builder.map(other)
     elif unread is not None:
         builder.record("nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp", other, unread)
     if value is not None:
-        builder.map(decides, grad_reduce_in_fp32=half_or_fp32(value) == "fp32")
+        builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
     elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
         sentence, state = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps", {"grad_reduce_in_fp32": kept == "fp32"}
         builder.record(sentence, decides, kept, state, dtype=dtype, kept=kept.upper())
+
+
+def _is_fp32(dtype: object) -> bool:
+    return str(dtype).lower() in ("32", "32-true") or half_or_fp32(dtype) == "fp32"
 
 
 def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:

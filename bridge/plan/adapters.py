@@ -83,7 +83,8 @@ class Adapter:
             count = 1
         made = replace(base, kind="adapter", is_high=True, bias=False, vectors=(), count=count)
         for part, outputs in self._parts(base, path, shape).items():
-            name, magnitude = f"{base.name}.adapter{part}", (("weight_magnitude", outputs),) * (self.kind == "dora")
+            name = f"{base.name}.adapter{part}"
+            magnitude = (("weight_magnitude", outputs),) if self.kind == "dora" else ()
             first, last = (magnitude, ()) if base.split == "row" else ((), magnitude)  # split like the layer's outputs
             yield replace(made, name=f"{name}.linear_in", outputs=dim, split=base.split or "column", vectors=first)
             yield replace(made, name=f"{name}.linear_out", inputs=dim, outputs=outputs, split="column", vectors=last)

@@ -57,6 +57,11 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     )
 
 
+def test_one_chunk_on_each_stage_is_no_interleaved_pipeline(tmp_path):
+    stages = ("--pipeline-model-parallel-size: 2", "--num-layers-per-virtual-pipeline-stage: 2")
+    assert of_arguments(tmp_path, *stages).model.get("virtual_pipeline_model_parallel_size") is None
+
+
 def test_an_argument_file_keeps_who_set_a_value(tmp_path):
     run = of_arguments(tmp_path, "--bf16: true", "--fp8-format: e4m3", words=("model.num_layers=8",))
     assert run.origin_of("model.fp8") == "model_config.yaml"

@@ -49,6 +49,20 @@ def test_a_word_or_a_number_for_a_switch_is_refused(value: Any) -> None:
         huggingface.import_({"bf16": value})
 
 
+@pytest.mark.parametrize(
+    ("payload", "name"),
+    [({"bf16": True, "use_cpu": "yes"}, "use_cpu"), ({"bf16": True, "fp16": "false"}, "fp16"), ({"fp8": 0}, "fp8")],
+)
+def test_every_switch_is_refused_in_every_mode(payload: dict[str, Any], name: str) -> None:
+    with pytest.raises(BridgeError, match=f"{name}: must be true or false"):
+        huggingface.import_(payload)
+
+
+@pytest.mark.parametrize("value", [16, "bf16-mixed"])
+def test_a_word_of_lightnings_is_no_dtype(value: Any) -> None:
+    assert huggingface.import_({"torch_dtype": value}).semantics == "unstated"
+
+
 def test_a_file_is_read_whole() -> None:
     payload = json.loads(SAMPLE.read_text())
     imported = huggingface.import_(payload)

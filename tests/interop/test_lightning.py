@@ -108,6 +108,7 @@ def test_hydras_strategies_are_read() -> None:
     imported = lightning.import_({"precision": "bf16-mixed", "strategy": sharded})
     assert imported.semantics == "fsdp_policy"
     assert reasons(imported, "strategy.mixed_precision") == ["unsupported"]
+    assert lightning.import_({"precision": "bf16-mixed", "strategy": {"name": "fsdp"}}).semantics == "amp_o1"
 
 
 def test_apex_is_named_and_refused_where_it_casts() -> None:

@@ -157,9 +157,10 @@ def test_inference_is_kept_and_told(program: str) -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("fairseq-train $DATA --arch t --memory-efficient-fp16 --fp16", "no system here knows the program's arguments"),
-        ("fairseq-hydra-train --fp16 $@", "no system here knows the program's arguments"),
-        ("cat a | python x/fairseq_cli/interactive.py $M --fp16 > y", "no system here knows the program's arguments"),
+        ("fairseq-train $DATA --arch t --memory-efficient-fp16 --fp16", "it starts fairseq"),
+        ("fairseq-hydra-train --fp16 $@", "it starts fairseq"),
+        ("fairseq-train data --fp16 --max-tokens 4096 --lr 0.1", "it starts fairseq"),
+        ("cat a | python x/fairseq_cli/interactive.py $M --fp16 > y", "it starts fairseq"),
         ("python megatron/convert_llama_nemo_to_hf.py --in-path x", "whose arguments no system here knows"),
     ],
 )

@@ -113,7 +113,7 @@ ROWS: tuple[Row, ...] = (
     *_by_pattern({"model.experimental_attention_variant": "dsa"}, lambda start: "D" in _letters(start)),
     *_set(
         {"model.virtual_pipeline_model_parallel_size": _chunks},
-        _chunks,
+        lambda start: (_chunks(start) or 1) > 1,
         because="num_layers_per_virtual_pipeline_stage",
     ),
     *_default(

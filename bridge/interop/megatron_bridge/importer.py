@@ -175,7 +175,8 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
 
 
 def _field(where: str) -> str:
-    return where.rpartition(".")[2].replace("enable_autocast", "autocast_enabled")
+    name = where.rpartition(".")[2]
+    return "autocast_enabled" if name == "enable_autocast" else name
 
 
 def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, Any]]:
@@ -186,7 +187,7 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
         plain = value if target is None else SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
         if name in PEER_FIELDS:
             yield where, named_dtype(value, where) if name in DTYPES else value
-        elif where == f"{ELSEWHERE.get(name)}.{name}":
+        elif where.partition(".")[0] == ELSEWHERE.get(name):
             builder.map(where, **({} if reads_as_default(name, plain) else {name: plain}))
         elif name == "quant_recipe" and MODULES in builder.fields:
             builder.map(where)  # a sync wrote it from the rows

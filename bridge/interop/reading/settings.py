@@ -119,7 +119,7 @@ def named_dtype(value: object, where: str) -> str | None:
 def half_or_fp32(value: object) -> str | None:
     """Return "fp32", "bf16" or "fp16" for a dtype in any spelling, None for anything else."""
     try:
-        compute = SHORT_DTYPES.get(str(value)) or dtype_token(value)
+        compute = dtype_token(value)
     except ValueError:
         return None
     return compute if compute in ("fp32", "bf16", "fp16") else None

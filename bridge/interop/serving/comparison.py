@@ -86,5 +86,6 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
         rows.append(ServedRow(CACHE, None, config.kv_cache, len(layers), layers, (), differs=True))
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
-    refused = split({name: config.scheme_of(name, "vllm") for row in manifest.rows for name in row.each() if by_vllm})
+    every = [name for row in manifest.rows for name in row.each()] if by_vllm else []
+    refused = split({name: config.scheme_of(name, "vllm") for name in every})
     return ServingComparison(manifest.mode, tuple(rows), tuple(refused))

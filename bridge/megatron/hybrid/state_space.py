@@ -75,7 +75,7 @@ def _between_chunks(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHC
 
 
 def _require_plain(others: dict[str, Any]) -> None:
-    """Refuse what no training run of Megatron has: settings of inference, of packed sequences, a norm before the gate."""
+    """Refuse what no training run of Megatron has: settings of inference or of packing, a norm before the gate."""
     asked = [name for name, value in others.items() if value is not None and value is not False]
     if asked:
         raise NotImplementedError(f"the state-space layer in plain torch has no {', '.join(sorted(asked))}")
