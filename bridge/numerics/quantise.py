@@ -42,11 +42,12 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the one factor that a scheme takes from the whole tensor's amax; of a scheme that needs it alone."""
-    assert spec.needs_amax  # noqa: S101  blocks have their own factors
+    """Return the one factor that a scheme takes from the whole tensor's amax; 1.0 where it takes none."""
     if spec.scheme == "nvfp4":
         return whole_nvfp4_scale(amax)
-    return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
+    if spec.whole_tensor:
+        return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
+    return 1.0
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:

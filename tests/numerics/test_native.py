@@ -98,8 +98,8 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
 
 @pytest.mark.parametrize("limit", ["MACROS_SECONDS", "COMPILE_SECONDS"])
 def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = '[ "$1" = -dM ] ||' if limit == "COMPILE_SECONDS" else ""
-    (tmp_path / "cc").write_text(f"#!/bin/sh\n{hangs} exec sleep 1000\n")
+    macros = 'if [ "$1" = -dM ]; then echo "#define A 1"; exit; fi' if limit == "COMPILE_SECONDS" else ""
+    (tmp_path / "cc").write_text(f"#!/bin/sh\n{macros}\nexec sleep 1000\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "_compiler", lambda: str(tmp_path / "cc"))
@@ -107,6 +107,18 @@ def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, mon
     found = Build()
     assert found.library(wait=True) is None
     assert "0.2 s" in (found.problem or "")
+
+
+def test_a_compiler_that_does_not_name_its_processor_makes_no_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_compiler", lambda: str(tmp_path / "cc"))
+    found = Build()
+    assert found.library(wait=True) is None
+    assert "does not say which processor it compiles for" in (found.problem or "")
 
 
 @REQUIRES
