@@ -6,9 +6,19 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned
+from bridge.cli.arguments import (
+    add_run_command,
+    planned_dict,
+    print_json,
+    print_runs,
+    read_branches,
+    show,
+    show_planned,
+    show_runs,
+)
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -26,20 +36,44 @@ def add_parsers(commands: Any) -> None:
 
 
 def _memory(chosen: argparse.Namespace) -> None:
+    runs = read_branches(chosen)
+    answer_of, show_one = partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit)
+    if chosen.json and len(runs) > 1:
+        print_runs(runs, answer_of)
+    elif chosen.json:
+        print_json(answer_of(runs[0]))
+    elif len(runs) > 1:
+        show_runs(runs, show_one)
+    else:
+        show_one(runs[0])
+
+
+def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
+    """Return the bytes of a run as plain data, with the changes that make it fit where they are asked for."""
     from bridge.plan.fit import fit, memory_to_fit
 
-    values = read_run(chosen)
     run = values.report.setup.planned
-    if chosen.fit:
+    if fits:
         memory_to_fit(run)
-    activations = _activations(run)
-    if chosen.json:
-        content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
-        fitting = {"fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else {}
-        print_planned(values, {**content, **fitting})
-        return
+    content = {
+        **run.memory.to_dict(),
+        "gpu_bytes": run.memory_bytes,
+        "activations_by_recompute": _activations(run),
+    }
+    if fits:
+        content["fit"] = fit(run, is_sound=_soundness(values, run)).to_dict()
+    return planned_dict(values, content)
+
+
+def _show(values: RunValues, *, fits: bool) -> None:
+    """Print the bytes of a run for people, and the changes that make it fit where they are asked for."""
+    from bridge.plan.fit import fit, memory_to_fit
     from bridge.report.plan_table import fit_table, memory_table
 
+    run = values.report.setup.planned
+    if fits:
+        memory_to_fit(run)
+    activations = _activations(run)
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
     counted = run.parallel.world_size
@@ -48,7 +82,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     elif run.target.count != counted:
         print(f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times.")
     show_planned(values)
-    if chosen.fit:
+    if fits:
         sys.stdout.flush()  # the search takes a while
         show(fit_table(fit(run, is_sound=_soundness(values, run))))
 

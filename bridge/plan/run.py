@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.rules.reads import kept_property
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
 from bridge.rules.violation import Violation
@@ -49,17 +49,17 @@ class PlannedRun:
         """The layout."""
         return self.prediction.parallel
 
-    @cached_property
+    @kept_property
     def plan(self) -> PrecisionPlan:
         """The precision plan."""
         return plan_of(self.prediction, self.parallel)
 
-    @cached_property
+    @kept_property
     def workload(self) -> Workload:
         """The tokens of a micro-batch, and the parts that are recomputed."""
         return Workload.of(self.prediction.model, self.prediction.sections["train"], data_parallel=self.parallel.data)
 
-    @cached_property
+    @kept_property
     def memory(self) -> MemoryReport:
         """The bytes of a rank of each pipeline stage."""
         gpu, capability = self.target.gpu, self.target.capability

@@ -247,7 +247,7 @@ def _unhonoured_context(model: Mapping[str, Any], backend: str | None) -> Found:
 def _fields(run: RuleContext, backend: str | None) -> Found:
     """Yield the fields that the build would leave out, those of a release that nobody tried included."""
     for role in REFUSED:
-        yield from unhonoured(role, vars(run.views[role]), backend=backend)
+        yield from unhonoured(role, run.views[role].values, backend=backend)
         for name, value in run.sections[role].newer.items():
             yield _left_out(f"{role}.{name}", value, UNKNOWN, "Leave it at its default.")
 
@@ -294,7 +294,7 @@ def _sparse(run: RuleContext, backend: str | None) -> Found:
 
 
 def _hybrid(run: RuleContext, _: str | None) -> Found:
-    pattern = HybridPattern.of(vars(run.model))
+    pattern = HybridPattern.of(run.model.values)
     if pattern is None or pattern.faults:
         return
     for name, reason in REFUSED_OF_HYBRIDS.items():

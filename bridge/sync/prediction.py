@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
@@ -26,6 +26,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import off_switches
 from bridge.rules.fields import DEFAULTS, PAIRS
 from bridge.rules.inert import BUFFER
+from bridge.rules.reads import Values, kept_property
 from bridge.rules.section import ROLES, Section, read_section
 from bridge.rules.shape.model import ModelShape, read_shape
 from bridge.rules.shape.parallel import Parallel, read_parallel
@@ -75,12 +76,12 @@ class Prediction:
             sections[role] = sections[role].changed({name: value})
         return _predicted(self.precision, sections, self.target)
 
-    @cached_property
+    @kept_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
         """Section -> fields that are set and that this Megatron Core does not have -> the versions that have them."""
         return {role: self.sections[role].absent_from(role, self.target.mcore) for role in WRITTEN_INTO}
 
-    @cached_property
+    @kept_property
     def model(self) -> Section:
         """The model that this Megatron Core builds: a field that it does not have counts as not set.
 
@@ -90,12 +91,12 @@ class Prediction:
         of_data = {name: data[name] for name in ("vocab_size", "seq_length") if section.given(name) is None}
         return section.changed({name: value for name, value in of_data.items() if value is not None})
 
-    @cached_property
+    @kept_property
     def shape_and_faults(self) -> tuple[ModelShape, tuple[Finding, ...]]:
         """The model, and every reason why there is none, or no plan of it."""
         return read_shape(self.model)
 
-    @cached_property
+    @kept_property
     def layout_and_faults(self) -> tuple[Parallel, tuple[Finding, ...]]:
         """The layout on as few GPUs as it needs, and every reason why there is none."""
         return read_parallel(self.model)
@@ -116,7 +117,7 @@ class Prediction:
             raise RunConfigError(str(faults[0]))
         return layout
 
-    @cached_property
+    @kept_property
     def parallel(self) -> Parallel:
         """The layout on the GPUs of the target, or on the next number that it fills; RunConfigError for none."""
         return self.layout.on_enough(self.target.count)
@@ -152,7 +153,7 @@ def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
 
 
 def _predicted(precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
-    values = {role: dict(section.values) for role, section in sections.items()}
+    values: dict[str, dict[str, Any]] = {role: Values(role, section.values) for role, section in sections.items()}
     owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in WRITTEN_INTO)
     rows = tuple(plan(precision, owners, is_last=True)) if precision is not None else ()
     for row in rows:

@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding, SyncCheckError, SyncConflictError, UnknownPolicyError, close_matches, did_you_mean
@@ -22,6 +21,7 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.inert import BUFFER
+from bridge.rules.reads import View
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
@@ -434,10 +434,9 @@ def sync_findings(
     for row in rows:
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
-    views = {role: SimpleNamespace(**of_role) for role, of_role in values.items()}
+    views = {role: View(of_role) for role, of_role in values.items()}
     given, target = frozenset(owners), Target(mcore=installed("mcore"), te=installed("te"))
     context = RuleContext(config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last)
-    context.read_owners()
     return ask(_RULES, context)
 
 

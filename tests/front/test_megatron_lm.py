@@ -33,7 +33,8 @@ def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tupl
 
 def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> RunValues:
     """Return the run of an argument file with further arguments."""
-    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *more]) + "\n", words=words)
+    given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
+    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
 
 
 def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
@@ -106,7 +107,7 @@ def test_an_override_closes_what_the_file_leaves_open(tmp_path):
 
 
 def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
-    run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --fp8-param-gather: true\n")
+    run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --bf16: true\n  --fp8-param-gather: true\n")
     assert (run.section("optimizer"), run.section("ddp")) == ({}, {})
     assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
         run.reading.unknown
@@ -118,6 +119,7 @@ def test_members_of_enums_are_printed_in_two_ways(tmp_path):
         "num_layers ... 2",
         "hidden_size ... 64",
         "num_attention_heads ... 4",
+        "bf16 ... True",
         "attention_backend ... AttnBackend.flash",
     ]
     lines += ["cuda_graph_modules ... [<CudaGraphModule.attn: 1>, <CudaGraphModule.moe_router: 4>]"]
@@ -165,12 +167,13 @@ def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
     reading = read(tmp_path, start.format("ray job submit -- "), "train.sh").reading
     assert reading.environment == {}
     assert reading.unknown[0] == (
-        "train.py: a program whose own defaults are not known; those of Megatron-LM count here."
+        "train.py: a program whose own defaults are not known; those of Megatron-LM are assumed here."
     )
 
 
-def test_a_run_without_bf16_is_one_in_fp32(tmp_path):
-    run = of_arguments(tmp_path)
+def test_a_program_of_megatron_lm_without_bf16_is_a_run_in_fp32(tmp_path):
+    run = read(tmp_path, SCRIPT.replace("--bf16 --fp8-format hybrid --fp8-recipe tensorwise", ""), "train.sh")
+    assert run.reading.mode_decided_by is None
     assert not {"bf16", "fp16", "params_dtype"} & run.model.keys()
     assert "grad_reduce_in_fp32" not in run.section("ddp")
 

@@ -97,7 +97,6 @@ def test_a_rule_reads_no_more_than_its_asker_knows(asker: str) -> None:
         if asker == "sync":
             known = {"views": setup.views, "given": setup.given, "rows": setup.rows, "target": setup.target}
             context = RuleContext(setup.precision, **known)
-            context.read_owners()
         assert [one.rule for one in ask(rules, context) if "could not be judged" in one.rule] == []
 
 

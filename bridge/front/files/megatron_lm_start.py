@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.front.files.reading import OF_THE_MODE
 from bridge.front.files.start import Row, Start, is_fsdp, rows
 from bridge.rules.fields import whole_number
 from bridge.rules.shape.hybrid import HybridPattern
@@ -25,6 +26,13 @@ VALIDATE = f"{ARGUMENTS}: validate_args"
 
 
 def _mode(start: Start) -> str:
+    """Return the mode: that of a precision that is written over the arguments, or else theirs."""
+    precision = start.sections.get("mixed_precision")
+    if isinstance(precision, Mapping):
+        for name in ("fp16", "bf16"):
+            if precision.get(name):
+                return name
+        return "fp32"
     for name in ("fp16", "bf16"):
         if start.value(f"model.{name}"):
             return name
@@ -131,12 +139,12 @@ ROWS: tuple[Row, ...] = (
         is_fsdp,
         because="use_megatron_fsdp",
     ),
-    *_set({"model.params_dtype": _mode}, because="the mode of the run", is_default=True),
+    *_set({"model.params_dtype": _mode}, because=OF_THE_MODE, is_default=True),
     *_set(
         dict.fromkeys(
             ("optimizer.params_dtype", "model.pipeline_dtype"), lambda start: start.value("model.params_dtype")
         ),
-        because="the mode of the run",
+        because=OF_THE_MODE,
         is_default=True,
     ),
     *_set(

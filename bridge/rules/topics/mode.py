@@ -44,7 +44,7 @@ def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
     is_local = run.model.transformer_impl == "local" or (
         run.is_own and run.backend not in ("te", "te_cpu") and not run.has_gpu
     )
-    sent = sent_between_stages(vars(run.model), run.mcore, is_local=is_local)
+    sent = sent_between_stages(run.model.values, run.mcore, is_local=is_local)
     return [Violation(sent=sent)] if sent not in (run.model.pipeline_dtype, None) else []
 
 

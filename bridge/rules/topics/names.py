@@ -30,9 +30,13 @@ LEAST = {"fp8_margin": 0, "fp8_amax_history_len": 1, **dict.fromkeys(LAYER_COUNT
 
 
 def _default_dropouts(run: RuleContext) -> list[Violation]:
-    given = run.sections["model"].stated
-    is_open = run.has_model and run.model.num_layers > 0
-    return violations({f"model.{one}": is_open and one not in given for one in ("hidden_dropout", "attention_dropout")})
+    if not (run.has_model and run.model.num_layers > 0):
+        return []
+    found = []
+    for name in ("hidden_dropout", "attention_dropout"):
+        if name not in run.sections["model"].stated:
+            found.append(Violation(f"model.{name}", rests_on=(f"model.{name}",)))
+    return found
 
 
 def _disagreeing(run: RuleContext) -> list[Violation]:
