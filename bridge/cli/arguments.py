@@ -70,7 +70,7 @@ def read_run(
     from bridge.front.problems import KEYS
 
     if file is not None:
-        return load_run((), config_file=file, trust=chosen.trust)
+        return load_run((), config_file=file, trust=chosen.trust, strict=strict)
     words = [
         word if "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS else f"mixed_precision={word}"
         for word in chosen.overrides

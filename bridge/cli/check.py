@@ -73,7 +73,9 @@ def _print_json(runs: Sequence[RunValues], reports: Sequence[Report], chosen: ar
     """Print the answer as JSON; the same launch on other branches stands below `branches`."""
     from bridge.report.findings import findings_dict
 
-    answers = [answer_dict(run, findings_dict(report, strict=chosen.strict)) for run, report in zip(runs, reports)]
+    answers = [
+        answer_dict(run, findings_dict(report, strict=chosen.strict)) for run, report in zip(runs, reports, strict=True)
+    ]
     first, *branches = answers
     print_json({**first, "branches": branches} if branches else first)
 
@@ -82,7 +84,7 @@ def _print(runs: Sequence[RunValues], reports: Sequence[Report], chosen: argpars
     """Print the answer for people, one run after the other."""
     from bridge.report.findings import findings_lines
 
-    for run, report in zip(runs, reports):
+    for run, report in zip(runs, reports, strict=True):
         if len(runs) > 1:
             print_branch(run)
         _show(findings_lines(report, is_quiet=chosen.quiet))

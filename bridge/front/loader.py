@@ -20,8 +20,8 @@ from bridge.front.decode import decoded_sections, refuse_impossible_sizes
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import MADE_BY, PRECISION, RUN_KEYS, SECTIONS, GivenRun, Layer, Origins, Problems, leaves
-from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.precision.fields import COMMAND_LINE
+from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES

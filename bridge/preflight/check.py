@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from bridge.sync.schedule import Phase
 
 
+LAYERS = (
+    *("model.num_layers", "model.hybrid_layer_pattern", "model.pipeline_model_parallel_size"),
+    *("model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
+)
+"""Settings that say which layers there are, and on which stage."""
+
+
 class Setup(RuleContext):
     """A run before it is built. Read-only by intent; made again for each check.
 
@@ -115,14 +122,30 @@ class Setup(RuleContext):
         return MixedPrecisionConfig.from_dict(stated)
 
     def _weakness(self, path: str) -> str | None:
-        """Return what decides a setting where that is assumed or open; None for one that the recipe writes."""
+        """Return what decides a setting where that is assumed or open; None for one that the recipe writes.
+
+        A recipe's rows about modules are written as the model's layers ask, and a switch of sharding as the other
+        owner has it.
+        """
         section, _, name = path.partition(".")
         if section == "mixed_precision" or self._weaknesses is None:
             return None
+        paths = [path]
         for row in self.rows:
-            if row.owner == section and row.attribute == name and row.by != section:
+            if row.owner != section or row.attribute != name or row.by == section:
+                continue
+            if row.by in PRECISION_OWNERS:
+                paths = [path, f"{row.by}.{name}"]
+            elif name == "quant_recipe":
+                paths = [*LAYERS]
+            else:
                 return None
-        return self._weaknesses(path)
+        deciders = filter(None, map(self._weaknesses, paths))
+        return next(deciders, None)
+
+    def is_own_known(self, path: str) -> bool:
+        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+        return self._weaknesses is None or self._weaknesses(path) is None
 
     @kept_property
     def overflow(self) -> Violation | None:

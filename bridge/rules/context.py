@@ -147,7 +147,11 @@ class RuleContext:
                 found[path] = decider
         return found
 
-    # -- the owners' values ---------------------------------------------------------------------------------------------
+    def is_own_known(self, path: str) -> bool:  # noqa: ARG002  a check may know of values that nothing states
+        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+        return True
+
+    # -- the owners' values ------------------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
@@ -179,7 +183,7 @@ class RuleContext:
         """Values of the adapter's section."""
         return self.views["peft"]
 
-    # -- the precision --------------------------------------------------------------------------------------------------
+    # -- the precision -----------------------------------------------------------------------------------------
 
     @property
     def mode(self) -> str:
@@ -264,7 +268,7 @@ class RuleContext:
         """Whether the loss scale is dynamic."""
         return self.is_fp16 and not self.optimizer.loss_scale
 
-    # -- the owners -----------------------------------------------------------------------------------------------------
+    # -- the owners --------------------------------------------------------------------------------------------
 
     @property
     def has_model(self) -> bool:
@@ -319,8 +323,8 @@ class RuleContext:
     @property
     def has_ncclep(self) -> bool:
         """Whether NCCL's own kernels dispatch tokens to experts."""
-        model = self.model
-        return model.moe_token_dispatcher_type == "flex" and model.moe_flex_dispatcher_backend == "ncclep"
+        is_flexible: bool = self.model.moe_token_dispatcher_type == "flex"  # noqa: S105  tokens of text
+        return is_flexible and bool(self.model.moe_flex_dispatcher_backend == "ncclep")
 
     @property
     def recomputed(self) -> tuple[str, ...]:
@@ -330,7 +334,7 @@ class RuleContext:
             return tuple(map(str, modules))
         return ()
 
-    # -- the target -----------------------------------------------------------------------------------------------------
+    # -- the target --------------------------------------------------------------------------------------------
 
     @property
     def mcore(self) -> Version | None:

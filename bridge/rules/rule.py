@@ -123,18 +123,26 @@ def findings_of(rule: Rule, context: RuleContext) -> list[RuleFinding]:
         violations = rule.when(context)
     if not violations:
         return []
-    holds = {one: one.holds(getattr(context.target, one.product)) for one in rule.versions}
+    holds = {one: _holds(one, context) for one in rule.versions}
     if False in holds.values():
         return []
     depends = " and ".join(str(one) for one, is_met in holds.items() if is_met is None) or None
     found = []
     for violation in violations:
         unknown = context.unknown_among(paths if violation.rests_on is None else violation.rests_on)
-        if unknown:
+        if unknown and rule.severity != "info":  # an info that cannot be judged says nothing
             found.append(_unjudged(rule, context, violation, unknown))
-        else:
+        elif not unknown:
             found.append(_finding(rule, context, violation, depends))
     return found
+
+
+def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
+    """Return whether a product of the target is in a range; None where its version is not known, or assumed."""
+    holds = versions.holds(getattr(context.target, versions.product))
+    if holds and context.unknown_among([f"target.{versions.product}"]):
+        return None
+    return holds
 
 
 MOST_NAMED = 3

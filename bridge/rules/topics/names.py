@@ -59,6 +59,8 @@ def _replaced(run: RuleContext) -> list[Violation]:
     for row in run.rows:
         if not (row.changes and _is_written(run, row)) and (row.verdict != "override" or not row.replaces_own):
             continue
+        if not run.is_own_known(row.path):
+            continue
         recipe = f"the recipe states {row.new!r}"
         if row.verdict not in ("override", "set"):
             recipe = f"the recipe makes it {row.new!r} ({row.why})"
@@ -86,7 +88,7 @@ def _is_written(run: RuleContext, row: Any) -> bool:
 def _left_open(run: RuleContext) -> list[Violation]:
     """Return the values that owners keep, where the precision is an object that holds its class's default there."""
     left_open = run.precision.untold if run.precision is not None else ()
-    kept = [row for row in run.rows if row.verdict == "keep" and row.field in left_open]
+    kept = [row for row in run.rows if row.verdict == "keep" and row.field in left_open and run.is_own_known(row.path)]
     changed = [row for row in kept if row.new != DEFAULTS[row.owner][row.attribute]]
     return [Violation(row.path, value=row.new, field=row.field) for row in changed]
 
@@ -111,7 +113,8 @@ def _misspelt(run: RuleContext) -> list[Violation]:
         for name, value in run.sections[role].unknown.items():
             nearest = nearest_fields(role, name)
             if nearest and nearest[0] not in stated:  # otherwise a provider's own field, of the same family
-                found.append(Violation(f"{role}.{name}", value=value, hint=did_you_mean(nearest)))
+                path = f"{role}.{name}"
+                found.append(Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path]))
     return found
 
 
@@ -150,6 +153,10 @@ def _distance(one: str, two: str) -> int:
     return rows[-1][-1]
 
 
+def _malformed(run: RuleContext) -> list[Violation]:
+    return [Violation(one.path, value=one.value, why=one.rule, rests_on=[one.path]) for one in run.malformed]
+
+
 def _misnamed(run: RuleContext) -> list[Violation]:
     name = (run.precision.recipe or "") if run.precision is not None else ""
     promised = [scheme for token, scheme in NAME_TOKENS.items() if token in name]
@@ -163,7 +170,7 @@ RULES = (
         id="PB121",
         title="value of a wrong type",
         setting="model",
-        when=lambda run: [Violation(one.path, value=one.value, why=one.rule) for one in run.malformed],
+        when=_malformed,
         message="{why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
         source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",

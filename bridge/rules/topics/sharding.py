@@ -25,7 +25,11 @@ def _switched(run: RuleContext) -> list[Violation]:
     where = None if run.is_whole else "turned on before the run"
     planned = [row for row in run.rows if row.attribute in SWITCHES and row.changes]
     if planned or not {"optimizer", "ddp"} <= run.given:
-        return [Violation(row.path, value=False, where=where, why=row.why) for row in planned]
+        found = []
+        for row in planned:
+            rests_on = [row.path, "ddp.use_megatron_fsdp"] if "FSDP" in row.why else [row.path]
+            found.append(Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on))
+        return found
     off = off_switches(lambda role, name: getattr(run.views[role], name))
     return [Violation(f"{role}.{name}", value=False, why=why) for role, name, why in off]
 
