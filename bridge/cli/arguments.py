@@ -97,6 +97,13 @@ def decisive_findings(run: RunValues) -> list[RuleFinding]:
     return [one for one in run.report.findings if one.severity == "error" or one.where == COMMAND_LINE]
 
 
+def planned_code(run: RunValues) -> int:
+    """Return the exit code of an answer that shows a run's decisive findings: 2 with an error, as `check`, else 0."""
+    if any(one.severity == "error" for one in decisive_findings(run)):
+        return 2
+    return 0
+
+
 def answer(chosen: argparse.Namespace, content: Any, table: RenderableType, run: RunValues | None = None) -> None:
     """Print an answer as JSON or as a table; one that foresees a run, with what has to be said of that."""
     if chosen.json and run is not None:

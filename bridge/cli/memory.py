@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned
+from bridge.cli.arguments import add_run_command, planned_code, print_planned, read_run, show, show_planned
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -25,7 +25,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--fit", action="store_true", help="list the changes with which the run fits, cheapest first")
 
 
-def _memory(chosen: argparse.Namespace) -> None:
+def _memory(chosen: argparse.Namespace) -> int:
+    """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
     from bridge.plan.fit import fit, memory_to_fit
 
     values = read_run(chosen)
@@ -37,7 +38,7 @@ def _memory(chosen: argparse.Namespace) -> None:
         content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
         fitting = {"fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else {}
         print_planned(values, {**content, **fitting})
-        return
+        return planned_code(values)
     from bridge.report.plan_table import fit_table, memory_table
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
@@ -51,6 +52,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     if chosen.fit:
         sys.stdout.flush()  # the search takes a while
         show(fit_table(fit(run, is_sound=_soundness(values, run))))
+    return planned_code(values)
 
 
 def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], bool]:

@@ -12,6 +12,7 @@ from bridge.cli.arguments import (
     add_run_command,
     answer,
     plan_of,
+    planned_code,
     print_planned,
     read_run,
     show,
@@ -36,7 +37,8 @@ def add_parsers(commands: Any) -> None:
     add_run_command(commands, "align", _align, "check every GEMM's dimensions, and say what to pad tokens to")
 
 
-def _plan(chosen: argparse.Namespace) -> None:
+def _plan(chosen: argparse.Namespace) -> int:
+    """Print the plan; return 2 where it is shown with an error of the run's check, else 0."""
     from bridge.preflight.check import phases_of
 
     run = read_run(chosen)
@@ -46,14 +48,14 @@ def _plan(chosen: argparse.Namespace) -> None:
         print("Phase 1 of the precision schedule.", file=sys.stderr)
     if chosen.picture:
         _draw(plan, Path(chosen.picture))
-        return
+        return 0
     if chosen.json and not chosen.against:
         phases = [
             {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": other.to_dict()}
             for phase, other in later
         ]
         print_planned(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
-        return
+        return planned_code(run)
     from bridge.report.plan_table import difference_table, plan_csv, plan_table  # rich is heavy
 
     if chosen.against:
@@ -69,6 +71,8 @@ def _plan(chosen: argparse.Namespace) -> None:
         for phase, planned in later:
             show(difference_table(plan.label, str(phase), plan.diff(planned)))
         show_planned(run)
+        return planned_code(run)
+    return 0
 
 
 def _draw(plan: PrecisionPlan, path: Path) -> None:
@@ -83,8 +87,11 @@ def _draw(plan: PrecisionPlan, path: Path) -> None:
     print(f"{path}: {len(plan.layers)} rows.")
 
 
-def _align(chosen: argparse.Namespace) -> None:
-    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank."""
+def _align(chosen: argparse.Namespace) -> int:
+    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
+
+    Return 2 where the check of the run finds an error, else 0.
+    """
     from bridge.plan.alignment import align_report
     from bridge.report.plan_table import align_table
 
@@ -92,3 +99,4 @@ def _align(chosen: argparse.Namespace) -> None:
     this = run.report.setup.planned
     report = align_report(this.plan, this.workload)
     answer(chosen, report.to_dict(), align_table(report), run)
+    return planned_code(run)
