@@ -132,6 +132,12 @@ ROWS: tuple[Row, ...] = (
         is_fsdp,
         because="use_megatron_fsdp",
     ),
+    *rows(
+        {"ddp.megatron_fsdp_use_decoupled_grad": lambda start: start.value("optimizer.use_precision_aware_optimizer")},
+        is_fsdp,
+        because="use_megatron_fsdp and use_precision_aware_optimizer",
+        source="training/training.py: get_megatron_ddp_config",
+    ),
     *_set({"model.params_dtype": _mode}, because="the mode of the run", is_default=True),
     *_set(
         dict.fromkeys(
