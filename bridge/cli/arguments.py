@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +156,13 @@ def decisive_findings(run: RunValues) -> list[RuleFinding]:
     return [one for one in run.report.findings if one.severity == "error" or one.where == COMMAND_LINE]
 
 
+def planned_code(run: RunValues) -> int:
+    """Return the exit code of an answer that shows a run's decisive findings: 2 with an error, as `check`, else 0."""
+    if any(one.severity == "error" for one in decisive_findings(run)):
+        return 2
+    return 0
+
+
 def answer(chosen: argparse.Namespace, content: Any, table: RenderableType, run: RunValues | None = None) -> None:
     """Print an answer as JSON or as a table; one that foresees a run, with what has to be said of that."""
     if chosen.json and run is not None:
@@ -195,31 +202,38 @@ def planned_dict(run: RunValues, content: Mapping[str, Any]) -> dict[str, Any]:
     return answer_dict(run, {**content, "check": [finding_dict(one) for one in decisive_findings(run)]})
 
 
-def print_runs(runs: Sequence[RunValues], answer_of: Callable[[RunValues], dict[str, Any]]) -> None:
-    """Print the answers about several runs of a file as JSON: the first, and the others below `branches`.
+def answer_runs(
+    chosen: argparse.Namespace,
+    answer_of: Callable[[RunValues], Mapping[str, Any]],
+    show_run: Callable[[RunValues], None],
+) -> int:
+    """Print the answer about a run and about its other branches, as JSON or for people, and return the exit code.
 
-    A run whose mode is not stated has the refusal in the place of its answer.
+    A branch whose mode is not stated has the refusal in the place of its answer. The other branches stand below
+    `branches` in the JSON of the first.
     """
-    answers = []
+    answers, codes = [], [0]
+    runs = read_branches(chosen)
     for run in runs:
+        if len(runs) > 1 and not chosen.json:
+            print_branch(run)
         try:
             run.require_mode()
-            answers.append(answer_of(run))
+            if chosen.json:
+                answers.append(planned_dict(run, answer_of(run)))
+            else:
+                show_run(run)
+            codes.append(planned_code(run))
         except RunConfigError as error:
+            if len(runs) == 1:
+                raise
             answers.append(answer_dict(run, {"refused": str(error)}))
-    first, *branches = answers
-    print_json({**first, "branches": branches})
-
-
-def show_runs(runs: Sequence[RunValues], show_run: Callable[[RunValues], None]) -> None:
-    """Print the answers about several runs of a file for people; a run whose mode is not stated has the refusal."""
-    for run in runs:
-        print_branch(run)
-        try:
-            run.require_mode()
-            show_run(run)
-        except RunConfigError as error:
-            print(f"  {error}")
+            if not chosen.json:
+                print(f"  {error}")
+    if chosen.json:
+        first, *branches = answers
+        print_json({**first, "branches": branches} if branches else first)
+    return max(codes)
 
 
 def show_planned(run: RunValues, shown: Collection[str] = ()) -> None:

@@ -9,16 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import (
-    add_run_command,
-    planned_dict,
-    print_json,
-    print_runs,
-    read_branches,
-    show,
-    show_planned,
-    show_runs,
-)
+from bridge.cli.arguments import add_run_command, answer_runs, show, show_planned
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -35,17 +26,9 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--fit", action="store_true", help="list the changes with which the run fits, cheapest first")
 
 
-def _memory(chosen: argparse.Namespace) -> None:
-    runs = read_branches(chosen)
-    answer_of, show_one = partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit)
-    if chosen.json and len(runs) > 1:
-        print_runs(runs, answer_of)
-    elif chosen.json:
-        print_json(answer_of(runs[0]))
-    elif len(runs) > 1:
-        show_runs(runs, show_one)
-    else:
-        show_one(runs[0])
+def _memory(chosen: argparse.Namespace) -> int:
+    """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
+    return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
 
 
 def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
@@ -62,7 +45,7 @@ def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
     }
     if fits:
         content["fit"] = fit(run, is_sound=_soundness(values, run)).to_dict()
-    return planned_dict(values, content)
+    return content
 
 
 def _show(values: RunValues, *, fits: bool) -> None:

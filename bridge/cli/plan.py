@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.arguments import (
     add_run_command,
     answer,
+    answer_runs,
     plan_of,
-    planned_dict,
-    print_json,
-    print_runs,
-    read_branches,
+    planned_code,
     read_run,
     show,
     show_planned,
-    show_runs,
     unwritable,
 )
 from bridge.errors import RunConfigError
@@ -42,19 +39,12 @@ def add_parsers(commands: Any) -> None:
     add_run_command(commands, "align", _align, "check every GEMM's dimensions, and say what to pad tokens to")
 
 
-def _plan(chosen: argparse.Namespace) -> None:
+def _plan(chosen: argparse.Namespace) -> int:
+    """Print the plan; return 2 where it is shown with an error of the run's check, else 0."""
     if chosen.picture or chosen.csv or chosen.against:
         _plan_of_one(chosen)
-        return
-    runs = read_branches(chosen)
-    if chosen.json and len(runs) > 1:
-        print_runs(runs, _answer)
-    elif chosen.json:
-        print_json(_answer(runs[0]))
-    elif len(runs) > 1:
-        show_runs(runs, _show)
-    else:
-        _show(runs[0])
+        return 0
+    return answer_runs(chosen, _answer, _show)
 
 
 def _plan_of_one(chosen: argparse.Namespace) -> None:
@@ -93,7 +83,7 @@ def _answer(run: RunValues) -> dict[str, Any]:
         phases.append(row)
     if phases:
         content["later_phases"] = phases
-    return planned_dict(run, content)
+    return content
 
 
 def _show(run: RunValues) -> None:
@@ -119,8 +109,11 @@ def _draw(plan: PrecisionPlan, path: Path) -> None:
     print(f"{path}: {len(plan.layers)} rows.")
 
 
-def _align(chosen: argparse.Namespace) -> None:
-    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank."""
+def _align(chosen: argparse.Namespace) -> int:
+    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
+
+    Return 2 where the check of the run finds an error, else 0.
+    """
     from bridge.plan.alignment import align_report
     from bridge.report.plan_table import align_table
 
@@ -128,3 +121,4 @@ def _align(chosen: argparse.Namespace) -> None:
     this = run.report.setup.planned
     report = align_report(this.plan, this.workload)
     answer(chosen, report.to_dict(), align_table(report), run)
+    return planned_code(run)

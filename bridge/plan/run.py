@@ -15,11 +15,8 @@ from bridge.rules.target import Target
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
 
-UNCOUNTED = (
-    *(("model", name) for name in ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash")),
-    ("optimizer", "optimizer_cpu_offload"),
-)
-"""(section, setting) that keeps less on the GPU than is counted."""
+UNCOUNTED = ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash")
+"""Settings of the model that keep less on the GPU than is counted."""
 SHARDED = ("use_custom_fsdp", "use_torch_fsdp2")
 """DDP settings under which weights and gradients are sharded too, which is not counted; Megatron-FSDP is."""
 MEASURED = 0.02
@@ -84,7 +81,11 @@ class PlannedRun:
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Settings of the run that keep less on the GPU than is counted, as section.field."""
-        return tuple(f"{section}.{name}" for section, name in UNCOUNTED if self.section(section).get(name))
+        found = [f"model.{name}" for name in UNCOUNTED if self.section("model").get(name)]
+        settings = self.plan.settings
+        if settings.is_hybrid_device and settings.fsdp:
+            found.append("optimizer.optimizer_cpu_offload")
+        return tuple(found)
 
     @property
     def overflow(self) -> Violation | None:

@@ -200,7 +200,8 @@ class Setup(RuleContext):
             return None
         weights = self.mode
         main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
-        master = self.optimizer.main_params_dtype if self.has_precision_aware else "fp32"
+        owns_dtype = self.has_precision_aware and not self.optimizer.optimizer_cpu_offload
+        master = self.optimizer.main_params_dtype if owns_dtype else "fp32"
         wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
 

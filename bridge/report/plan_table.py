@@ -19,6 +19,7 @@ from bridge.plan.rows import PlanRow
 from bridge.precision.grouping import grouped
 from bridge.report.table import NUMBERED, Row, table
 
+HOST = "on the host"
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""
@@ -181,19 +182,24 @@ def memory_table(
     uncounted: Sequence[str] = (),
 ) -> RenderableType:
     """Return the report as something rich can print."""
-    stages = grouped(((*rank.bytes_of.values(), rank.total), rank) for rank in report.ranks).values()
+    stages = grouped(((*rank.bytes_of.values(), rank.total, rank.host), rank) for rank in report.ranks).values()
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
     rows: list[Row] = [
         {
             "stage": compact([str(rank.stage) for rank in ranks]),
             **{kind: size(ranks[0].bytes_of[kind]) for kind in kinds},
             "total": Text(size(ranks[0].total), style="bold"),
+            **({HOST: size(ranks[0].host)} if report.largest.host else {}),
         }
         for ranks in stages
     ]
-    parts = [table(rows, title=f"{report.label}, a rank of {report.layout}", numbers=(*kinds, "total"))]
+    title = f"{report.label}, a rank of {report.layout}"
+    parts = [table(rows, title=title, numbers=(*kinds, "total", HOST))]
     parts += [Text(f"  {line}") for line in _lines(report)]
     stage = report.largest.stage
+    if report.largest.host:
+        on_host = ", ".join(f"{kind} {size(count)}" for kind, count in report.largest.host_bytes_of.items() if count)
+        parts.append(Text(f"  On the host for a rank of stage {stage}: {on_host}, all in FP32."))
     if activations:
         each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))

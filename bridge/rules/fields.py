@@ -138,6 +138,13 @@ PAIRS = (
     Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),
 )
 
+FUSED_RECIPES = (None, "delayed")
+"""Values of `optimizer.fp8_recipe` under which the fused Adam of the precision-aware optimizer holds the masters.
+
+Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22: optimizer_config.py
+__post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
+"""
+
 SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 """Switches that the optimizer and DDP both have to know; on in one config is meant for both."""
 

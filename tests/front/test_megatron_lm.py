@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import RunValues, load_run
 
@@ -207,3 +208,26 @@ def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(tmp_path):
         "--fp8-formt: no argument of Megatron-LM that is known, and it is not read. Did you mean --fp8-format?" in found
     )
     assert not any("eval-global-batch-size" in one for one in found)
+
+
+FP4_LAUNCH = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 4096 --num-attention-heads 32 "
+    "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1024 "
+    "--lr 1e-4 --train-iters 10 --bf16 --use-distributed-optimizer --use-precision-aware-optimizer --fp4-format e2m1 "
+    "--fp4-param-gather"
+)
+
+
+def test_fp4_weights_need_another_fp8_recipe_than_the_parsers_default(tmp_path, capsys) -> None:
+    script = tmp_path / "run.sh"
+    words = ["--config", str(script), "--target", "b200x8,te2.16,cuda13.0,mcore0.19"]
+    script.write_text(FP4_LAUNCH, encoding="utf-8")
+    assert main(["check", *words]) == 2
+    shown = capsys.readouterr().out
+    assert "error PB356 optimizer.fp8_recipe = 'delayed' (Megatron-LM at start)" in shown
+    assert main(["check", *words, "optimizer.fp8_recipe=tensorwise"]) == 0
+    script.write_text(f"{FP4_LAUNCH} --fp8-recipe tensorwise", encoding="utf-8")
+    assert main(["check", *words]) == 0
+    capsys.readouterr()
+    assert main(["plan", *words]) == 0
+    assert "master fp32 (sharded)" in capsys.readouterr().out

@@ -9,10 +9,14 @@ Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from bridge.errors import BridgeError
 from bridge.front.files.start import Row, Start, is_fsdp, rows
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import whole_number
 
 BUCKET = 128 * 2**20
@@ -66,6 +70,17 @@ def _both(name: str) -> tuple[Row, ...]:
         Row(path=f"{role}.{name}", value=True, when=f"{other}.{name}", because=f"{other}.{name}", source=source)
         for role, other in (("ddp", "optimizer"), ("optimizer", "ddp"))
     )
+
+
+def _scheme_written(start: Start) -> Any:
+    """Return the `fp8_recipe` of the precision, which `MixedPrecisionConfig.setup` writes in every mode."""
+    precision: Any = start.sections.get("mixed_precision")
+    if isinstance(precision, Mapping):
+        return precision.get("fp8_recipe", FIELD_DEFAULTS["fp8_recipe"])
+    try:
+        return get_mixed_precision_config(precision).fp8_recipe
+    except BridgeError:  # which the plan raises again, with the known names
+        return start.value("optimizer.fp8_recipe")
 
 
 _fsdp = partial(rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs")
@@ -128,6 +143,14 @@ ROWS: tuple[Row, ...] = (
     *_fsdp(
         {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False},
         lambda start: is_fsdp(start) and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"),
+    ),
+    *rows(
+        {"optimizer.fp8_recipe": _scheme_written},
+        lambda start: (
+            start.value("optimizer.use_precision_aware_optimizer") and start.sections.get("mixed_precision") is not None
+        ),
+        because="mixed_precision.fp8_recipe, in every mode",
+        source="training/mixed_precision.py: update_config_with_precision_overrides",
     ),
     *_both("use_distributed_optimizer"),
     *_both("overlap_param_gather"),

@@ -114,7 +114,8 @@ ROWS: tuple[Row, ...] = (
     *_default({"model.attention_softmax_in_fp32": False}, _is_local),
     *_default({"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"),
     *_default({"ddp.check_for_nan_in_grad": True}),
-    *_default({"optimizer.fp8_recipe": "delayed"}, "model.fp8"),
+    *_default({"optimizer.fp8_recipe": "delayed"}, lambda start: start.value("model.fp8") or start.value("model.fp4")),
+    *_default({"optimizer.optimizer_offload_fraction": 1.0}, "optimizer.optimizer_cpu_offload"),
     *_by_pattern({"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]),
     *_by_pattern({"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]),
     *_by_pattern({"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))),
@@ -138,6 +139,12 @@ ROWS: tuple[Row, ...] = (
         _in_both("use_distributed_optimizer", True) | _in_both("reuse_grad_buf_for_mxfp8_param_ag", False),
         is_fsdp,
         because="use_megatron_fsdp",
+    ),
+    *rows(
+        {"ddp.megatron_fsdp_use_decoupled_grad": lambda start: start.value("optimizer.use_precision_aware_optimizer")},
+        is_fsdp,
+        because="use_megatron_fsdp and use_precision_aware_optimizer",
+        source="training/training.py: get_megatron_ddp_config",
     ),
     *_set({"model.params_dtype": _mode}, because=OF_THE_MODE, is_default=True),
     *_set(
