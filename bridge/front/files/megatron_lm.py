@@ -46,8 +46,6 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """The same -> the names of the programs that train it."""
-RAY = re.compile(r"\bray\s+job\s+submit\b")
-"""A job has the environment of its cluster, and not that of the script which submits it."""
 GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
@@ -103,11 +101,10 @@ def read(document: Document) -> FileReading:
     reason = "the file names no release, and this is the newest known one"
     if written.has_end:  # the release that wrote all arguments
         release, reason = release_of(sections, is_whole=True)
-    variables = {} if RAY.search(document.text) else written.launch.environment
     return FileReading(
         framework=MEGATRON_LM,
         sections=sections,
-        environment={name: str(value) for name, value in variables.items() if not value.is_unknown},
+        environment={name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown},
         own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
         unknown=tuple(_unknown(run, len(others) + 1)),
         release=release,
@@ -182,6 +179,9 @@ def _unknown(run: _Run, runs: int) -> list[str]:
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
         found.append(f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?")
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
+    variables = run.written.launch.unread_environment
+    if variables:
+        found.append(f"{variables}: it may set variables of the run, and could not be read.")
     if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
         found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM count here.")
     if "pp_partition_method" in run.given.values:

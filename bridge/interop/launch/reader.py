@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bridge.errors import PayloadError
 from bridge.interop.launch import launches as starts
 from bridge.interop.launch.conditions import Test, answer, matched
+from bridge.interop.launch.job import is_job, job_environment
 from bridge.interop.launch.script import WORDS, name_of, parse, statements, text_of
 from bridge.interop.launch.variables import Variables
 from bridge.interop.launch.word import DEFAULT, UNKNOWN, Word, variable_of
@@ -319,7 +320,12 @@ class Reader(Variables):
         if inner is not None:
             self._string(inner, line)
         started = starts.found_launch([Word.of(word) for word in words], line)
-        if started is not None and len(self.launches) == count:
+        if started is None or len(self.launches) > count:
+            return
+        if is_job(words):
+            job = job_environment(words, lambda name: neighbour(self.path, name))
+            self.launches.append(replace(started, environment=job.variables, unread_environment=job.unread))
+        else:
             self.launches.append(replace(started, environment=self.environment(prefix)))
 
     def environment(self, prefix: Iterable[str] = ()) -> dict[str, Word]:
