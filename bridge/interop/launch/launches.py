@@ -44,6 +44,8 @@ class Launch:
     environment: Mapping[str, Word] = field(default_factory=dict)
     unread_environment: str = ""
     """The option of a job of Ray whose variables could not be read."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the script writes before, by `cat` and a here-document -> their texts."""
     decisions: tuple[str, ...] = ()
     """Branches that the file does not decide, as they were taken."""
     notes: tuple[str, ...] = ()
