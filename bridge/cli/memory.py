@@ -41,7 +41,16 @@ def _memory(chosen: argparse.Namespace) -> None:
     from bridge.report.plan_table import fit_table, memory_table
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
-    show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
+    show(
+        memory_table(
+            run.memory,
+            activations,
+            gpu=gpu,
+            memory_bytes=run.memory_bytes,
+            uncounted=run.uncounted,
+            unread=run.prediction.uncounted,
+        )
+    )
     counted = run.parallel.world_size
     if run.target.count is None:
         print(f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs.")

@@ -82,7 +82,14 @@ class RunValues:
         sections: dict[str, Any] = {name: section_of(self.sections, name) for name in ROLES}
         if self.section("data") and self.run_keys.get("precision_backend") is not None:  # text of our own runs
             sections["data"] = {**sections["data"], "vocab_size": sections["data"].get("vocab_size") or BYTES}
-        return predict(self.precision, sections, target=target_of(self.target))
+        reading = self.reading
+        return predict(
+            self.precision,
+            sections,
+            target=target_of(self.target),
+            unplanned=reading.unplanned,
+            uncounted=reading.uncounted,
+        )
 
     @cached_property
     def report(self) -> Report:
