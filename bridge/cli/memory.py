@@ -58,7 +58,16 @@ def _show(values: RunValues, *, fits: bool) -> None:
         memory_to_fit(run)
     activations = _activations(run)
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
-    show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
+    show(
+        memory_table(
+            run.memory,
+            activations,
+            gpu=gpu,
+            memory_bytes=run.memory_bytes,
+            uncounted=run.uncounted,
+            unread=run.prediction.uncounted,
+        )
+    )
     counted = run.parallel.world_size
     if run.target.count is None:
         print(f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs.")

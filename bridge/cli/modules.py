@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from bridge.rules.topics import modules as module_rules
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.rules.rule import RuleFinding
 
 IDS = frozenset(rule.id for rule in module_rules.RULES)
 
@@ -57,13 +59,13 @@ def _modules(chosen: argparse.Namespace) -> int:
         run = _with_file(run, chosen.file)
     plan = run.report.setup.plan
     found = plan.selection
+    findings = [finding for finding in run.report.findings if finding.id in IDS]
     if not found.rows:
-        _list(run, plan, as_json=chosen.json)
+        _list(run, plan, findings, as_json=chosen.json)
         return planned_code(run)
     if chosen.write:
         _write(plan, Path(chosen.write))
         return 0
-    findings = [finding for finding in run.report.findings if finding.id in IDS]
     from bridge.report.module_table import module_table, selection_dict  # rich is heavy
 
     layout, mode = _layout(plan), plan.settings.mode
@@ -77,13 +79,18 @@ def _modules(chosen: argparse.Namespace) -> int:
 
 def _with_file(run: RunValues, path: str) -> RunValues:
     """Return the run with a file's recipe as it stands; RunConfigError for a run with rows of `modules`."""
+    from bridge.front.files.precision_file import FIELD
     from bridge.interop.megatron_lm.te_precision_file import read
 
     rows = module_rows(run.precision.reading("modules")) if run.precision is not None else ()
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
         raise RunConfigError.of("--file", rule, [str(row) for row in rows], remedy)
-    return replace(run, sections={**run.sections, "model": {**run.model, "quant_recipe": read(path)}})
+    reading = run.reading
+    if reading.unplanned is not None and reading.unplanned.startswith(FIELD):
+        reading = replace(reading, unplanned=None)
+    sections = {**run.sections, "model": {**run.model, "quant_recipe": read(path)}}
+    return replace(run, sections=sections, reading=replace(reading, read_too=()))
 
 
 def _layout(plan: PrecisionPlan) -> str:
@@ -93,13 +100,18 @@ def _layout(plan: PrecisionPlan) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes if size > 1 or name == "PP")
 
 
-def _list(run: RunValues, plan: PrecisionPlan, *, as_json: bool) -> None:
+def _list(run: RunValues, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool) -> None:
     """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
     names = [module.path for module in plan.selection.left]
     if as_json:
-        print_planned(run, {"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
+        from bridge.report.module_table import findings_of  # rich is heavy
+
+        own = {"rows": [], "left": names, "findings": findings_of(findings)}
+        print_planned(run, {"precision": plan.label, "layout": _layout(plan), **own})
         return
+    for one in findings:
+        print(f"{one.severity} {one.id} {one}")
     print(f"{plan.label}: nothing is chosen per module. Megatron's names of the linear layers (layers.0 is layer 1):")
     for name in names:
         print(f"  {name}")
-    show_planned(run)
+    show_planned(run, shown=IDS)

@@ -84,7 +84,14 @@ class RunValues:
         sections: dict[str, Any] = {name: section_of(self.sections, name) for name in ROLES}
         if self.section("data") and self.run_keys.get("precision_backend") is not None:  # text of our own runs
             sections["data"] = {**sections["data"], "vocab_size": sections["data"].get("vocab_size") or BYTES}
-        return predict(self.precision, sections, target=target_of(self.target))
+        reading = self.reading
+        return predict(
+            self.precision,
+            sections,
+            target=target_of(self.target),
+            unplanned=reading.unplanned,
+            uncounted=reading.uncounted,
+        )
 
     @cached_property
     def report(self) -> Report:
@@ -109,7 +116,7 @@ class RunValues:
     def has_weaknesses(self) -> bool:
         """Whether values of the run are assumed, or decided when it starts."""
         reading = self.reading
-        is_open = reading.unstated_by is not None or bool(reading.open_values)
+        is_open = reading.unstated_by is not None or bool(reading.open_values) or bool(reading.opened)
         return is_open or reading.mode_decided_by is not None or reading.is_release_assumed
 
     def weakness(self, path: str) -> str | None:
@@ -122,6 +129,8 @@ class RunValues:
             return None
         if path in MODE_SWITCHES and reading.mode_decided_by is not None:
             return reading.mode_decided_by
+        if path in reading.opened:
+            return reading.opened[path]
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
         is_at_start = any(one.path == path for one in reading.derived)

@@ -92,8 +92,11 @@ class PlannedRun:
         """The fullest rank, where it needs more than its GPU has (PB618); None where it fits or that is not known.
 
         It is not known of a run that Megatron refuses, and that is counted on other ranks or with another split of the
-        layers (PB406, PB413). The margin of the count, and what is not counted, make it a warning.
+        layers (PB406, PB413), and of one with options that are not read and may change the count. The margin of the
+        count, and what is not counted, make it a warning.
         """
+        if self.prediction.uncounted:
+            return None
         limit, is_filled = self.memory_bytes, self.target.count in (None, self.parallel.world_size)
         if limit is None or not is_filled or self.plan.parallel.layout != self.parallel.layout:
             return None

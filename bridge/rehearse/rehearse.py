@@ -101,6 +101,7 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
     `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such model can be built, or
     planned. BackendUnavailableError: the process that imports Megatron ended without an answer.
     """
+    run.prediction.refuse_unplanned()
     target = run.prediction.target
     small = shrink(run.sections, run.precision, target=target, processes=processes, max_layers=max_layers)
     answer = _answer(run, small, backend)

@@ -53,10 +53,13 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
             }
             for one in selection.elsewhere
         ],
-        "findings": [
-            {key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")} for one in findings
-        ],
+        "findings": findings_of(findings),
     }
+
+
+def findings_of(findings: Sequence[RuleFinding]) -> list[dict[str, Any]]:
+    """Return findings about a selection as plain data."""
+    return [{key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")} for one in findings]
 
 
 def _row_dict(row: Selected) -> dict[str, Any]:

@@ -59,14 +59,27 @@ class Prediction:
     """The plan of the sync."""
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
+    unplanned: str | None = None
+    """Why the run has no plan, as a sentence, where a source of its layers or of their precision is not read."""
+    uncounted: tuple[str, ...] = ()
+    """Options of the run that may bear on its layout, its layers or its bytes and are not read."""
 
     def under(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
-        return _predicted(precision, self.sections, self.target)
+        return self._again(precision, self.sections, self.target)
 
     def on(self, target: Target) -> Prediction:
         """Return the same run on another target."""
-        return _predicted(self.precision, self.sections, target)
+        return self._again(self.precision, self.sections, target)
+
+    def _again(self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
+        made = _predicted(precision, sections, target)
+        return replace(made, unplanned=self.unplanned, uncounted=self.uncounted)
+
+    def refuse_unplanned(self) -> None:
+        """Raise a RunConfigError where a source of the layers, or of their precision, is not read."""
+        if self.unplanned is not None:
+            raise RunConfigError(self.unplanned)
 
     def changed(self, changes: Mapping[str, Any]) -> Prediction:
         """Return the run with other values of some settings, by section.field, in their one form."""
@@ -74,7 +87,7 @@ class Prediction:
         for path, value in changes.items():
             role, _, name = path.partition(".")
             sections[role] = sections[role].changed({name: value})
-        return _predicted(self.precision, sections, self.target)
+        return self._again(self.precision, sections, self.target)
 
     @kept_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
@@ -104,6 +117,7 @@ class Prediction:
     @property
     def shape(self) -> ModelShape:
         """The model; RunConfigError with every reason why there is none, or no plan of it."""
+        self.refuse_unplanned()
         shape, faults = self.shape_and_faults
         if faults:
             raise RunConfigError("\n".join(map(str, faults)))
@@ -129,7 +143,14 @@ class Prediction:
         return {**self.values[role], **{name: DEFAULTS[role][name] for name in self.absent[role]}}
 
 
-def predict(precision: PrecisionConfig | None, given: Mapping[str, Any], *, target: Target | None = None) -> Prediction:
+def predict(
+    precision: PrecisionConfig | None,
+    given: Mapping[str, Any],
+    *,
+    target: Target | None = None,
+    unplanned: str | None = None,
+    uncounted: tuple[str, ...] = (),
+) -> Prediction:
     """Return a run as the last sync before it leaves it.
 
     Args:
@@ -137,12 +158,15 @@ def predict(precision: PrecisionConfig | None, given: Mapping[str, Any], *, targ
         given: Section -> Megatron's object, a mapping of its fields, or a `Section`; one that is absent has Megatron's
             defaults. An object that a sync has written to counts with the values that it had before.
         target: The GPUs and versions of the run; without a version of megatron-core every field is there.
+        unplanned: Why the run has no plan, as a sentence; None: it has one.
+        uncounted: Options of the run that may bear on its layout, its layers or its bytes and are not read.
     """
     unknown = given.keys() - {*ROLES}
     if unknown:
         raise TypeError(f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}")
     sections = {role: _section(role, given.get(role), is_synced=precision is not None) for role in ROLES}
-    return _predicted(precision, sections, target or Target())
+    made = _predicted(precision, sections, target or Target())
+    return replace(made, unplanned=unplanned, uncounted=uncounted)
 
 
 def _section(role: str, owner: Any, *, is_synced: bool) -> Section:

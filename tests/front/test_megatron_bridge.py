@@ -332,3 +332,85 @@ def test_the_remedy_for_masters_outside_the_fused_adam_works(tmp_path: Path) -> 
     run = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=null")
     assert run.report.setup.plan.settings.remainders
     assert "PB347" not in {one.id for one in run.report.findings}
+
+
+INSPECTED = "megatron.bridge.training.config.TensorInspectConfig"
+LOGGED = {"stats": {"enabled": True, "transformer_engine": {"LogFp8TensorStats": {"enabled": True}}}}
+
+
+def inspect(features: Any, *, enabled: bool = True) -> dict[str, Any]:
+    """Return the section of Transformer Engine's debugger."""
+    return {"tensor_inspect": {"_target_": INSPECTED, "enabled": enabled, "features": features}}
+
+
+@pytest.mark.parametrize(
+    ("feature", "name"),
+    [
+        ({"DisableFP8Layer": {"enabled": True}}, "DisableFP8Layer"),
+        ({"DisableQuantizationGEMM": {"enabled": True, "gemms": ["wgrad"]}}, "DisableQuantizationGEMM"),
+        ({"FakeQuant": {"enabled": True}, "PerTensorScaling": {}}, "FakeQuant, PerTensorScaling"),
+        ({"MyFeature": {"enabled": True}, "LogTensorStats": {"enabled": True}}, "MyFeature"),
+    ],
+)
+def test_a_feature_of_the_debugger_that_changes_formats_leaves_no_plan(
+    tmp_path: Path, feature: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"enabled": True, "layers": {"layer_name_regex_pattern": ".*fc1.*"}, "transformer_engine": feature}
+    content = container(**inspect({"one": row}))
+    sentence = (
+        f"tensor_inspect.features: {name} changes the precision of layers, and the plan does not follow it. "
+        "Set tensor_inspect.enabled=false to plan the run without it."
+    )
+    run = read(tmp_path, content)
+    assert run.reading.unplanned == sentence
+    for command in ("plan", "manifest", "memory"):
+        assert main([command, "--config", str(tmp_path / "run.yaml")]) == 2
+        assert capsys.readouterr().err == f"{sentence}\n"
+    assert main(["check", "--config", str(tmp_path / "run.yaml")]) == 0
+    assert sentence in capsys.readouterr().out
+    assert read(tmp_path, content, "tensor_inspect.enabled=false").report.setup.plan.layers
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"tensor_inspect": None},
+        inspect(LOGGED),
+        inspect({"one": {"enabled": False, "transformer_engine": {"FakeQuant": {"enabled": True}}}}),
+        inspect({"one": {"enabled": True, "transformer_engine": {"FakeQuant": {"enabled": False}}}}),
+        inspect({"one": {"enabled": True, "transformer_engine": {"FakeQuant": {"enabled": True}}}}, enabled=False),
+        inspect("gone.yaml", enabled=False),
+    ],
+)
+def test_a_debugger_that_only_looks_leaves_the_plan(tmp_path: Path, section: dict[str, Any]) -> None:
+    run = read(tmp_path, container(**section))
+    assert run.reading.unplanned is None
+    assert run.report.setup.plan.layers
+
+
+def test_the_features_of_the_debugger_are_read_from_their_file(tmp_path: Path) -> None:
+    (tmp_path / "stats.yaml").write_text(yaml.safe_dump(LOGGED))
+    reading = read(tmp_path, container(**inspect("stats.yaml"))).reading
+    assert (reading.unplanned, reading.read_too) == (
+        None,
+        (f"tensor_inspect.features: read from {tmp_path / 'stats.yaml'}.",),
+    )
+    (tmp_path / "stats.yaml").write_text(yaml.safe_dump(LOGGED).replace("LogFp8TensorStats", "DisableFP8Layer"))
+    assert "DisableFP8Layer changes" in str(read(tmp_path, container(**inspect("stats.yaml"))).reading.unplanned)
+    unplanned = read(tmp_path, container(**inspect("gone.yaml"))).reading.unplanned
+    assert str(unplanned).startswith("tensor_inspect.features names gone.yaml, which is not found; the layers")
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_planned"),
+    [
+        ("megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec", True),
+        ("megatron.bridge.models.gpt_provider.default_layer_spec", True),
+        ("my_models.specs.linear_attention_spec", False),
+    ],
+)
+def test_layers_of_a_spec_of_somebody_else_have_no_plan(tmp_path: Path, spec: str, is_planned: bool) -> None:
+    model = {"transformer_layer_spec": {"_target_": spec, "_call_": False}}
+    unplanned = read(tmp_path, container(model)).reading.unplanned
+    sentence = f"model.transformer_layer_spec: {spec} builds the layers, and they cannot be planned."
+    assert unplanned == (None if is_planned else sentence)

@@ -172,6 +172,45 @@ def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
     )
 
 
+JOB = "-- python train.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --bf16\n"
+VARIABLES = '{"env_vars": {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": 1, "HOME": "$HOME"}}'
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        f"--runtime-env-json='{VARIABLES.replace('$HOME', '/x')}'",
+        f"--no-wait --runtime-env-json '{VARIABLES}'",
+        '--runtime-env-json="$JOB_ENV"',
+        "--runtime-env env.yaml --no-wait",
+        "--runtime-env=$FOLDER/env.yaml",
+    ],
+)
+def test_the_variables_that_a_job_of_ray_is_given_are_those_of_the_run(tmp_path, option):
+    (tmp_path / "env.yaml").write_text("working_dir: .\nenv_vars: {NVTE_FUSED_ATTN: '0', NVTE_FLASH_ATTN: 1}\n")
+    quoted = VARIABLES.replace('"', '\\"')
+    text = f'export NVTE_DEBUG=1\nJOB_ENV="{quoted}"\nray job submit {option} {JOB}'
+    environment = read(tmp_path, text, "train.sh").reading.environment
+    assert {name: value for name, value in environment.items() if name != "HOME"} == {
+        "NVTE_FUSED_ATTN": "0",
+        "NVTE_FLASH_ATTN": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--runtime-env-json=$(python env.py)", "--runtime-env-json"),
+        ("--runtime-env absent.yaml", "--runtime-env absent.yaml"),
+        ("--runtime-env-json='[1]'", "--runtime-env-json"),
+    ],
+)
+def test_the_variables_of_a_job_that_cannot_be_read_are_named(tmp_path, option, named):
+    reading = read(tmp_path, f"ray job submit {option} {JOB}", "train.sh").reading
+    assert reading.environment == {}
+    assert f"{named}: it may set variables of the run, and could not be read." in reading.unknown
+
+
 def test_a_program_of_megatron_lm_without_bf16_is_a_run_in_fp32(tmp_path):
     run = read(tmp_path, SCRIPT.replace("--bf16 --fp8-format hybrid --fp8-recipe tensorwise", ""), "train.sh")
     assert run.reading.mode_decided_by is None

@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
+from bridge.front.files.debug_features import unfollowed_features
 from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
@@ -44,7 +45,7 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     _refuse_choice(choice, path)
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
-        return megatron_bridge.read(whole)
+        return megatron_bridge.read(whole, path)
     return FileReading(sections=_own(whole, path.name))
 
 
@@ -109,7 +110,11 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]
     start = Start(sections=sections, own_fields={}, gpus=gpus)  # an override may state what a sentence begins with
     unknown = [one for one in unknown if start.stated(one.partition(":")[0]) is None]
-    return replace(reading, derived=found, unknown=tuple(unknown))
+    unplanned = reading.unplanned
+    if unplanned is not None and start.stated(unplanned.partition(":")[0]) is not None:
+        unplanned = None
+    unplanned = unplanned or unfollowed_features(sections)
+    return replace(reading, derived=found, unknown=tuple(unknown), unplanned=unplanned)
 
 
 def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:

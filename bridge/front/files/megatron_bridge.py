@@ -7,12 +7,16 @@ keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.front.files.debug_features import FEATURES, SECTION
 from bridge.front.files.field_names import has_text, newer_fields, own_fields, release_of
+from bridge.front.files.layer_source import unplanned_spec
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import OWNERS, PRECISION, SECTIONS
+from bridge.precision import strict_yaml
 from bridge.registry.config import without_references
 from bridge.rules.fields import DEFAULTS, FIELDS
 
@@ -35,8 +39,11 @@ def is_of(whole: Mapping[str, Any]) -> bool:
     return any(isinstance(one, Mapping) and str(one.get(TARGET)).startswith(CLASSES) for one in own)
 
 
-def read(whole: Mapping[str, Any]) -> FileReading:
-    """Return what a file of these contents says of a run; RunConfigError for a run of a diffusion model."""
+def read(whole: Mapping[str, Any], path: Path) -> FileReading:
+    """Return what a file of these contents says of a run; RunConfigError for a run of a diffusion model.
+
+    `path` is the file's, next to which other files are looked up.
+    """
     container = _Container(whole)
     if not has_text(MEGATRON_BRIDGE, container.model_class):
         rule = "a diffusion model has no layers of a language model"
@@ -52,6 +59,7 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         names = newer_fields(fields, role) if is_whole else []
         newer |= {f"{role}.{name}": fields.pop(name) for name in names}
     release, reason = release_of(held, is_whole=is_whole)
+    read_too = _read_features(sections, path.parent)
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections=sections,
@@ -59,9 +67,25 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         environment={str(key): str(value) for key, value in (environment or {}).items()},
         own_fields=own,
         unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
+        unplanned=unplanned_spec(own),
+        read_too=read_too,
         release=release,
         release_reason=reason,
     )
+
+
+def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """Put the content of the debugger's file of features in the place of its path; return what was read."""
+    held = sections.get(SECTION)
+    name = held.get(FEATURES) if isinstance(held, Mapping) else None
+    places = [folder / name, Path(name)] if isinstance(name, str) and name.isprintable() else []
+    for place in places:
+        if place.is_file():
+            text = strict_yaml.decoded(strict_yaml.read_bytes(place, error=RunConfigError), str(place))
+            (content, *_) = strict_yaml.load_all(text, str(place), error=RunConfigError) or (None,)
+            sections[SECTION] = {**sections[SECTION], FEATURES: content}
+            return (f"{SECTION}.{FEATURES}: read from {place}.",)
+    return ()
 
 
 class _Container:

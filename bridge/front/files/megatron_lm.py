@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, RunConfigError
+from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
@@ -48,8 +49,6 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """The same -> the names of the programs that train it."""
-RAY = re.compile(r"\bray\s+job\s+submit\b")
-"""A job has the environment of its cluster, and not that of the script which submits it."""
 GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
@@ -104,21 +103,27 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     run = _run_of(written, document)
     _refuse_kind(run, document.path)
     sections = sections_of(run.given)
-    if run.is_inference:
-        sections = {"model": sections["model"]}
     if precision is not None:
         sections["mixed_precision"] = precision
+    other = elsewhere(written, run.given, document.path, mode=_mode(run.given))
+    for role, fields in other.sections.items():
+        sections[role] = {**sections.get(role, {}), **fields}
+    if run.is_inference:
+        sections = {"model": sections["model"]}
     release: Version | None = known_releases()[-1]
     reason = NEWEST
     if written.has_end:  # the release that wrote all arguments
         release, reason = release_of(sections, is_whole=True)
-    variables = {} if RAY.search(document.text) else written.launch.environment
     return FileReading(
         framework=MEGATRON_LM,
         sections=sections,
-        environment={name: str(value) for name, value in variables.items() if not value.is_unknown},
+        environment={name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown},
         own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
-        unknown=tuple(_unknown(run)),
+        unknown=(*_unknown(run), *other.unknown),
+        unplanned=other.unplanned,
+        uncounted=other.uncounted,
+        opened=other.opened,
+        read_too=other.read_too,
         release=release,
         release_reason=reason,
         mode_decided_by=report.decided_by,
@@ -168,15 +173,24 @@ def _branches(runs: Sequence[Arguments], number: int) -> tuple[int, ...]:
     )
 
 
+def _mode(given: Values) -> str:
+    """Return the mode that the arguments of a run state."""
+    for name in ("fp16", "bf16"):
+        if given.values.get(name):
+            return name
+    return "fp32"
+
+
 def _run_of(written: Arguments, document: Document) -> _Run:
     launch, is_shell = written.launch, document.kind == "shell"
     files = [note for note in launch.notes if note.startswith("source ")]
+    others = [one for one in written.elsewhere if not is_named(one)]
     return _Run(
         given=values_of(written.options),
         written=written,
         is_started=is_shell and bool(launch.line),
         is_inference=INFERENCE.search(launch.program) is not None or document.mapping.get("MODE") == "inference",
-        open_ends=tuple(dict.fromkeys((*written.elsewhere, *files))) if is_shell else (),
+        open_ends=tuple(dict.fromkeys((*others, *files))) if is_shell else (),
     )
 
 
@@ -235,10 +249,11 @@ def _unknown(run: _Run) -> list[str]:
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
         found.append(f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?")
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
+    variables = run.written.launch.unread_environment
+    if variables:
+        found.append(f"{variables}: it may set variables of the run, and could not be read.")
     if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
         found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here.")
-    if "pp_partition_method" in run.given.values:
-        found.append("--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here.")
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
     if not run.is_started and not run.written.has_end:

@@ -68,6 +68,14 @@ class FileReading:
     """Dotted key of a field of the framework's own classes, which Megatron Core does not have -> its value."""
     unknown: tuple[str, ...] = ()
     """What the file leaves open, as sentences."""
+    unplanned: str | None = None
+    """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
+    uncounted: tuple[str, ...] = ()
+    """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """Setting whose value a source that is not read may change -> that source, as a noun."""
+    read_too: tuple[str, ...] = ()
+    """Other files that were read, as sentences."""
     release: Version | None = None
     """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
     release_reason: str = ""
@@ -111,7 +119,7 @@ class FileReading:
         if self.unstated_by is not None:
             verb = f"Assumed, as {self.framework} sets it at start"
         set_ = [f"{verb}: {', '.join(all_)} ({why})." for why, all_ in by_reason.items()]
-        return (release, *set_, *self.unknown, *self._chosen)
+        return (release, *set_, *self.read_too, *self.open, *self._chosen)
 
     @property
     def _chosen(self) -> tuple[str, ...]:
@@ -125,6 +133,13 @@ class FileReading:
         label = self.runs[self.number - 1]
         return (f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",)
 
+    @property
+    def open(self) -> tuple[str, ...]:
+        """What the file leaves open, as sentences, the source without which there is no plan first."""
+        if self.unplanned is None:
+            return self.unknown
+        return (self.unplanned, *self.unknown)
+
     def to_dict(self) -> dict[str, Any]:
         """Return what an answer has to say of the file, as plain data."""
         return {
@@ -132,7 +147,10 @@ class FileReading:
             "megatron_core": str(self.release) if self.release is not None else None,
             "because": self.release_reason,
             "set_at_start": [one.to_dict() for one in self.derived],
-            "open": list(self.unknown),
+            "read_too": list(self.read_too),
+            "open": list(self.open),
+            "unplanned": self.unplanned,
+            "uncounted": list(self.uncounted),
             "mode_decided_by": self.mode_decided_by,
             "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
         }

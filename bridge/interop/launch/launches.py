@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from bridge.interop.launch.job import SUBMIT
 from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import Word
 from bridge.interop.table import rows
@@ -24,8 +25,6 @@ PRECISION_WORDS, HOLDS_ARGUMENTS = (re.compile(ROWS[row]) for row in ("precision
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
-RAY = ["ray", "job", "submit"]
-"""The command behind its `--` is started."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
@@ -43,6 +42,10 @@ class Launch:
     runner: tuple[Word, ...] = ()
     """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun --nproc_per_node 8`."""
     environment: Mapping[str, Word] = field(default_factory=dict)
+    unread_environment: str = ""
+    """The option of a job of Ray whose variables could not be read."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that the script writes before, by `cat` and a here-document -> their texts."""
     decisions: tuple[str, ...] = ()
     """Branches that the file does not decide, as they were taken."""
     notes: tuple[str, ...] = ()
@@ -99,9 +102,9 @@ def _known(words: Sequence[Word]) -> tuple[Word, ...]:
 
 def found_launch(words: list[Word], line: int) -> Launch | None:
     """Return the launch that a command is, None for one that starts no training program."""
-    if not words or (words[0] in QUIET and words[:3] != RAY) or words[0].startswith("-"):
+    if not words or (words[0] in QUIET and words[:3] != SUBMIT) or words[0].startswith("-"):
         return None
-    if words[:3] == RAY and "--" in words:
+    if words[:3] == SUBMIT and "--" in words:
         return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bridge.errors import PayloadError
 from bridge.interop.launch import launches as starts
 from bridge.interop.launch.conditions import Test, answer, matched
+from bridge.interop.launch.job import is_job, job_environment
 from bridge.interop.launch.script import WORDS, name_of, parse, statements, text_of
 from bridge.interop.launch.variables import Variables
 from bridge.interop.launch.word import DEFAULT, UNKNOWN, Word, variable_of
@@ -31,6 +32,9 @@ DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
+HEREDOC = ("heredoc_start", "heredoc_body")
+READERS = frozenset({"cat", "echo", "ls", "head", "mkdir", "jq"})
+"""Commands that change no file which they name."""
 NO_BODY = ("comment", "elif_clause", "else_clause")
 ANSWERS = {"true": True, ":": True, "false": False}
 
@@ -65,6 +69,8 @@ class Reader(Variables):
         self.launches: list[starts.Launch] = []
         self.notes: dict[str, None] = {}
         """What was not read."""
+        self.files: dict[str, str] = {}
+        """Name of a file that `cat` has written from a here-document -> its text."""
         self.executed: set[int] = set()
         """Nodes of the commands that were read."""
         self.stray: list[Word] = []
@@ -124,10 +130,25 @@ class Reader(Variables):
             self._command(inner, [word for group in words for word in group[1:]])
         else:
             self._one(inner)
+        self._written(name_of(inner), redirects)
         bodies = [text_of(one) for part in redirects for one in part.named_children if one.type == "heredoc_body"]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
             self.notes[f"heredoc on line {self._line(node)}"] = None
+
+    def _written(self, command: str, redirects: Sequence[Node]) -> None:
+        """Note the file that `cat` writes from a here-document; one that another command writes is unknown."""
+        targets = [one for redirect in redirects if redirect.type == "file_redirect" for one in redirect.named_children]
+        heredocs = [one for one in redirects if one.type == "heredoc_redirect"]
+        for name in map(self.text, (one for one in targets if one.type in WORDS)):
+            self.files.pop(name, None)
+            if command == "cat" and len(targets) == len(heredocs) == 1:
+                start, body = (
+                    next((one for one in heredocs[0].children if one.type == kind), None) for kind in HEREDOC
+                )
+                text = text_of(body)
+                is_plain = text_of(start)[:1] in ("'", '"', "\\")
+                self.files[name] = text if is_plain else self._text(text, is_quoted=True)
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +340,16 @@ class Reader(Variables):
         if inner is not None:
             self._string(inner, line)
         started = starts.found_launch([Word.of(word) for word in words], line)
-        if started is not None and len(self.launches) == count:
+        if started is None and words[0] not in READERS:
+            for word in words[1:]:
+                self.files.pop(word, None)
+        if started is None or len(self.launches) > count:
+            return
+        started = replace(started, files=dict(self.files))
+        if is_job(words):
+            job = job_environment(words, lambda name: neighbour(self.path, name))
+            self.launches.append(replace(started, environment=job.variables, unread_environment=job.unread))
+        else:
             self.launches.append(replace(started, environment=self.environment(prefix)))
 
     def environment(self, prefix: Iterable[str] = ()) -> dict[str, Word]:

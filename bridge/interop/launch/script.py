@@ -28,6 +28,8 @@ PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
 )
+PATTERN = re.compile(r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\n]*[\]{'][^}\n]*)(?=\})")
+"""`${name%%]*`: a pattern with a bracket or a quote, which the grammar takes for one of its own."""
 WORDS = frozenset(
     ("command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"),
 ).union(
@@ -47,6 +49,14 @@ def parse(text: str, path: str) -> Node:
         if text.count(sign) - text.count(CLOSING.get(sign, "\0")) > most:
             rule = f"a launch script must not have more than {most} open {sign!r}"
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
+    root = _tree(text, path)
+    if root.has_error and PATTERN.search(text):  # only the run decides what is left of the value
+        return _tree(PATTERN.sub(lambda found: found[1] + re.sub(r"[\[\]{']", "_", found[2]), text), path)
+    return root
+
+
+def _tree(text: str, path: str) -> Node:
+    """Return the tree of a text; PayloadError for one that is nested too deeply."""
     source = f"{text}\n\n".encode()
     started = time.process_time()
     parser = _parser()

@@ -6,6 +6,7 @@ import re
 from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
+from bridge.interop.launch.arithmetic import computed
 from bridge.interop.launch.script import text_of
 from bridge.interop.launch.word import BRACES, DEFAULT, FIELD, LATE, UNKNOWN, Word, glued, variable_of
 
@@ -73,6 +74,9 @@ class Variables:
                 yield from self._expansion(piece, is_split=is_split, is_quoted=is_quoted)
             elif kind == "string" and piece:
                 yield from self._pieces(piece, is_split=False, is_quoted=True)
+            elif kind == "late":
+                value = computed(piece, self.values)
+                yield piece if value is None else value
             else:
                 yield piece.removeprefix("\n") if kind == "escaped" else piece
 

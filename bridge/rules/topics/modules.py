@@ -133,7 +133,7 @@ def _off(run: RuleContext) -> list[Violation]:
     held = run.model.quant_recipe
     matchers = held.get("matchers") if isinstance(held, Mapping) else None
     rows = matchers.items() if isinstance(matchers, Mapping) else ()
-    off = [(name, row) for name, row in rows if isinstance(row, Mapping) and "enabled" not in row]
+    off = [(name, row) for name, row in rows if isinstance(row, Mapping) and row.get("enabled") is None]
     return [Violation(value=row.get("pattern"), name=name) for name, row in off]
 
 

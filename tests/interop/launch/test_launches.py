@@ -50,6 +50,9 @@ SCRIPTS = [
     'torchrun t.py --a=b --c="d e" \\\n  --f \'g\'h"i"',
     "A=1; B=2 ; { torchrun t.py $A; } ;\n ( torchrun t.py $B )",
     "A=x; A=y true; torchrun t.py $A",
+    'A=1; B=46; torchrun t.py $((A + B)) $(( (A+$B) * 2 )) "n$((B/4))" $((-7 / 2)) $((-7 % 4)) $((${B}-A)) x',
+    "A=8\nB=$((A * A))\nC=($((B + 1)) $((B / 3)))\ntorchrun t.py ${C[@]}",
+    "A=-3; torchrun t.py $((2 - A)) $((A*-1)) $((0x10 + 1))",
     'A="a   b"; torchrun t.py $A"c" pre$A',
     "A='x y'; torchrun t.py \"$A\" \"\" ''",
     "while false; do :; done; until true; do :; done; torchrun t.py ok",
@@ -331,6 +334,24 @@ def test_a_comment_at_the_end_of_a_continuation_breaks_nothing() -> None:
 def test_a_file_of_bare_arguments_is_one_run() -> None:
     (run,) = megatron_lm.import_all(Document.of_text("--num-layers 2\n--bf16\n--fp8-format hybrid\n", "args.txt"))
     assert (run.config.mode, run.config.fp8) == ("bf16", "hybrid")
+
+
+@pytest.mark.parametrize(
+    "expression", ["A + B", "A + 010", "A ** 2", "A / 0", "A + 1_0", "C + 1", "A > 2 ? A : 2", "A++"]
+)
+def test_arithmetic_that_only_the_run_knows_stays_as_it_is_written(expression: str) -> None:
+    (launch,) = launches(f"A=4\nC=${{C:-8}}\ntorchrun t.py --num-layers $(({expression}))")
+    assert launch.arguments[1] == f"$(({expression}))"
+    assert launch.arguments[1].is_unknown
+
+
+@pytest.mark.parametrize("pattern", ["%%]*", "%]", "##*]", "//]/", "%%[]]*", "%%{*", "/]/x", "%%'*"])
+def test_a_bracket_in_the_pattern_of_an_expansion_is_bash(pattern: str) -> None:
+    script = f'x="a]b"\ny="${{x{pattern}}}"\ntorchrun t.py --bf16 --name $y --lr 1'
+    (launch,) = launches(script)
+    assert launch.notes == ()
+    assert [*launch.arguments[:2], *launch.arguments[3:]] == ["--bf16", "--name", "--lr", "1"]
+    assert launch.arguments[2].is_unknown
 
 
 @pytest.mark.parametrize("reader", ["sbatch", "ssh host bash -s", "python", "cat > job.sh", "tee job.sh"])

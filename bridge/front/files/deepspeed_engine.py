@@ -1,0 +1,154 @@
+"""`Engine`: what DeepSpeed's engine makes of a run of Megatron-DeepSpeed, as its own JSON says.
+
+The engine casts the weights, keeps masters and states, and reduces gradients in the dtype of the weights; Megatron's
+own optimizer and its reduction in FP32 do not run. Its JSON is read where the script writes it by `cat` and a
+here-document, or where it lies next to the script. The engine's own buffers are not counted.
+
+Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`; Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py,
+megatron/model/gpt_model.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import PayloadError
+from bridge.interop import deepspeed
+from bridge.interop.launch.word import UNKNOWN, Word
+from bridge.interop.megatron_lm.arguments import Arguments
+from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE
+from bridge.interop.reading import strict_json
+from bridge.interop.reading.document import Document
+from bridge.rules.fields import whole_number
+
+NAME = "--deepspeed"
+ZERO = "zero_optimization"
+OF_PRECISION = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO)
+"""Keys of the JSON that decide about formats and shards."""
+OPEN = "<open>"
+"""Stands for a value that only the run decides."""
+VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
+RECOMPUTED = ("checkpoint_activations", "deepspeed_activation_checkpointing", "checkpoint_num_layers")
+"""Arguments about recomputation that are read here."""
+SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
+NOT_COUNTED = f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, which are not counted."
+NOT_READ = f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """What the engine decides."""
+
+    precision: Mapping[str, Any] | None = None
+    """Fields of a precision; None: its JSON states none, or is not read."""
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Section -> fields that it sets."""
+    read: tuple[str, ...] = ()
+    """Arguments that are read here."""
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """Setting that the engine decides, and that is not known -> what decides it, as a noun."""
+    read_too: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What is left open, as sentences."""
+
+
+def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str) -> Engine:
+    """Return what DeepSpeed's engine makes of a run.
+
+    Args:
+        run: The arguments as they are written.
+        arguments: Name of an argument -> its value.
+        mode: bf16, fp16 or fp32, as the arguments say.
+        path: Path of the script.
+    """
+    written = run.settings.get(DEEPSPEED_FILE)
+    name = "" if written is None else str(written.shown)
+    place, content = _content(run, name, path) if name else ("", None)
+    fields, stage = _stated(content)
+    if fields is None and mode == "fp16":
+        fields = {"fp16": True, "params_dtype": "fp16", "pipeline_dtype": "fp16", "grad_reduce_in_fp32": False}
+    if stage is None:
+        stage = whole_number(_number(arguments.get("zero_stage")))
+    sections: dict[str, dict[str, Any]] = {"model": _recomputed(arguments)}
+    if stage is not None:
+        for one in SHARDED:
+            section, _, switch = one.partition(".")
+            sections.setdefault(section, {})[switch] = stage > 0
+    unknown = [NOT_COUNTED]
+    if content is None:
+        unknown.append(NOT_READ.format(file=name or "its name is not stated, and it"))
+    if stage is not None and stage > 1:
+        unknown.append(f"{NAME}: ZeRO stage {stage} shards gradients too, which is counted as stage 1 is.")
+    opened = {} if stage is not None else dict.fromkeys(SHARDED, "DeepSpeed's engine")
+    if fields is None:
+        opened["ddp.grad_reduce_in_fp32"] = "DeepSpeed's engine"
+    return Engine(
+        precision=fields,
+        sections=sections,
+        read=(*RECOMPUTED, "zero_stage"),
+        opened=opened,
+        read_too=(f"--deepspeed_config {name}: read from {place}.",) if content is not None else (),
+        unknown=tuple(unknown),
+    )
+
+
+def _content(run: Arguments, name: str, path: str) -> tuple[str, Mapping[str, Any] | None]:
+    """Return where the engine's JSON was found, and what it says of formats and shards; None where it is not read."""
+    text, place = run.launch.files.get(name), "the script, which writes it"
+    if text is None and not Word(name).is_unknown:
+        file = Path(path).parent / name
+        place = str(file)
+        try:
+            text = Document.load(file).text if file.is_file() else None
+        except PayloadError:
+            text = None
+    if text is None:
+        return "", None
+    try:
+        content = strict_json.loads(VALUE.sub(f'"{OPEN}"', Word.of(text)), name)
+    except PayloadError:
+        return "", None
+    if not isinstance(content, Mapping):
+        return "", None
+    kept = {key: content[key] for key in OF_PRECISION if key in content}
+    if OPEN in str(kept) or UNKNOWN.search(str(kept)):
+        return "", None
+    return place, kept
+
+
+def _stated(content: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, int | None]:
+    """Return the fields of a precision that the engine's JSON states, and the stage of ZeRO; None for what is open."""
+    if content is None:
+        return None, None
+    block = content.get(ZERO)
+    stage = whole_number(block.get("stage", 0)) if isinstance(block, Mapping) else 0
+    try:
+        report = deepspeed.import_(dict(content))
+    except PayloadError:
+        return None, stage
+    if report.decided_by is not None:
+        return None, stage
+    fields = report.config.to_dict()
+    types = content.get("data_types")
+    has_dtype = isinstance(types, Mapping) and types.get("grad_accum_dtype") is not None
+    if fields.get("bf16") and not stage and not has_dtype:
+        fields["grad_reduce_in_fp32"] = True
+    return fields, stage
+
+
+def _recomputed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of recomputation that the arguments of Megatron-DeepSpeed stand for."""
+    if not arguments.get("checkpoint_activations"):
+        return {}
+    each = whole_number(_number(arguments.get("checkpoint_num_layers"))) or 1
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": each}
+
+
+def _number(value: Any) -> Any:
+    """Return a number that is written as text."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 5 else None

@@ -1,0 +1,78 @@
+"""`computed`: the value of `$((A + B))` where the script sets every part of it to a whole number."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
+"""A number that bash reads as a decimal one."""
+PART = re.compile(r"(?<![\w$])(?:\$?([A-Za-z_]\w*)|\$\{(\w+)\})(?!\w)")
+"""A variable of an expression: `A`, `$A` or `${A}`."""
+MAX_LENGTH = 1_000
+MOST = 2**63
+"""Numbers from here on are too large for bash."""
+
+
+def computed(piece: str, values: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the value of `$((...))`; None for another piece, and where the run decides a part of it.
+
+    Args:
+        piece: As it is written.
+        values: The words of each variable that the script has set.
+    """
+    if not (piece.startswith("$((") and piece.endswith("))")):
+        return None
+    expression = piece[3:-2]
+    if len(expression) > MAX_LENGTH:
+        return None
+    for found in PART.findall(expression):
+        held = values.get(found[0] or found[1], ())
+        if len(held) != 1 or NUMBER.fullmatch(held[0]) is None:
+            return None
+    text = PART.sub(lambda found: f"({values[found[1] or found[2]][0]})", expression)
+    if "_" in text:  # 1_000 is a number of Python alone
+        return None
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+    return str(value)
+
+
+def _value(node: ast.expr) -> int:
+    """Return the value of a tree of whole numbers; ValueError for anything else in it."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return _small(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp):
+        return _combined(node.op, _value(node.left), _value(node.right))
+    raise ValueError(ast.dump(node))
+
+
+def _combined(sign: ast.operator, left: int, right: int) -> int:
+    if isinstance(sign, ast.Add):
+        return _small(left + right)
+    if isinstance(sign, ast.Sub):
+        return _small(left - right)
+    if isinstance(sign, ast.Mult):
+        return _small(left * right)
+    quotient = abs(left) // abs(right)  # bash rounds towards zero
+    if (left < 0) != (right < 0):
+        quotient = -quotient
+    if isinstance(sign, ast.Div):
+        return quotient
+    if isinstance(sign, ast.Mod):
+        return left - quotient * right
+    raise ValueError(ast.dump(sign))
+
+
+def _small(value: int) -> int:
+    if abs(value) >= MOST:
+        raise ValueError(value)
+    return value

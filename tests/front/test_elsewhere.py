@@ -1,0 +1,276 @@
+"""What decides about a run of Megatron-LM besides its arguments: each is read, or there is no plan or no verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import RunConfigError
+from bridge.front.loader import RunValues, load_run
+
+RUN = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --bf16 "
+    "--seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --vocab-size 1024 --hidden-dropout 0 "
+    "--attention-dropout 0 --use-distributed-optimizer "
+)
+FP8 = f"{RUN} --fp8-format e4m3 --fp8-recipe mxfp8 "
+RECIPE = """\
+configs:
+  high: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {}}
+matchers:
+  projections: {type: glob, pattern: "*.self_attention.*", config: high, enabled: true}
+"""
+OPTION = "--te-precision-config-file"
+
+
+def read(folder: Path, script: str, *words: str) -> RunValues:
+    """Return the run of a script."""
+    (folder / "run.sh").write_text(script)
+    return load_run(words, config_file=folder / "run.sh")
+
+
+def answered(folder: Path, script: str, *words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Return the exit code of a command about a script, and all that it prints."""
+    (folder / "run.sh").write_text(script)
+    code = main([words[0], "--config", str(folder / "run.sh"), *words[1:]])
+    return code, "".join(capsys.readouterr())
+
+
+class TestPerModuleFile:
+    """The file behind --te-precision-config-file."""
+
+    @pytest.mark.parametrize(
+        "name", ["te.yaml", "conf/te.yaml", "$FOLDER/te.yaml", "${HERE:-.}/te.yaml", "/not/there/te.yaml", "{}/te.yaml"]
+    )
+    def test_it_is_read_where_it_lies_and_every_answer_follows_it(self, tmp_path, name, capsys):
+        (tmp_path / "conf").mkdir()
+        place = tmp_path / "conf" / "te.yaml" if name.startswith("conf") else tmp_path / "te.yaml"
+        place.write_text(RECIPE)
+        place_as_written = name.replace("{}", str(tmp_path))
+        script = f"{FP8} {OPTION} {place_as_written}"
+        run = read(tmp_path, script)
+        assert run.report.setup.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
+        assert run.report.setup.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
+        assert run.reading.unplanned is None
+        (sentence,) = run.reading.read_too
+        assert sentence.startswith(OPTION)
+        assert sentence.endswith("te.yaml.")
+        assert not [one for one in run.reading.unknown if OPTION in one]
+        code, printed = answered(tmp_path, script, "plan", capsys=capsys)
+        assert (code, "8 of 17 linear layers compute in FP8" in printed) == (0, True)
+        code, printed = answered(tmp_path, script, "manifest", "--for", "vllm", "--model-type", "llama", capsys=capsys)
+        assert "q_proj" in printed
+
+    @pytest.mark.parametrize("name", ["gone.yaml", "$RECIPE", "other.yaml"])
+    @pytest.mark.parametrize("command", ["plan", "memory", "align", "modules", "manifest", "rehearse"])
+    def test_one_that_is_not_there_is_named_and_there_is_no_plan(self, tmp_path, name, command, capsys):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "other.yaml").write_text(RECIPE)  # elsewhere
+        code, printed = answered(tmp_path / "run", f"{FP8} {OPTION} {name}", command, capsys=capsys)
+        assert code == 2
+        assert printed == (
+            f"model.quant_recipe: {OPTION} names {name}, which is not found; the precision of the layers that it "
+            "selects is not known. Put the file next to the run's own.\n"
+        )
+
+    def test_check_answers_without_it_and_names_it(self, tmp_path, capsys):
+        code, printed = answered(tmp_path, f"{FP8} {OPTION} gone.yaml", "check", "--target", "b200x8", capsys=capsys)
+        assert code == 0
+        assert "names gone.yaml, which is not found" in printed
+        reading = read(tmp_path, f"{FP8} {OPTION} gone.yaml").reading
+        assert reading.opened["model.quant_recipe"] == f"{OPTION} gone.yaml"
+        assert reading.to_dict()["unplanned"] in reading.to_dict()["open"]
+
+    def test_a_file_that_is_given_takes_its_place(self, tmp_path, capsys):
+        (tmp_path / "mine.yaml").write_text(RECIPE)
+        words = ("modules", "--file", str(tmp_path / "mine.yaml"))
+        code, printed = answered(tmp_path, f"{FP8} {OPTION} gone.yaml", *words, capsys=capsys)
+        assert code == 0
+        assert "linear_qkv, linear_proj of 1-4" in printed
+        assert "gone.yaml" not in printed
+
+    def test_one_that_megatron_refuses_is_refused_with_its_fault(self, tmp_path):
+        (tmp_path / "te.yaml").write_text(RECIPE.replace("config: high", "config: hihg"))
+        with pytest.raises(RunConfigError, match=r"te\.yaml: matchers\.projections\.config: no payload has this name"):
+            read(tmp_path, f"{FP8} {OPTION} te.yaml")
+
+    def test_a_file_of_the_same_name_that_is_no_recipe_is_another_file(self, tmp_path):
+        (tmp_path / "te.yaml").write_text("bf16: true\n")
+        assert "which is not found" in str(read(tmp_path, f"{FP8} {OPTION} /opt/te.yaml").reading.unplanned)
+
+    def test_a_matcher_without_enabled_is_dead_and_check_and_modules_say_so(self, tmp_path, capsys):
+        for content in (RECIPE.replace(", enabled: true", ""), RECIPE.replace("enabled: true", "enabled: null")):
+            (tmp_path / "te.yaml").write_text(content)
+            script = f"{FP8} {OPTION} te.yaml"
+            for words in (("check",), ("modules",), ("modules", "--file", str(tmp_path / "te.yaml"))):
+                code, printed = answered(tmp_path, script, *words, capsys=capsys)
+                assert (code, "PB290" in printed, "matcher projections is off" in printed) == (0, True, True), words
+            _, printed = answered(tmp_path, script, "modules", "--json", capsys=capsys)
+            assert [one["id"] for one in json.loads(printed)["findings"]] == ["PB290"]
+
+    def test_arguments_in_a_file_of_yaml_name_one_too(self, tmp_path):
+        (tmp_path / "te.yaml").write_text(RECIPE)
+        sizes = (
+            "--num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --bf16: true\n  --fp8-format: hybrid"
+        )
+        (tmp_path / "model_config.yaml").write_text(f"MODEL_ARGS:\n  {sizes}\n  {OPTION}: te.yaml\n")
+        run = load_run((), config_file=tmp_path / "model_config.yaml")
+        assert run.model["quant_recipe"]["matchers"].keys() == {"projections"}
+
+
+class TestLayerSource:
+    """Options that have another module build the layers."""
+
+    @pytest.mark.parametrize(
+        ("option", "named"),
+        [
+            ("--spec my_plugins.models.linear get_spec", "--spec my_plugins.models.linear get_spec"),
+            ("--spec 'my_plugins.models.linear' \"get_spec\"", "--spec my_plugins.models.linear get_spec"),
+            ("--spec $SPEC", "--spec $SPEC"),
+            ("--spec my.models mamba_stack_spec", "--spec my.models mamba_stack_spec"),
+            (
+                "--spec megatron.core.models.hybrid.hybrid_layer_specs gdp_stack_spec",
+                "--spec megatron.core.models.hybrid.hybrid_layer_specs gdp_stack_spec",
+            ),
+            ("--custom-model-provider-path my.models.provide", "--custom-model-provider-path my.models.provide"),
+            ("--model-provider mine", "--model-provider mine"),
+        ],
+    )
+    def test_there_is_no_plan_of_layers_that_another_module_builds(self, tmp_path, option, named, capsys):
+        sentence = f"{named}: the layers are built by that module and cannot be planned."
+        for command in ("plan", "memory", "manifest", "rehearse"):
+            assert answered(tmp_path, f"{RUN} {option}", command, capsys=capsys) == (2, f"{sentence}\n")
+        code, printed = answered(tmp_path, f"{RUN} {option}", "check", "--target", "h100x8", capsys=capsys)
+        assert (code, sentence in printed) == (0, True)
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            "",
+            "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_with_transformer_engine_spec",
+            "--model-provider gpt",
+            "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec --hybrid-layer-pattern M*-M",
+        ],
+    )
+    def test_layers_of_megatron_core_are_planned(self, tmp_path, option):
+        run = read(tmp_path, f"{RUN} {option}")
+        assert run.reading.unplanned is None
+        assert run.report.setup.plan.layers
+
+    def test_the_local_spec_is_the_local_implementation(self, tmp_path):
+        option = "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_local_spec"
+        assert read(tmp_path, f"{RUN} {option}").model["transformer_impl"] == "local"
+
+    def test_kitchen_has_layers_of_its_own(self, tmp_path):
+        unplanned = read(tmp_path, f"{RUN} --kitchen-recipe-number 12").reading.unplanned
+        assert unplanned == "--kitchen-recipe-number 12: Kitchen's layers compute as it says, and cannot be planned."
+
+
+class TestUnreadOptions:
+    """Options that bear on the bytes and that nothing reads."""
+
+    OPTIONS = "--ds-sequence-parallel-size 4 --pad-vocab-size-to 250880 --zero-stage 1"
+
+    def test_they_are_named_and_memory_has_no_verdict(self, tmp_path, capsys):
+        script = f"{RUN.replace('--num-layers 4', '--num-layers 400')} --hidden-size 16384 {self.OPTIONS}"
+        reading = read(tmp_path, script).reading
+        named = "--ds-sequence-parallel-size, --pad-vocab-size-to, --zero-stage"
+        assert (
+            f"{named}: not read here; the layout, the layers or the bytes may be others than those that are counted."
+            in (reading.unknown)
+        )
+        assert reading.uncounted == tuple(named.split(", "))
+        assert reading.opened["model.vocab_size"] == "--pad-vocab-size-to"
+        assert reading.opened["optimizer.use_distributed_optimizer"] == "--zero-stage"
+        code, printed = answered(tmp_path, script, "memory", "--target", "h100x8", capsys=capsys)
+        assert code == 0
+        assert f"no verdict, since {named} may change what is counted." in printed
+        assert "fit" not in printed
+        code, printed = answered(tmp_path, script, "check", "--target", "h100x8", capsys=capsys)
+        assert (code, "PB618" in printed) == (0, False)
+        code, printed = answered(tmp_path, script, "memory", "--target", "h100x8", "--fit", capsys=capsys)
+        assert (code, printed.endswith("Drop --fit.\n")) == (2, True)
+
+    def test_the_same_run_without_them_has_a_verdict(self, tmp_path, capsys):
+        script = f"{RUN.replace('--num-layers 4', '--num-layers 400')} --hidden-size 16384 --rollout-batch-size 4"
+        assert read(tmp_path, script).reading.uncounted == ()
+        _, printed = answered(tmp_path, script, "check", "--target", "h100x8", capsys=capsys)
+        assert "error PB618" in printed
+
+    def test_the_split_of_deepspeed_is_named_once(self, tmp_path):
+        reading = read(tmp_path, f"{RUN} --pp-partition-method type:transformer").reading
+        assert reading.uncounted == ("--pp-partition-method",)
+        assert [one for one in reading.unknown if "partition" in one] == [
+            "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
+        ]
+        assert reading.opened["model.num_layers_in_first_pipeline_stage"] == "--pp-partition-method"
+
+
+ENGINE = (
+    "deepspeed pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 512 "
+    "--micro-batch-size 1 --vocab-size 1024 --checkpoint-activations --deepspeed --deepspeed_config ds.json "
+)
+JSON = '{"train_batch_size": $GBS, "zero_optimization": {"stage": $STAGE}, "fp16": {"enabled": true, "loss_scale": 0}}'
+
+
+def heredoc(content: str = JSON, *, stage: str = "1") -> str:
+    """Return the lines that write the engine's JSON."""
+    return f"STAGE={stage}\ncat <<EOT > ds.json\n{content}\nEOT\n"
+
+
+class TestDeepSpeed:
+    """The engine's JSON, which decides instead of the arguments."""
+
+    @pytest.mark.parametrize("is_beside", [False, True])
+    def test_what_the_engine_keeps_is_what_its_json_says(self, tmp_path, is_beside, capsys):
+        script = f"{ENGINE} --fp16"
+        if is_beside:
+            (tmp_path / "ds.json").write_text(JSON.replace("$GBS", "8").replace("$STAGE", "1"))
+        else:
+            script = heredoc() + script
+        run = read(tmp_path, script, "target=h100x64")
+        planned = run.report.setup.planned
+        settings = planned.plan.settings
+        assert (settings.mode, settings.grad_reduce, settings.grad_sent) == ("fp16", "fp16", "fp16")
+        assert settings.distributed
+        rank, parameters = planned.memory.largest, planned.memory.largest.parameters
+        for kind, each in {"weights": 2, "gradients": 2, "master weights": 4 / 64, "optimizer state": 8 / 64}.items():
+            assert rank.bytes_of[kind] == pytest.approx(each * parameters, rel=0.01), kind
+        assert run.model["recompute_granularity"] == "full"
+        assert run.reading.uncounted == ("--deepspeed",)
+        place = str(tmp_path / "ds.json") if is_beside else "the script, which writes it"
+        assert run.reading.read_too == (f"--deepspeed_config ds.json: read from {place}.",)
+        _, printed = answered(tmp_path, script, "memory", "--target", "h100x64", capsys=capsys)
+        assert "no verdict, since --deepspeed may change" in printed
+
+    @pytest.mark.parametrize(
+        "script",
+        [
+            ENGINE,
+            f"{heredoc()}sed -i 's/true/false/' ds.json\n{ENGINE}",
+            f"{heredoc()}python change.py > ds.json\n{ENGINE}",
+            f"{heredoc(stage='$1')}{ENGINE}",
+            f"{heredoc('{not json')}{ENGINE}",
+        ],
+    )
+    def test_a_json_that_is_not_known_is_named_and_nothing_is_said_of_its_shards(self, tmp_path, script):
+        run = read(tmp_path, f"{script} --fp16")
+        assert "--deepspeed: the engine does what its JSON says about formats and shards; ds.json is not read." in (
+            run.reading.unknown
+        )
+        assert run.reading.read_too == ()
+        assert run.reading.opened["optimizer.use_distributed_optimizer"] == "DeepSpeed's engine"
+        assert run.report.setup.plan.settings.grad_reduce == "fp16"
+
+    @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
+    def test_bf16_gradients_are_kept_in_fp32_without_zero(self, tmp_path, stage, reduced):
+        content = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
+        settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").report.setup.plan.settings
+        assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, stage > 0)
+
+    def test_a_higher_stage_is_named(self, tmp_path):
+        unknown = read(tmp_path, f"{heredoc(stage='2')}{ENGINE} --fp16").reading.unknown
+        assert "--deepspeed: ZeRO stage 2 shards gradients too, which is counted as stage 1 is." in unknown
