@@ -36,13 +36,22 @@ def _memory(chosen: argparse.Namespace) -> int:
     activations = _activations(run)
     if chosen.json:
         content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
+        content["not_counted"] = list(run.missing)
         fitting = {"fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else {}
         print_planned(values, {**content, **fitting})
         return planned_code(values)
     from bridge.report.plan_table import fit_table, memory_table
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
-    show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
+    held = memory_table(
+        run.memory,
+        activations,
+        gpu=gpu,
+        memory_bytes=run.memory_bytes,
+        uncounted=run.uncounted,
+        missing=run.missing,
+    )
+    show(held)
     counted = run.parallel.world_size
     if run.target.count is None:
         print(f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs.")
