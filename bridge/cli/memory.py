@@ -42,6 +42,7 @@ def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
         **run.memory.to_dict(),
         "gpu_bytes": run.memory_bytes,
         "activations_by_recompute": _activations(run),
+        "not_counted": list(run.missing),
     }
     if fits:
         content["fit"] = fit(run, is_sound=_soundness(values, run)).to_dict()
@@ -65,6 +66,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
             gpu=gpu,
             memory_bytes=run.memory_bytes,
             uncounted=run.uncounted,
+            missing=run.missing,
             unread=run.prediction.uncounted,
         )
     )

@@ -284,6 +284,10 @@ def _notes(
     plan: PrecisionPlan, workload: Workload, ddp: Mapping[str, Any], capability: tuple[int, int] | None
 ) -> tuple[str, ...]:
     notes, settings = [], plan.settings
+    if plan.is_frozen and plan.adapter is None:
+        notes.append(
+            "The language model is frozen: it has no gradients, masters, optimizer state and weight gradients."
+        )
     if not plan.shape.vocab_size:
         notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
     if not workload.seq_length:

@@ -9,6 +9,7 @@ from typing import Any
 from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.rules.fields import ENCODERS
 from bridge.rules.reads import kept_property
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
@@ -86,6 +87,17 @@ class PlannedRun:
         if settings.is_hybrid_device and settings.fsdp:
             found.append("optimizer.optimizer_cpu_offload")
         return tuple(found)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Parts of the run that are on the GPU and are not counted: without them there is no verdict that it fits."""
+        found = []
+        if not self.plan.shape.vocab_size:
+            found.append("embedding and output layer (model.vocab_size is not stated)")
+        if not self.workload.seq_length:
+            found.append("activations (model.seq_length is not stated)")
+        stated = self.prediction.sections["model"].stated
+        return (*found, *(name for part, name in ENCODERS.items() if f"freeze_{part}" in stated))
 
     @property
     def overflow(self) -> Violation | None:

@@ -95,7 +95,7 @@ class Settings:
     recipes: tuple[Matchers, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
-    """Fields that are set and that this Megatron Core does not have, as sentences."""
+    """Fields that are set and that this Megatron Core does not have, and what is frozen, as sentences."""
 
     @property
     def row(self) -> Scheme | None:
@@ -230,8 +230,11 @@ def _stored(dtype: str) -> str:
 
 
 def _notes(run: Prediction) -> tuple[str, ...]:
-    return tuple(
+    notes = [
         f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field ({versions})."
         for role in ("model", "optimizer", "ddp")
         for name, versions in run.absent[role].items()
-    )
+    ]
+    if run.values["model"]["freeze_language_model"]:
+        notes.append("The language model is frozen (model.freeze_language_model): none of its weights is trained.")
+    return tuple(notes)

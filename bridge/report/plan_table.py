@@ -180,11 +180,13 @@ def memory_table(
     gpu: str = "",
     memory_bytes: int | None = None,
     uncounted: Sequence[str] = (),
+    missing: Sequence[str] = (),
     unread: Sequence[str] = (),
 ) -> RenderableType:
     """Return the report as something rich can print.
 
-    `uncounted` are settings that keep less on the GPU than is counted, `unread` options that may change the count.
+    `uncounted` are settings that keep less on the GPU than is counted, `missing` parts that are
+    counted nowhere, `unread` options that may change the count.
     """
     stages = grouped(((*rank.bytes_of.values(), rank.total, rank.host), rank) for rank in report.ranks).values()
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
@@ -208,18 +210,23 @@ def memory_table(
         each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
     if memory_bytes is not None:
-        parts.append(_fits(report.largest, gpu, memory_bytes, unread))
+        parts.append(_fits(report.largest, gpu, memory_bytes, missing, unread))
+    elif missing:
+        parts.append(Text(f"  Not counted: {', '.join(missing)}."))
     notes = [f"{' and '.join(uncounted)} may keep less on the GPU than is counted."] if uncounted else []
     return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes]))
 
 
-def _fits(rank: RankMemory, gpu: str, memory_bytes: int, unread: Sequence[str]) -> Text:
-    needed = f"  {size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}: "
+def _fits(rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]) -> Text:
+    least = "at least " if missing else ""
+    needed = f"  {least}{size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}"
     if unread:
-        return Text(f"{needed}no verdict, since {', '.join(unread)} may change what is counted.", style="yellow")
+        return Text(f"{needed}: no verdict, since {', '.join(unread)} may change what is counted.", style="yellow")
     if rank.total > memory_bytes:
-        return Text(needed + "does not fit.", style="red")
-    return Text(needed + f"{size(memory_bytes - rank.total)} are left for what is not counted.")
+        return Text(f"{needed}: does not fit.", style="red")
+    if missing:
+        return Text(f"{needed}; not counted: {', '.join(missing)}.", style="yellow")
+    return Text(f"{needed}: {size(memory_bytes - rank.total)} are left for what is not counted.")
 
 
 def fit_table(report: FitReport) -> RenderableType:

@@ -36,6 +36,8 @@ class OwnerField:
     """Versions of megatron-core that have it; None: all."""
 
 
+ENCODERS = {"vision_model": "vision tower", "audio_model": "audio encoder", "sound_encoder": "sound encoder"}
+"""Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
 OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
@@ -49,6 +51,9 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "hybrid_layer_pattern": ("any", None),
         "hybrid_attention_ratio": ("float", None),
         "hybrid_mlp_ratio": ("float", None),
+        "freeze_language_model": ("bool", False),
+        **{f"freeze_{part}": ("bool", False) for part in ENCODERS},
+        "freeze_vision_projection": ("bool", False),
     },
     "optimizer": {},
     "ddp": {"use_torch_fsdp2": ("bool", False)},

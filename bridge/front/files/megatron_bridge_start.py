@@ -15,6 +15,7 @@ from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.front.files.start import Row, Start, is_fsdp, rows
+from bridge.front.files.tokenizers import vocab_size_of
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import whole_number
@@ -83,6 +84,12 @@ def _scheme_written(start: Start) -> Any:
         return start.value("optimizer.fp8_recipe")
 
 
+def _vocabulary(start: Start) -> int | None:
+    """Return the vocabulary of the run's tokenizer, or of its model, where the name is known."""
+    named = (start.value(path) for path in ("tokenizer.tokenizer_model", "model.hf_model_id"))
+    return next((size for size in map(vocab_size_of, named) if size is not None), None)
+
+
 _fsdp = partial(rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs")
 
 ROWS: tuple[Row, ...] = (
@@ -124,6 +131,13 @@ ROWS: tuple[Row, ...] = (
         ),
         because="the vocabulary of NullTokenizer and its end of document",
         source="training/setup.py: _validate_and_set_vocab_size",
+        is_default=True,
+    ),
+    *rows(
+        {"model.vocab_size": _vocabulary},
+        _vocabulary,
+        because="the vocabulary of the tokenizer's name",
+        source="training/setup.py: _validate_and_set_vocab_size; bridge/front/files/tokenizers.yaml",
         is_default=True,
     ),
     *_fsdp(

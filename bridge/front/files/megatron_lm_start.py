@@ -15,6 +15,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files.reading import OF_THE_MODE
 from bridge.front.files.start import Row, Start, is_fsdp, rows
+from bridge.front.files.tokenizers import vocab_size_of
 from bridge.rules.fields import whole_number
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.parallel import Parallel
@@ -98,6 +99,10 @@ def _bias_fusion(start: Start) -> bool:
     return bool(start.value("model.add_bias_linear")) and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
 
 
+def _vocabulary(start: Start) -> int | None:
+    return vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_model"))
+
+
 def _in_both(name: str, value: Any) -> dict[str, Any]:
     """Return the values of a field that the optimizer and DDP hold."""
     return {f"optimizer.{name}": value, f"ddp.{name}": value}
@@ -116,6 +121,11 @@ ROWS: tuple[Row, ...] = (
     *_default({"ddp.check_for_nan_in_grad": True}),
     *_default({"optimizer.fp8_recipe": "delayed"}, lambda start: start.value("model.fp8") or start.value("model.fp4")),
     *_default({"optimizer.optimizer_offload_fraction": 1.0}, "optimizer.optimizer_cpu_offload"),
+    *_default(
+        {"model.vocab_size": _vocabulary},
+        lambda start: _vocabulary(start) is not None,
+        because="the vocabulary of the tokenizer's name",
+    ),
     *_by_pattern({"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]),
     *_by_pattern({"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]),
     *_by_pattern({"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))),
