@@ -13,6 +13,15 @@ def _overlaps(run: RuleContext) -> bool:
     return bool(run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
 
 
+def _transforms(run: RuleContext) -> bool:
+    """Return whether NVFP4's tensors go through the random Hadamard transform, as they do unless a variable says no."""
+    return run.environment.get("NVTE_NVFP4_DISABLE_RHT") != "1"
+
+
+def _casts_to_bf16(run: RuleContext) -> bool:
+    return bool(run.model.enable_autocast) and run.model.autocast_dtype == "bf16"
+
+
 RULES = (
     error(
         id="PB241",
@@ -148,11 +157,9 @@ RULES = (
         id="PB252",
         title="NVFP4 outside BF16",
         setting="fp4",
-        when=all_of(
-            "fp4", "not is_bf16", lambda run: not (run.model.enable_autocast and run.model.autocast_dtype == "bf16")
-        ),
+        when=all_of("scheme is nvfp4", "not is_bf16", _transforms, lambda run: not _casts_to_bf16(run)),
         message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {run.mode}",
         remedies=("choose a bf16 recipe",),
-        source="Transformer Engine 2.20 pytorch/csrc/quantizer.cpp",
+        source="Transformer Engine 2.8, 2.14 and 2.20 pytorch/csrc/quantizer.cpp",
     ),
 )
