@@ -3,7 +3,8 @@
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import contradiction, error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
-from bridge.rules.violation import all_of
+from bridge.rules.versions import at_least
+from bridge.rules.violation import Violation, all_of
 
 _THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
 """Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
@@ -11,6 +12,13 @@ _THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_m
 
 def _overlaps(run: RuleContext) -> bool:
     return bool(run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
+
+
+def _wrong_fp4_weights(run: RuleContext) -> list[Violation]:
+    """Return the violation of weights stored in FP4, and the releases that are right and that the run has not."""
+    needed = (("Transformer Engine", "2.14", run.te), ("megatron-core", "0.18", run.mcore))
+    missing = [f"{title} {least}" for title, least, version in needed if at_least(version, least) is not True]
+    return [Violation(releases=" and ".join(missing))]
 
 
 def _transforms(run: RuleContext) -> bool:
@@ -105,9 +113,9 @@ RULES = (
         title="FP4 weights before Transformer Engine 2.14",
         setting="fp4_param_gather",
         versions=(te(until="2.14"),),
-        when=all_of("fp4", "gathers_fp4", "not is_emulated"),
+        when=all_of("fp4", "gathers_fp4", "not is_emulated", find=_wrong_fp4_weights),
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
-        remedies=("use Transformer Engine 2.14 and megatron-core 0.18", "set fp4_param_gather=False"),
+        remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352",
         evidence="reported",
     ),
@@ -116,10 +124,10 @@ RULES = (
         title="FP4 weights before megatron-core 0.18",
         setting="fp4_param_gather",
         versions=(mcore(until="0.18"),),
-        when=all_of("fp4", "gathers_fp4", "not is_emulated"),
+        when=all_of("fp4", "gathers_fp4", "not is_emulated", find=_wrong_fp4_weights),
         message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts masters from the "
         "rounded weights",
-        remedies=("use megatron-core 0.18 and Transformer Engine 2.14", "set fp4_param_gather=False"),
+        remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352; megatron-core 0.16.1 fp4_utils.py",
         evidence="reported",
     ),

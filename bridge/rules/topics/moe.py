@@ -43,13 +43,20 @@ def _half_precision_counts(run: RuleContext) -> list[Violation]:
             return []
         step = f"{routed:,} in a step" if routed is not None else "tokens of a step x top-k"
         effect = f"their sum, {step}, is inf above {LARGEST_FP16:,}: no bias goes down, and nothing is balanced"
-        return [Violation(effect=effect, severity="error" if routed is not None else None)]
+        severity = "error" if routed is not None else None
+        return [Violation(effect=effect, balanced=_balanced_by_loss(run), severity=severity)]
     mean = routed // experts if routed is not None else 40_000
     if mean <= EXACT_BF16:
         return []
     spacing = 2 ** (mean.bit_length() - 8)
     effect = f"the sign of an update is wrong near balance: at {mean:,} tokens two counts are {spacing:,} apart"
-    return [Violation(effect=effect)]
+    return [Violation(effect=effect, balanced=_balanced_by_loss(run))]
+
+
+def _balanced_by_loss(run: RuleContext) -> str:
+    """Return the words that balance a run without a bias of experts; none where a loss balances it already."""
+    is_unbalanced = run.model.moe_router_load_balancing_type in ("none", ["none"], None)
+    return " and model.moe_router_load_balancing_type=aux_loss" if is_unbalanced else ""
 
 
 of_experts = partial(all_of, "shape.is_moe")
@@ -136,10 +143,11 @@ RULES = (
         when=of_experts(
             *("model.use_transformer_engine_op_fuser", "is_low", "scheme is not mxfp8"),
             lambda run: not (run.fp4 and run.environment.get("FP4_RECIPE") == "nvfp4"),
+            find=lambda run: [Violation(variable="set FP4_RECIPE=nvfp4" if run.scheme == "nvfp4" else "")],
         ),
         message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with FP4_RECIPE=nvfp4 set; this "
         "run asks for {run.scheme}",
-        remedies=("set it to False", "choose an MXFP8 recipe", "set FP4_RECIPE=nvfp4 for an NVFP4 run"),
+        remedies=("set it to False", "choose an MXFP8 recipe", "{variable}"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
     ),
     error(
@@ -261,7 +269,7 @@ RULES = (
         "local_tokens_per_expert), so that {effect}",
         remedies=(
             "use a Megatron Core with pull request 7081 (2026-09-04)",
-            "set model.moe_router_enable_expert_bias=False and model.moe_router_load_balancing_type=aux_loss",
+            "set model.moe_router_enable_expert_bias=False{balanced}",
         ),
         source="megatron-core 0.16.1 and 0.19.2 transformer/moe/router.py, transformer/moe/moe_utils.py "
         "get_updated_expert_bias, transformer/module.py Float16Module; executed with 0.16.1; NVIDIA/Megatron-LM pull "
