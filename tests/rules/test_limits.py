@@ -174,6 +174,8 @@ def test_low_precision_without_a_mode_is_named_without_a_recipe_too(
 ) -> None:
     finding = found("PB116", {"model": {**DENSE, **model}, "target": H100})
     assert ((finding.severity, finding.path) if finding is not None else None) == expected
+    if finding is not None:
+        assert finding.remedies[0] == "set model.bf16=True and optimizer.bf16=True (--bf16 of Megatron-LM)"
 
 
 SPLIT = {"tensor_model_parallel_size": 4, "sequence_parallel": True, "context_parallel_size": 2}

@@ -63,7 +63,7 @@ def _low_without_mode(run: RuleContext) -> list[Violation]:
     if not run.is_whole or not run.has_model or {"bf16", "fp16"} & run.sections["model"].stated:
         return []
     state = "set model.bf16=True and optimizer.bf16=True (--bf16 of Megatron-LM)"
-    confirm = "set model.bf16=False, if FP32 is meant"
+    confirm = "silence this if FP32 is meant"
     return [Violation(f"model.{family}", value=value, state=state, confirm=confirm)]
 
 
