@@ -110,7 +110,7 @@ def is_there_already(setup: Setup, step: Step) -> bool:
 
 
 def is_fulfilled(setup: Setup, finding: RuleFinding, step: Step) -> bool:
-    """Return whether a run has what a remedy says to set; an earlier release is asked for where a later one broke it."""
+    """Return whether a run has what a remedy says to set; an earlier release may be the remedy for a later one."""
     if finding.path == f"{step.section}.{step.name}":  # as it was before the sync
         return str(finding.value) == str(step.value)
     for versions in BY_ID[finding.id].versions:
