@@ -314,3 +314,65 @@ def test_adapters_on_stored_weights_are_a_warning_where_a_crash_was_reported() -
         "not stored": severity("PB545", full(CURRENT_PLAIN, H100, peft={"dim": 16})),
     }
     assert by_scheme == {"blockwise": "warning", "tensorwise": "info", "not stored": None}
+
+
+@pytest.mark.parametrize(
+    ("precision", "graphs", "by_rule"),
+    [
+        ("fp16_mixed", "transformer_engine", {"PB473": "error"}),
+        ("fp16_mixed", "local", {"PB473": None}),
+        ("bf16_mixed", "transformer_engine", {"PB473": None, "PB157": None}),
+        (
+            recipe("bf16_mixed", fp32_residual_connection=True),
+            "transformer_engine",
+            {"PB473": None, "PB157": "warning"},
+        ),
+    ],
+)
+def test_captured_layers_take_bf16_inputs(precision: Any, graphs: str, by_rule: dict[str, str | None]) -> None:
+    case = run(precision, "h100x8,te2.14,mcore0.20", model=dict(DENSE, cuda_graph_impl=graphs))
+    for name, expected in by_rule.items():
+        assert severity(name, case) == expected, name
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [(["attn"], None), (["attn", "moe_router"], None), (["moe"], "warning"), ("full", "warning"), (None, "warning")],
+)
+def test_captured_experts_are_those_of_the_scope(scope: Any, expected: str | None) -> None:
+    model = dict(MOE, moe_grouped_gemm=True, cuda_graph_impl="transformer_engine", cuda_graph_scope=scope)
+    assert severity("PB475", full(CURRENT, "h100x8,te2.14,cuda12.9,mcore0.19.2", model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes", "expected"),
+    [
+        (CURRENT, {}, "error"),
+        ("bf16_mixed", {}, None),
+        (CURRENT, {"recompute_granularity": "selective", "recompute_method": None}, None),
+        (CURRENT, {"recompute_method": "block"}, None),  # which Megatron skips in a prediction layer
+        (CURRENT, {"mtp_num_layers": None}, None),
+    ],
+)
+def test_a_prediction_layer_is_without_gradients_where_fp8_recomputes_it(
+    precision: Any, changes: dict[str, Any], expected: str | None
+) -> None:
+    model = dict(DENSE, mtp_num_layers=1, recompute_granularity="full", recompute_method="uniform")
+    assert severity("PB471", full(precision, "h100x8,te2.9,cuda12.9,mcore0.17.1", {**model, **changes})) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "expected"),
+    [
+        ("fp32", {}, None),
+        ("bf16", {}, "warning"),
+        (None, {}, "warning"),
+        ("bf16", {"use_precision_aware_optimizer": True}, None),
+    ],
+)
+def test_megatron_fsdp_has_masters_of_the_dtype_that_is_stated(
+    dtype: str | None, optimizer: dict[str, Any], expected: str | None
+) -> None:
+    ddp = dict(MEGATRON_FSDP, megatron_fsdp_main_params_dtype=dtype)
+    case = full({"bf16": True}, H100, optimizer={**OVERLAP, **optimizer}, ddp=ddp)
+    assert severity("PB333", case) == expected

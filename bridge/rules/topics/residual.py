@@ -69,4 +69,16 @@ RULES = (
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
         source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 __post_init__",
     ),
+    warning(
+        id="PB157",
+        title="FP32 residual into captured layers",
+        setting="fp32_residual_connection",
+        versions=(mcore(since=RESIDUAL_IS_KEPT),),
+        when=all_of(*_IN_FP32, "model.cuda_graph_impl is transformer_engine", "not is_emulated"),
+        message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 stream is cast before "
+        "each captured layer",
+        remedies=("set model.cuda_graph_impl=none", "set fp32_residual_connection=False"),
+        source="megatron-core 0.17.1, 0.19.2 and Megatron-LM main of 2026-08-22 transformer/module.py "
+        "get_layer_static_inputs; NVIDIA/Megatron-LM pull request 6508, 2026-08-13",
+    ),
 )

@@ -15,4 +15,8 @@ CASES = {
         run(FP32_RESIDUAL, "mcore0.20", model=MIXED_STREAMS),
         run("bf16_mixed", "mcore0.20", model=MIXED_STREAMS),
     ),
+    "PB157": (
+        run(FP32_RESIDUAL, "h100x8,te2.9,mcore0.20", model=dict(DENSE, cuda_graph_impl="transformer_engine")),
+        run(FP32_RESIDUAL, "h100x8,te2.9,mcore0.20", model=dict(DENSE, cuda_graph_impl="local")),
+    ),
 }
