@@ -340,8 +340,11 @@ def test_captured_layers_take_bf16_inputs(precision: Any, graphs: str, by_rule: 
     [(["attn"], None), (["attn", "moe_router"], None), (["moe"], "warning"), ("full", "warning"), (None, "warning")],
 )
 def test_captured_experts_are_those_of_the_scope(scope: Any, expected: str | None) -> None:
-    model = dict(MOE, moe_grouped_gemm=True, cuda_graph_impl="transformer_engine", cuda_graph_scope=scope)
-    assert severity("PB475", full(CURRENT, "h100x8,te2.14,cuda12.9,mcore0.19.2", model)) == expected
+    model = dict(MOE, moe_grouped_gemm=True, cuda_graph_impl="transformer_engine")
+    for field, release in {"cuda_graph_scope": "0.17.1", "cuda_graph_modules": "0.19.2"}.items():
+        finding = found("PB475", full(CURRENT, f"h100x8,te2.14,cuda12.9,mcore{release}", {**model, field: scope}))
+        assert (finding.severity if finding else None) == expected
+        assert finding is None or finding.path == f"model.{field}"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
-from bridge.rules.violation import all_of
+from bridge.rules.versions import at_least
+from bridge.rules.violation import Violation, all_of
 
 
 def _recomputes_attention(run: RuleContext) -> bool:
@@ -11,12 +12,18 @@ def _recomputes_attention(run: RuleContext) -> bool:
     return run.model.recompute_granularity == "selective" and (not modules or "core_attn" in run.recomputed)
 
 
-def _captures_experts(run: RuleContext) -> bool:
-    """Return whether experts are inside the layers, or parts of layers, that Transformer Engine captures."""
-    scope = run.model.cuda_graph_scope
-    names = [scope] if isinstance(scope, str) else scope or []
-    parts = {str(getattr(one, "name", one)).rpartition(".")[2] for one in names}
-    return run.model.cuda_graph_impl == "transformer_engine" and (not parts - {"full", "none"} or "moe" in parts)
+def _captured_experts(run: RuleContext) -> list[Violation]:
+    """Return the violation of experts inside the layers, or parts of layers, that Transformer Engine captures.
+
+    Layers are captured as a whole where no part is named.
+    """
+    field = "cuda_graph_modules" if at_least(run.mcore, "0.18") is not False else "cuda_graph_scope"
+    given = getattr(run.model, field) or []
+    named = [given] if isinstance(given, str) else given
+    parts = {str(getattr(one, "name", one)).rpartition(".")[2] for one in named} - {"full", "none"}
+    if run.model.cuda_graph_impl != "transformer_engine" or (parts and "moe" not in parts):
+        return []
+    return [Violation(f"model.{field}", field=field)]
 
 
 def _checks_for_nan(run: RuleContext) -> object:
@@ -136,12 +143,12 @@ RULES = (
     warning(
         id="PB475",
         title="captured experts that cast their weights in each micro-batch",
-        setting="model.cuda_graph_scope",
+        setting="model.cuda_graph_modules",
         versions=(te(until="2.17"),),
-        when=all_of("fp8", "shape.is_moe", "model.moe_grouped_gemm", _captures_experts, "not is_emulated"),
+        when=all_of("fp8", "shape.is_moe", "model.moe_grouped_gemm", "not is_emulated", find=_captured_experts),
         message="captured grouped experts do not know in which micro-batches to keep their FP8 weights, and much "
         "smaller gradients of experts and router were reported",
-        remedies=("use Transformer Engine 2.17", "set model.cuda_graph_scope=[attn]"),
+        remedies=("use Transformer Engine 2.17", "set model.{field}=[attn]"),
         source="NVIDIA/TransformerEngine issue 3051, 2026-05-28; Transformer Engine 2.12 to 2.17 "
         "pytorch/module/grouped_linear.py: skip_fp8_weight_update is None before 2.17",
         evidence="reported",

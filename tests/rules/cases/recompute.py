@@ -9,7 +9,7 @@ PREDICTION = dict(
     DENSE, mtp_num_layers=1, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
 )
 CAPTURED_EXPERTS = dict(
-    PADDED_MOE, moe_grouped_gemm=True, cuda_graph_impl="transformer_engine", cuda_graph_scope=["attn", "moe"]
+    PADDED_MOE, moe_grouped_gemm=True, cuda_graph_impl="transformer_engine", cuda_graph_modules=["attn", "moe"]
 )
 
 CASES = {
