@@ -63,7 +63,13 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "train_iters": ("int", None),
         "check_for_nan_in_loss": ("bool", True),
     },
-    "data": {"seq_length": ("int", None), "vocab_size": ("int", None)},
+    "data": {
+        "seq_length": ("int", None),
+        "vocab_size": ("int", None),
+        "enable_offline_packing": ("bool", False),
+        "packed_sequence_specs": ("any", None),
+        "dataset_kwargs": ("any", None),
+    },
     "peft": {
         "type": ("any", None),
         "rank": ("int", None),
