@@ -74,11 +74,12 @@ class _Row:
         if launcher:
             return self.found(f"starts with `{PurePosixPath(launcher[0]).name}`")
         program, arguments = launch.program, launch.arguments
+        named = self.programs.search(program) if self.programs is not None else None
+        is_complete = self.needed is None or any(self.needed.fullmatch(word) for word in arguments)
+        if named is not None and is_complete:
+            return self.found(f"starts `{_command_of(named[0].lstrip('/'), launch)}`")
         if _package_of(program, self.modules):
             return self.found(f"starts `{program}`")
-        is_complete = self.needed is None or any(self.needed.fullmatch(word) for word in arguments)
-        if self.programs is not None and self.programs.search(program) and is_complete:
-            return self.found(f"starts `{_command_of(launch)}`")
         if self.overrides is not None:
             for word in arguments:
                 if self.overrides.fullmatch(word):
@@ -119,13 +120,11 @@ class _File:
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 
-def _command_of(launch: Launch) -> str:
+def _command_of(name: str, launch: Launch) -> str:
     """Return the command as it is known: a program, or a command with what it is to do."""
-    is_file = launch.name.endswith(".py")
-    words = [PurePosixPath(launch.name).name]
-    if not is_file:
-        words += [word for word in launch.arguments[:1] if not word.startswith("-")]
-    return " ".join(words)
+    if name.endswith(".py") or not launch.arguments or launch.arguments[0].startswith("-"):
+        return name
+    return f"{name} {launch.arguments[0]}"
 
 
 @cache

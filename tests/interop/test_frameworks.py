@@ -42,6 +42,12 @@ LAUNCHES = {
     "megatron pt --model m --train_iters 10": ("ms-swift", "starts `megatron pt`"),
     "megatron rlhf --rlhf_type grpo --model m --bf16 true": ("ms-swift", "starts `megatron rlhf`"),
     "colossalai run --nproc_per_node 2 train.py --mixed_precision bf16": ("ColossalAI", "starts with `colossalai`"),
+    "bash ./runner/primus-cli direct -- train pretrain --config a.yaml": ("Primus", "starts `primus-cli direct`"),
+    "torchrun primus/cli/main.py train pretrain --config a.yaml": ("Primus", "starts `primus/cli/main.py`"),
+    "flagscale train aquila --config a.yaml": ("FlagScale", "starts `flagscale train`"),
+    "automodel finetune llm -c a.yaml": ("NeMo Automodel", "starts `automodel finetune`"),
+    "uv run automodel a.yaml --nproc-per-node 8": ("NeMo Automodel", "starts `automodel a.yaml`"),
+    "uv run rl @ rl.toml --output-dir out": ("prime-rl", "starts `rl @`"),
     "uv run examples/run_grpo.py policy.megatron_cfg.enabled=true": ("NeMo RL", "starts `run_grpo.py`"),
 }
 ANOTHERS = (
@@ -49,6 +55,9 @@ ANOTHERS = (
     "python train.py --mixed_precision bf16",
     "torchrun pretrain_gpt.py --bf16 --num-layers 2",
     "python megatron_gpt_pretraining.py trainer.precision=bf16",
+    "am i --a b.yaml",
+    "primus-cli direct -- preflight --quick",
+    "sft --config a.toml",
     "swift sft --model m --torch_dtype bfloat16",
 )
 
