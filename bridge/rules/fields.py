@@ -54,6 +54,7 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "freeze_language_model": ("bool", False),
         **{f"freeze_{part}": ("bool", False) for part in ENCODERS},
         "freeze_vision_projection": ("bool", False),
+        "keep_mtp_spec_in_bf16": ("bool", False),
     },
     "optimizer": {},
     "ddp": {"use_torch_fsdp2": ("bool", False)},
