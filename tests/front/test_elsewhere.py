@@ -271,6 +271,20 @@ class TestDeepSpeed:
         settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").report.setup.plan.settings
         assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, stage > 0)
 
+    @pytest.mark.parametrize(
+        ("block", "setting"),
+        [
+            ('"compression_training": {"weight_quantization": {}}', "compression_training"),
+            ('"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}', "fp16.fp16_master_weights_and_grads"),
+            ('"fp16": {"enabled": false}, "torch_autocast": {"enabled": true}', "torch_autocast.enabled"),
+            ('"amp": {"enabled": true}', "amp"),
+        ],
+    )
+    def test_a_block_that_changes_formats_leaves_no_plan(self, tmp_path, block, setting):
+        unplanned = read(tmp_path, f"{heredoc(f'{{{block}}}')}{ENGINE} --fp16").reading.unplanned
+        rule = f"{setting} changes formats, and the plan does not follow it."
+        assert unplanned == f"--deepspeed_config ds.json: {rule}"
+
     def test_a_higher_stage_is_named(self, tmp_path):
         unknown = read(tmp_path, f"{heredoc(stage='2')}{ENGINE} --fp16").reading.unknown
         assert "--deepspeed: ZeRO stage 2 shards gradients too, which is counted as stage 1 is." in unknown

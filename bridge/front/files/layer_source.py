@@ -16,8 +16,10 @@ SPECS: Mapping[str, str] = TABLE.data["specs"]
 CORE = "megatron.core.models."
 PLANNED = ("megatron.core.", "megatron.bridge.")
 """Beginnings of the import paths of functions that build the layers which their config describes."""
-BUILDER = re.compile(r"(?:^|_)(?:layer_spec|spec|model_provider(?:_path)?|model_builder)\Z")
+BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
 """Arguments that name what builds the model, or its layers."""
+FIELD = re.compile(r"_spec\Z")
+"""Fields of a model's own class that do."""
 OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
 KITCHEN = ("kitchen_config_file", "kitchen_recipe_number")
@@ -49,7 +51,7 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
         fields: Dotted key of a field of the model's own class -> its value; a function is its import path.
     """
     for path, value in fields.items():
-        if BUILDER.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
+        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
             return f"{path}: {value} builds the layers, and they cannot be planned."
     return None
 
