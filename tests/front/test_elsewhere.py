@@ -266,10 +266,12 @@ class TestDeepSpeed:
         assert run.report.setup.plan.settings.grad_reduce == "fp16"
 
     @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
-    def test_bf16_gradients_are_kept_in_fp32_without_zero(self, tmp_path, stage, reduced):
+    def test_bf16_gradients_are_kept_in_fp32_without_zero_and_masters_are_sharded_all_the_same(
+        self, tmp_path, stage, reduced
+    ):
         content = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
         settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").report.setup.plan.settings
-        assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, stage > 0)
+        assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, True)
 
     @pytest.mark.parametrize(
         ("block", "setting"),
@@ -285,6 +287,11 @@ class TestDeepSpeed:
         rule = f"{setting} changes formats, and the plan does not follow it."
         assert unplanned == f"--deepspeed_config ds.json: {rule}"
 
-    def test_a_higher_stage_is_named(self, tmp_path):
-        unknown = read(tmp_path, f"{heredoc(stage='2')}{ENGINE} --fp16").reading.unknown
-        assert "--deepspeed: ZeRO stage 2 shards gradients too, which is counted as stage 1 is." in unknown
+    @pytest.mark.parametrize(("stage", "sharded"), [("2", "gradients"), ("3", "gradients and weights")])
+    def test_a_higher_stage_is_named(self, tmp_path, stage, sharded):
+        unknown = read(tmp_path, f"{heredoc(stage=stage)}{ENGINE} --fp16").reading.unknown
+        assert f"--deepspeed: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1." in unknown
+
+    def test_without_zero_the_masters_of_fp16_are_whole(self, tmp_path):
+        settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").report.setup.plan.settings
+        assert (settings.distributed, settings.grad_reduce) == (False, "fp16")

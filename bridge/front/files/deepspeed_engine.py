@@ -4,8 +4,8 @@ The engine casts the weights, keeps masters and states, and reduces gradients in
 own optimizer and its reduction in FP32 do not run. Its JSON is read where the script writes it by `cat` and a
 here-document, or where it lies next to the script. The engine's own buffers are not counted.
 
-Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`; Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py,
-megatron/model/gpt_model.py.
+Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_optimizer.py; Megatron-DeepSpeed of
+2025-07-16 megatron/arguments.py and megatron/model/gpt_model.py.
 """
 
 from __future__ import annotations
@@ -81,16 +81,18 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         fields = {"fp16": True, "params_dtype": "fp16", "pipeline_dtype": "fp16", "grad_reduce_in_fp32": False}
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
+    is_bf16 = mode == "bf16" if fields is None else bool(fields.get("bf16"))
     sections: dict[str, dict[str, Any]] = {"model": _recomputed(arguments)}
     if stage is not None:
         for one in SHARDED:
             section, _, switch = one.partition(".")
-            sections.setdefault(section, {})[switch] = stage > 0
+            sections.setdefault(section, {})[switch] = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
     unknown = [NOT_COUNTED]
     if content is None:
         unknown.append(NOT_READ.format(file=name or "its name is not stated, and it"))
     if stage is not None and stage > 1:
-        unknown.append(f"{NAME}: ZeRO stage {stage} shards gradients too, which is counted as stage 1 is.")
+        sharded = "gradients" if stage == 2 else "gradients and weights"
+        unknown.append(f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1.")
     opened = {} if stage is not None else dict.fromkeys(SHARDED, "DeepSpeed's engine")
     if content is None or fields is None:
         opened["ddp.grad_reduce_in_fp32"] = "DeepSpeed's engine"
