@@ -164,9 +164,18 @@ class TestLayerSource:
         option = "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_local_spec"
         assert read(tmp_path, f"{RUN} {option}").model["transformer_impl"] == "local"
 
-    def test_kitchen_has_layers_of_its_own(self, tmp_path):
-        unplanned = read(tmp_path, f"{RUN} --kitchen-recipe-number 12").reading.unplanned
-        assert unplanned == "--kitchen-recipe-number 12: Kitchen's layers compute as it says, and cannot be planned."
+    @pytest.mark.parametrize(
+        ("option", "sentence"),
+        [
+            ("--kitchen-recipe-number 12", "Kitchen's layers compute as it says, and cannot be planned."),
+            (
+                "--modelopt-enabled",
+                "ModelOpt changes the layers as its configuration says, and they cannot be planned.",
+            ),
+        ],
+    )
+    def test_a_library_that_changes_the_layers_leaves_no_plan(self, tmp_path, option, sentence):
+        assert read(tmp_path, f"{RUN} {option}").reading.unplanned == f"{option}: {sentence}"
 
 
 class TestUnreadOptions:
