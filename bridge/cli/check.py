@@ -18,8 +18,10 @@ from bridge.cli.arguments import (
     add_command,
     add_run_command,
     answer,
-    print_answer,
-    read_run,
+    answer_dict,
+    print_branch,
+    print_json,
+    read_branches,
     show,
     show_reading,
     write_file,
@@ -28,6 +30,7 @@ from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
     from bridge.preflight.auto import Support
     from bridge.preflight.check import Report
     from bridge.report.findings import Line
@@ -55,18 +58,37 @@ def add_parsers(commands: Any) -> None:
 def _check(chosen: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
     silenced = dict(_reason(word) for word in chosen.silence)
-    values = read_run(chosen, strict=False)
-    report = values.checked(values.prediction, silenced=silenced, backend=chosen.backend)
-    from bridge.report.findings import findings_dict, findings_lines
-
+    runs = read_branches(chosen, strict=False)
+    reports = [run.checked(run.prediction, silenced=silenced, backend=chosen.backend) for run in runs]
     if chosen.sarif:
-        _write_sarif(report, chosen)
+        _write_sarif(reports, chosen)
     if chosen.json:
-        print_answer(values, findings_dict(report, strict=chosen.strict))
+        _print_json(runs, reports, chosen)
     else:
+        _print(runs, reports, chosen)
+    return max(report.exit_code(strict=chosen.strict) for report in reports)
+
+
+def _print_json(runs: Sequence[RunValues], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
+    """Print the answer as JSON; the same launch on other branches stands below `branches`."""
+    from bridge.report.findings import findings_dict
+
+    answers = [
+        answer_dict(run, findings_dict(report, strict=chosen.strict)) for run, report in zip(runs, reports, strict=True)
+    ]
+    first, *branches = answers
+    print_json({**first, "branches": branches} if branches else first)
+
+
+def _print(runs: Sequence[RunValues], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
+    """Print the answer for people, one run after the other."""
+    from bridge.report.findings import findings_lines
+
+    for run, report in zip(runs, reports, strict=True):
+        if len(runs) > 1:
+            print_branch(run)
         _show(findings_lines(report, is_quiet=chosen.quiet))
-        show_reading(values)
-    return report.exit_code(strict=chosen.strict)
+        show_reading(run)
 
 
 def _show(lines: Sequence[Line]) -> None:
@@ -87,7 +109,7 @@ def _reason(word: str) -> tuple[str, str]:
     return name.strip(), reason.strip()
 
 
-def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
+def _write_sarif(reports: Sequence[Report], chosen: argparse.Namespace) -> None:
     from importlib.metadata import version
 
     from bridge.front.loader import config_folder
@@ -96,7 +118,7 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
     file = Path(chosen.config) if chosen.config else config_folder(chosen.config_path) / f"{chosen.config_name}.yaml"
     with contextlib.suppress(ValueError):
         file = file.resolve().relative_to(Path.cwd())
-    log = sarif(report, file=file.as_posix(), version=version("precision-bridge"))
+    log = sarif(reports, file=file.as_posix(), version=version("precision-bridge"))
     write_file(chosen.sarif, json.dumps(log, indent=2) + "\n", "--sarif")
 
 

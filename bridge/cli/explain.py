@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -76,9 +77,9 @@ def _explain(chosen: argparse.Namespace) -> None:
         found = in_run(chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
     elif chosen.config is not None:
-        run = read_run(chosen, file=chosen.config)
+        run = read_run(chosen, file=chosen.config, strict=False)
         found = in_file(chosen.field, run)
-        lines = [f"{one['key']} is {one['value']!r} in {found['config']}: {one['by']}." for one in found["settings"]]
+        lines = [_setting_text(one, found["config"]) for one in found["settings"]]
         text = "\n".join([*lines, *(f"  {line}" for line in run.reading.lines)])
     else:
         found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
@@ -146,8 +147,19 @@ def in_file(word: str, run: RunValues) -> dict[str, Any]:
             by = row.by
         elif run.section(role).get(field) is not None:
             by = run.origin_of(f"{role}.{field}")
-        settings.append({"key": f"{role}.{field}", "value": run.prediction.values[role].get(field), "by": by})
+        value, decider = run.prediction.values[role].get(field), None
+        if row is None or row.by == role:
+            decider = run.weakness(f"{role}.{field}")
+        settings.append({"key": f"{role}.{field}", "value": value, "by": by, "decided_by": decider})
     return {"field": word, "config": run.name, "settings": settings, "reading": run.reading.to_dict()}
+
+
+def _setting_text(setting: Mapping[str, Any], config: str) -> str:
+    """Return the sentence about one setting of a file's run."""
+    key, value, decider = setting["key"], setting["value"], setting["decided_by"]
+    if decider is not None:
+        return f"{key} is not known from {config}: {decider} may set it; {value!r} is assumed."
+    return f"{key} is {value!r} in {config}: {setting['by']}."
 
 
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned
+from bridge.cli.arguments import add_run_command, answer_runs, show, show_planned
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -25,21 +26,38 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--fit", action="store_true", help="list the changes with which the run fits, cheapest first")
 
 
-def _memory(chosen: argparse.Namespace) -> None:
+def _memory(chosen: argparse.Namespace) -> int:
+    """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
+    return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
+
+
+def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
+    """Return the bytes of a run as plain data, with the changes that make it fit where they are asked for."""
     from bridge.plan.fit import fit, memory_to_fit
 
-    values = read_run(chosen)
     run = values.report.setup.planned
-    if chosen.fit:
+    if fits:
         memory_to_fit(run)
-    activations = _activations(run)
-    if chosen.json:
-        content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
-        fitting = {"fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else {}
-        print_planned(values, {**content, **fitting})
-        return
+    content = {
+        **run.memory.to_dict(),
+        "gpu_bytes": run.memory_bytes,
+        "activations_by_recompute": _activations(run),
+        "not_counted": list(run.missing),
+    }
+    if fits:
+        content["fit"] = fit(run, is_sound=_soundness(values, run)).to_dict()
+    return content
+
+
+def _show(values: RunValues, *, fits: bool) -> None:
+    """Print the bytes of a run for people, and the changes that make it fit where they are asked for."""
+    from bridge.plan.fit import fit, memory_to_fit
     from bridge.report.plan_table import fit_table, memory_table
 
+    run = values.report.setup.planned
+    if fits:
+        memory_to_fit(run)
+    activations = _activations(run)
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(
         memory_table(
@@ -48,6 +66,7 @@ def _memory(chosen: argparse.Namespace) -> None:
             gpu=gpu,
             memory_bytes=run.memory_bytes,
             uncounted=run.uncounted,
+            missing=run.missing,
             unread=run.prediction.uncounted,
         )
     )
@@ -57,7 +76,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     elif run.target.count != counted:
         print(f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times.")
     show_planned(values)
-    if chosen.fit:
+    if fits:
         sys.stdout.flush()  # the search takes a while
         show(fit_table(fit(run, is_sound=_soundness(values, run))))
 

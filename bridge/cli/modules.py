@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_planned, read_run, show, show_planned, write_file
+from bridge.cli.arguments import add_run_command, planned_code, print_planned, read_run, show, show_planned, write_file
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
@@ -53,7 +53,7 @@ def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
 
 
 def _modules(chosen: argparse.Namespace) -> int:
-    """Print the selection and what the rules say of it; return 2 with errors, else 0."""
+    """Print the selection and what the rules say of it; return 2 where the run's check finds an error, else 0."""
     run = read_run(chosen)
     if chosen.file:
         run = _with_file(run, chosen.file)
@@ -62,7 +62,7 @@ def _modules(chosen: argparse.Namespace) -> int:
     findings = [finding for finding in run.report.findings if finding.id in IDS]
     if not found.rows:
         _list(run, plan, findings, as_json=chosen.json)
-        return 0
+        return planned_code(run)
     if chosen.write:
         _write(plan, Path(chosen.write))
         return 0
@@ -74,7 +74,7 @@ def _modules(chosen: argparse.Namespace) -> int:
     else:
         show(module_table(found, findings, layout=layout, run=plan.settings.scheme or mode, mode=mode))
         show_planned(run, shown=IDS)
-    return 2 if any(finding.severity == "error" for finding in findings) else 0
+    return planned_code(run)
 
 
 def _with_file(run: RunValues, path: str) -> RunValues:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.arguments import (
     add_run_command,
     answer,
+    answer_runs,
     plan_of,
-    print_planned,
+    planned_code,
     read_run,
     show,
     show_planned,
@@ -21,7 +22,9 @@ from bridge.cli.arguments import (
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.sync.schedule import Phase
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -36,39 +39,62 @@ def add_parsers(commands: Any) -> None:
     add_run_command(commands, "align", _align, "check every GEMM's dimensions, and say what to pad tokens to")
 
 
-def _plan(chosen: argparse.Namespace) -> None:
-    from bridge.preflight.check import phases_of
+def _plan(chosen: argparse.Namespace) -> int:
+    """Print the plan; return 2 where it is shown with an error of the run's check, else 0."""
+    if chosen.picture or chosen.csv or chosen.against:
+        _plan_of_one(chosen)
+        return 0
+    return answer_runs(chosen, _answer, _show)
+
+
+def _plan_of_one(chosen: argparse.Namespace) -> None:
+    """Draw a plan, print it as CSV, or compare it with another one."""
+    from bridge.report.plan_table import difference_table, plan_csv  # rich is heavy
 
     run = read_run(chosen)
     plan = plan_of(run)
-    later = [(phase, plan_of(run, phase.precision)) for phase in phases_of(run.sections, run.prediction)[1:]]
-    if later and (chosen.picture or chosen.against or chosen.csv):
+    if _later_plans(run):
         print("Phase 1 of the precision schedule.", file=sys.stderr)
     if chosen.picture:
         _draw(plan, Path(chosen.picture))
-        return
-    if chosen.json and not chosen.against:
-        phases = [
-            {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": other.to_dict()}
-            for phase, other in later
-        ]
-        print_planned(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
-        return
-    from bridge.report.plan_table import difference_table, plan_csv, plan_table  # rich is heavy
-
-    if chosen.against:
+    elif chosen.against:
         place = "file" if chosen.against.endswith((".yaml", ".yml")) else "recipe"
         other = plan_of(read_run(chosen, **{place: chosen.against}))
         rows = plan.diff(other)
         content = {"a": plan.label, "b": other.label, "differences": [asdict(row) for row in rows]}
         answer(chosen, content, difference_table(plan.label, other.label, rows))
-    elif chosen.csv:
-        print(plan_csv(plan), end="")
     else:
-        show(plan_table(plan))
-        for phase, planned in later:
-            show(difference_table(plan.label, str(phase), plan.diff(planned)))
-        show_planned(run)
+        print(plan_csv(plan), end="")
+
+
+def _later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
+    """Return the later phases of the run's precision schedule, each with its plan."""
+    from bridge.preflight.check import phases_of
+
+    return [(phase, plan_of(run, phase.precision)) for phase in phases_of(run.sections, run.prediction)[1:]]
+
+
+def _answer(run: RunValues) -> dict[str, Any]:
+    """Return the plan of a run as plain data."""
+    content = plan_of(run).to_dict()
+    phases = []
+    for phase, plan in _later_plans(run):
+        row = {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": plan.to_dict()}
+        phases.append(row)
+    if phases:
+        content["later_phases"] = phases
+    return content
+
+
+def _show(run: RunValues) -> None:
+    """Print the plan of a run for people."""
+    from bridge.report.plan_table import difference_table, plan_table  # rich is heavy
+
+    plan = plan_of(run)
+    show(plan_table(plan))
+    for phase, planned in _later_plans(run):
+        show(difference_table(plan.label, str(phase), plan.diff(planned)))
+    show_planned(run)
 
 
 def _draw(plan: PrecisionPlan, path: Path) -> None:
@@ -83,8 +109,11 @@ def _draw(plan: PrecisionPlan, path: Path) -> None:
     print(f"{path}: {len(plan.layers)} rows.")
 
 
-def _align(chosen: argparse.Namespace) -> None:
-    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank."""
+def _align(chosen: argparse.Namespace) -> int:
+    """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank.
+
+    Return 2 where the check of the run finds an error, else 0.
+    """
     from bridge.plan.alignment import align_report
     from bridge.report.plan_table import align_table
 
@@ -92,3 +121,4 @@ def _align(chosen: argparse.Namespace) -> None:
     this = run.report.setup.planned
     report = align_report(this.plan, this.workload)
     answer(chosen, report.to_dict(), align_table(report), run)
+    return planned_code(run)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.front.files.kinds import MAPPINGS, read_file, started
-from bridge.front.files.reading import PRECISION_BRIDGE, FileReading
+from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import (
     KEYS,
     OWNERS,
@@ -28,18 +28,21 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
 from bridge.rules.target import Target, parse_target
+from bridge.rules.topics.mode import MODES
 from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
-def read_config_file(path: Path, overrides: Sequence[str], *, trust: bool) -> ConfigFile:
+def read_config_file(
+    path: Path, overrides: Sequence[str], *, trust: bool, choice: RunChoice | None = None
+) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
     Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
     """
-    file = ConfigFile(read_file(path), path.name, trust=trust)
+    file = ConfigFile(read_file(path, choice), path.name, trust=trust)
     if overrides:
         file.write_all(overrides)
     file.start()
@@ -100,7 +103,8 @@ class ConfigFile:
             if near or (self.reading.framework == PRECISION_BRIDGE and section in SECTIONS):
                 problems.unknown(key, text, "no such field", near or known)
                 return
-        self._set(key, value, delete=override.is_delete())
+        for path in self._together(key):
+            self._set(path, value, delete=override.is_delete())
         if section == RECIPES:
             load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
         if key == PRECISION:
@@ -116,10 +120,24 @@ class ConfigFile:
         self.reading = started(self.reading, self.whole, place.count)
         for row in self.reading.derived:
             self.by_key[row.path] = f"{self.reading.framework} at start"
+        if self._overrides_mode():  # on every branch of a script
+            self.reading = dataclasses.replace(self.reading, mode_decided_by=None, branches=())
         if place.mcore is None and self.reading.release is not None:
             self.whole["target"] = f"{target or ''},mcore{self.reading.release}".lstrip(",")
         elif place.mcore is not None:
             self.reading = dataclasses.replace(self.reading, release=None)
+
+    def _overrides_mode(self) -> bool:
+        """Return whether the command line states the mode."""
+        if self.choice is not None:
+            return True
+        stated = {}
+        for section, modes in ((PRECISION, MODES), ("model", MODES[1:])):
+            held = self.whole.get(section)
+            for name in modes:
+                if isinstance(held, dict) and self.by_key.get(f"{section}.{name}") == COMMAND_LINE:
+                    stated[f"{section}.{name}"] = held.get(name)
+        return True in stated.values() or stated == {"model.fp16": False, "model.bf16": False}
 
     def _known(self, section: str) -> set[str]:
         """Return the fields that a section is known to have; none of those that are judged with the file's."""
@@ -128,6 +146,16 @@ class ConfigFile:
             return set()
         own = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
         return {*map(str, held), *FIELDS.get(section, ()), *(field.name for field in own)}
+
+    def _together(self, key: str) -> tuple[str, ...]:
+        """Return the settings that an override of one of them states: one argument of Megatron-LM is several fields."""
+        if self.reading.framework != MEGATRON_LM:
+            return (key,)
+        from bridge.interop.megatron_lm.flags import fields_of  # few files are Megatron-LM's
+
+        section, _, name = key.partition(".")
+        paths = fields_of(name) if section in OWNERS else ()
+        return tuple(paths) if key in paths else (key,)
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
         *parents, last = key.split(".")

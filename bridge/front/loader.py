@@ -18,8 +18,9 @@ import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
 from bridge.front.decode import decoded_sections, refuse_impossible_sizes
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
-from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
+from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import MADE_BY, PRECISION, RUN_KEYS, SECTIONS, GivenRun, Layer, Origins, Problems, leaves
+from bridge.precision.fields import COMMAND_LINE
 from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
@@ -32,6 +33,7 @@ from bridge.sync.prediction import Prediction, predict
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
 
+MODE_SWITCHES = ("model.bf16", "model.fp16", "optimizer.bf16", "optimizer.fp16")
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
 
@@ -105,8 +107,78 @@ class RunValues:
             choice=self.choice,
             environment=self.reading.environment,
             is_bridge=self.reading.framework == MEGATRON_BRIDGE,
+            weaknesses=self.weakness if self.has_weaknesses else None,
+            mode_decided_by=self.reading.mode_decided_by,
             **options,
         )
+
+    @property
+    def has_weaknesses(self) -> bool:
+        """Whether values of the run are assumed, or decided when it starts."""
+        reading = self.reading
+        is_open = reading.unstated_by is not None or bool(reading.open_values) or bool(reading.opened)
+        return is_open or reading.mode_decided_by is not None or reading.is_release_assumed
+
+    def weakness(self, path: str) -> str | None:
+        """Return what decides a setting where its value is assumed or open; None where it is stated or known."""
+        reading = self.reading
+        if path == "target.mcore":
+            return "the file names no release" if reading.is_release_assumed else None
+        origin = self.problems.origins.values.get(path)
+        if origin is not None and COMMAND_LINE in origin:
+            return None
+        if path in MODE_SWITCHES and reading.mode_decided_by is not None:
+            return reading.mode_decided_by
+        if path in reading.opened:
+            return reading.opened[path]
+        if path in reading.open_values:
+            return f"the value {reading.open_values[path]}"
+        is_at_start = any(one.path == path for one in reading.derived)
+        if path in reading.settled_at_start:
+            return reading.mode_decided_by
+        if origin is not None and not is_at_start:
+            return None
+        return reading.unstated_by
+
+    def require_strict(self) -> None:
+        """Refuse a run that cannot be planned.
+
+        Those are a mode that nothing states, values of a wrong type, fields that resemble one of Megatron's (a model
+        provider's own fields resemble none), sizes that are not stated, and a precision that can never be right.
+        """
+        self.require_mode()
+        sections = {key: read_section(key, self.section(key)) for key in ROLES}
+        for section in sections.values():
+            for wrong in section.malformed:
+                self.problems.add(wrong.path, wrong.rule, wrong.value, "Correct it")
+        for key in NAMES:
+            for name, value in sections[key].unknown.items():
+                near = nearest_fields(key, name)
+                if near:
+                    self.problems.unknown(f"{key}.{name}", value, "no such field", near)
+        refuse_without_sizes(self.reading, self.model, self.name)
+        self.problems.raise_any()
+        if self.precision is not None:
+            self.precision.finalize()
+
+    def require_mode(self) -> None:
+        """Raise RunConfigError where nothing states the mode, with what decides it and how to state it."""
+        decider = self.reading.mode_decided_by
+        if decider is None:
+            return
+        remedies = "; or ".join(self.ways_to_state_the_mode)
+        raise RunConfigError(f"{self.name}: the mode is not stated; {decider} decides. {remedies}.")
+
+    @property
+    def ways_to_state_the_mode(self) -> tuple[str, ...]:
+        """How to state the mode that a file leaves open, each an imperative clause."""
+        reading = self.reading
+        ways = ["Add mixed_precision=bf16_mixed, or another recipe", "add model.bf16=true"]
+        for number in reading.branches:
+            ways.append(f"add --launch {number} ({reading.runs[number - 1]})")
+        if reading.variables:
+            ways.append(f"add --context variables='{reading.variables[0]}=VALUE'")
+        return tuple(ways)
 
     @property
     def run_keys(self) -> dict[str, Any]:
@@ -123,6 +195,7 @@ def load_run(
     config_dir: Path | str | None = None,
     strict: bool = True,
     trust: bool = False,
+    choice: RunChoice | None = None,
 ) -> RunValues:
     """Return the values that a command line describes.
 
@@ -133,9 +206,10 @@ def load_run(
             with such a file; a relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, of a team's own groups.
-        strict: Refuse a precision that can never be right and misspelt fields of Megatron's. A check, which reports
-            both as findings, does without.
+        strict: Refuse a precision that can never be right, a mode that nothing states, and misspelt fields of
+            Megatron's. A check, which reports all three, does without.
         trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
+        choice: The run of a `config_file` that has several, and the variables of a script.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -145,36 +219,16 @@ def load_run(
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
-        read = read_config_file(_file(config_file), overrides, trust=trust)
+        read = read_config_file(_file(config_file), overrides, trust=trust, choice=choice)
         run = replace(run_of(read.given(str(config_file))), reading=read.reading)
     else:
         run = _run_of_tree(config_folder(config_path), config_name, overrides, config_dir=config_dir, trust=trust)
     run = replace(run, reading=run.reading.released(target_of(run.target), is_stated=run.target is not None))
     refuse_impossible_sizes(run)
     if strict:
-        _require_strict(run)
+        run.require_strict()
     run.problems.raise_any()
     return run
-
-
-def _require_strict(run: RunValues) -> None:
-    """Refuse wrong types, fields that resemble one of Megatron's, no sizes, and a precision that can never be right.
-
-    A model provider's own fields resemble none.
-    """
-    sections = {key: read_section(key, run.section(key)) for key in ROLES}
-    for section in sections.values():
-        for wrong in section.malformed:
-            run.problems.add(wrong.path, wrong.rule, wrong.value, "Correct it")
-    for key in NAMES:
-        for name, value in sections[key].unknown.items():
-            near = nearest_fields(key, name)
-            if near:
-                run.problems.unknown(f"{key}.{name}", value, "no such field", near)
-    refuse_without_sizes(run.reading, run.model, run.name)
-    run.problems.raise_any()
-    if run.precision is not None:
-        run.precision.finalize()
 
 
 def _run_of_tree(

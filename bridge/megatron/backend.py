@@ -17,7 +17,7 @@ from bridge.megatron.emulation.delayed import checkpoint
 from bridge.megatron.emulation.linear import gemm_precision, scheme_of
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.optimizer import separate_gathers
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import fitting, replaced
 from bridge.megatron.te.machine import missing_for_te
 from bridge.megatron.te_cpu.install import TOO_LATE, installed_te
 from bridge.precision.matchers import matchers_in, quant_recipes
@@ -163,5 +163,5 @@ def running(backend: Backend) -> Iterator[None]:
             stack.enter_context(megatron_stores())
             held = (import_module(name) for name in _TE_CHECKPOINTS if find_spec(name) is not None)
             changes = [(module, "te_checkpoint", checkpoint) for module in held if hasattr(module, "te_checkpoint")]
-            stack.enter_context(replaced(changes))
+            stack.enter_context(replaced(fitting(changes)))
         yield

@@ -17,7 +17,16 @@ from typing import Any
 
 import torch
 
-from bridge.megatron.replacement import Rows, always, changes, on_cpu, replaced, rng_state, set_rng_state
+from bridge.megatron.replacement import (
+    Rows,
+    always,
+    changes,
+    log_left_out,
+    on_cpu,
+    replaced,
+    rng_state,
+    set_rng_state,
+)
 
 _CPU = torch.device("cpu")
 _installed: list[bool] = []
@@ -48,7 +57,7 @@ def _cuda_type_name(_original: object) -> Callable[..., Any]:
 def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
     """An autocast query for which "cuda", which is the default too, means the CPU."""
     asked = on_cpu(query)
-    return lambda device_type="cuda": asked(device_type)
+    return lambda *args, **kwargs: asked(*args, **kwargs) if args or kwargs else asked("cuda")
 
 
 _STREAM = SimpleNamespace(**dict.fromkeys(("wait_event", "wait_stream", "synchronize"), lambda *_: None))
@@ -60,7 +69,7 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
     """`maybe_move_tensor_to_cpu` that converts a tensor on the CPU too, as its callers expect."""
 
     @functools.wraps(move)
-    def moved(tensor: Any, as_numpy: bool = False, **_stream: bool) -> Any:
+    def moved(tensor: Any, as_numpy: bool = False, *_stream: Any, **_named: Any) -> Any:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     return moved
@@ -70,11 +79,11 @@ def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
     """`_p2p_ops` that sends aliases: gloo reads a tensor after Megatron has emptied it through ``.data``."""
 
     @functools.wraps(send)
-    def sent(**arguments: Any) -> Any:
-        for name in ("tensor_send_prev", "tensor_send_next"):
-            if arguments[name] is not None:
-                arguments[name] = arguments[name].detach()
-        return send(**arguments)
+    def sent(*, tensor_send_prev: Any, tensor_send_next: Any, **others: Any) -> Any:
+        previous, following = (
+            None if tensor is None else tensor.detach() for tensor in (tensor_send_prev, tensor_send_next)
+        )
+        return send(tensor_send_prev=previous, tensor_send_next=following, **others)
 
     return sent
 
@@ -83,10 +92,12 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
     """A collective that moves nothing where the one rank's result is its own tensor, as NCCL's does; gloo copies it."""
 
     @functools.wraps(reduce_or_gather)
-    def moved(result: torch.Tensor, own: torch.Tensor, *, group: Any, async_op: bool = False, **named: Any) -> Any:
-        if group.size() == 1 and not async_op and result.data_ptr() == own.data_ptr():
+    def moved(*tensors: Any, **named: Any) -> Any:
+        group = named.get("group")
+        is_alone = group is not None and group.size() == 1 and not named.get("async_op")
+        if is_alone and len(tensors) == 2 and tensors[0].data_ptr() == tensors[1].data_ptr():
             return None
-        return reduce_or_gather(result, own, group=group, async_op=async_op, **named)
+        return reduce_or_gather(*tensors, **named)
 
     return moved
 
@@ -96,11 +107,20 @@ def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
     gloo: Any = torch.distributed.ProcessGroupGloo
     shared = functools.cache(gloo.create_default_device)
 
-    def started(self: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def started(self: Any, *args: Any, timeout: timedelta | None = None, **others: Any) -> None:
+        if timeout is None or len(args) != 3:  # a call with options of its own, or of another release
+            start(self, *args, **({} if timeout is None else {"timeout": timeout}), **others)
+            return
         options = gloo._Options()  # noqa: SLF001  torch gives these no public names
-        for name, value in (("_devices", [shared()]), ("_threads", 1), ("_timeout", timeout)):
+        values = {"_devices": [shared()], "_threads": 1, "_timeout": timeout, **others}
+        unknown = [name for name in values if not hasattr(options, name)]
+        if unknown:
+            log_left_out("torch.distributed.ProcessGroupGloo.__init__", f"its options have no {', '.join(unknown)}")
+            start(self, *args, timeout=timeout, **others)
+            return
+        for name, value in values.items():
             setattr(options, name, value)
-        start(self, store, rank, size, options)
+        start(self, *args, options)
 
     return started
 

@@ -25,7 +25,7 @@ from bridge.megatron.hybrid.model import build_hybrid
 from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import fitting, replaced
 from bridge.megatron.without_te import OF_CONFIGS
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "squared_relu": squared_relu, "quick_gelu": quick_gelu}
@@ -77,7 +77,7 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
-        with warnings.catch_warnings(), replaced(OF_CONFIGS):
+        with warnings.catch_warnings(), replaced(fitting(OF_CONFIGS)):
             # Megatron's own defaults trip over a deprecation of its own.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")

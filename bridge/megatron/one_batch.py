@@ -112,9 +112,15 @@ class _Route:
     """Those of the last pass for which its own scores name other experts."""
 
     def get_replay_topk(
-        self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, choose: _Choose
+        self,
+        scores: torch.Tensor,
+        topk: int,
+        num_groups: int | None,
+        group_topk: int | None,
+        default_compute_topk: _Choose,
+        **_named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        values, own = choose(scores, topk, num_groups=groups, group_topk=group_topk)
+        values, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
         if self.taken is None:
             self.chosen.append(own)
             return values, own

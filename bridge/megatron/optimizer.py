@@ -14,7 +14,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import fitting, replaced
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
@@ -24,12 +24,14 @@ class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
     checkpoint that has no "step" per parameter).
     """
 
-    def _set_main_param_and_optimizer_states(self, model_param: Any, tensors: dict[str, torch.Tensor]) -> None:
+    def _set_main_param_and_optimizer_states(
+        self, model_param: Any, tensors: dict[str, torch.Tensor], *others: Any, **named: Any
+    ) -> None:
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         if "step" in state and "step" not in tensors:
             tensors = {**tensors, "step": state["step"]}
-        super()._set_main_param_and_optimizer_states(model_param, tensors)
+        super()._set_main_param_and_optimizer_states(model_param, tensors, *others, **named)
 
 
 def build_optimizer(config: Any, model: list[Any]) -> Any:
@@ -117,15 +119,15 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
     (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the gradients' buffer: the first gather takes
     the experts' gradients for weights, and the second one finds zeros in the place of all other weights.
     """
-    asked: dict[Any, dict[str, Any]] = {}
+    asked: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    def later(chunk: Any, **named: Any) -> None:
-        asked[chunk] = named
+    def later(chunk: Any, *args: Any, **named: Any) -> None:
+        asked[chunk] = (args, named)
 
-    with replaced((chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks):
+    with replaced(fitting((chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks)):
         yield
-    for chunk, named in asked.items():
-        chunk.start_param_sync(**named)
+    for chunk, (args, named) in asked.items():
+        chunk.start_param_sync(*args, **named)
 
 
 def separate_gathers() -> AbstractContextManager[None]:
@@ -141,8 +143,8 @@ def separate_gathers() -> AbstractContextManager[None]:
     groups, gather = param_and_grad_buffer._ParamAndGradBucketGroup, param_and_grad_buffer.dist_all_gather_func
     start, ended = groups.start_param_sync, nullcontext(SimpleNamespace(wait=lambda: None))
 
-    def gather_now(*parts: Any, async_op: bool, **named: Any) -> Any:
-        del async_op
+    def gather_now(*parts: Any, **named: Any) -> Any:
+        named.pop("async_op", None)
         return gather(*parts, **named)
 
     one_by_one: list[tuple[Any, str, Any]] = [
@@ -152,7 +154,7 @@ def separate_gathers() -> AbstractContextManager[None]:
 
     def start_param_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         uses_gloo = torch.distributed.get_backend(self.intra_distributed_optimizer_instance_group) == "gloo"
-        with replaced(one_by_one if uses_gloo else []):
+        with replaced(fitting(one_by_one) if uses_gloo else []):
             return start(self, *args, **kwargs)
 
-    return replaced([(groups, "start_param_sync", start_param_sync)])
+    return replaced(fitting([(groups, "start_param_sync", start_param_sync)]))

@@ -39,7 +39,7 @@ from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm
 from bridge.megatron.agreement import require_agreement
 from bridge.megatron.peers import Peers, in_time
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import fitting, replaced
 from bridge.megatron.stop_request import StopRequest, noted_signals
 from bridge.megatron.without_te import OF_LAYERS
 
@@ -172,7 +172,7 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
 
 def _repair(stack: ExitStack) -> None:
     """Repair Megatron's layers, and leave out warnings about how it calls torch, on which a user cannot act."""
-    stack.enter_context(replaced(OF_LAYERS))
+    stack.enter_context(replaced(fitting(OF_LAYERS)))
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")

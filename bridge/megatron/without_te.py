@@ -18,7 +18,7 @@ _FUSED = (
 _ROUTER = () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)  # :1192, NameError
 
 OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
-    (transformer_config, "is_te_min_version", lambda *_: True),
+    (transformer_config, "is_te_min_version", lambda *_, **_named: True),
     *((moe_utils, name, None) for name in _FUSED),
 )
 """What is replaced while Megatron checks a config, so that it accepts FP8 with experts.
@@ -26,7 +26,7 @@ OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
 The check is about experts without tokens (transformer_config.py:1601), which emulated layers accept.
 """
 OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
-    (shared_experts, "is_te_min_version", lambda *_: False),  # :68, TypeError under FP8
+    (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
     (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
     *_ROUTER,
 )

@@ -123,6 +123,9 @@ def memory_to_fit(run: PlannedRun) -> int:
     if run.prediction.uncounted:
         rule = f"a run with options that are not read cannot be fitted, got {', '.join(run.prediction.uncounted)}"
         raise RunConfigError(f"--fit: {rule}. Drop --fit.")
+    if not run.plan.shape.vocab_size:
+        rule = "--fit needs the sizes of embedding and output layer"
+        raise RunConfigError.of("model.vocab_size", rule, None, "Add model.vocab_size=VALUE.")
     if run.memory_bytes is None:
         rule = "needs the memory of a GPU, got a target without one"
         raise RunConfigError(f"--fit: {rule}. Add --target h100x8, for example.")

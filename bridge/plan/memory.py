@@ -32,6 +32,8 @@ KINDS = (
     *("weights", "low-precision copies", "gradients", "master weights", "optimizer state", "amax state"),
     "activations",
 )
+HOST_KINDS = ("master weights", "optimizer state", "gradients")
+"""Kinds that HybridDeviceOptimizer keeps on the host."""
 MUON = ("muon", "dist_muon")
 """Optimizers whose matrices have one moment; `adaptive_muon` has two."""
 
@@ -44,6 +46,8 @@ class RankMemory:
     data_rank: int
     parameters: int
     bytes_of: dict[str, int]
+    host_bytes_of: dict[str, int]
+    """Kind -> bytes in the memory of the host that HybridDeviceOptimizer takes for the rank."""
     step_bytes: int
     """FP32 gradients that the optimizer makes of narrower ones at its step; activations are gone by then."""
 
@@ -51,6 +55,11 @@ class RankMemory:
     def static(self) -> int:
         """Bytes without activations."""
         return sum(size for kind, size in self.bytes_of.items() if kind != "activations")
+
+    @property
+    def host(self) -> int:
+        """Bytes in the memory of the host."""
+        return sum(self.host_bytes_of.values())
 
     @property
     def total(self) -> int:
@@ -137,7 +146,7 @@ def _rank(
     capability: tuple[int, int] | None,
 ) -> RankMemory:
     settings = plan.settings
-    bytes_of = dict.fromkeys(KINDS, 0)
+    bytes_of, host_bytes_of = dict.fromkeys(KINDS, 0), dict.fromkeys(HOST_KINDS, 0)
     gradient, is_narrow = element_bytes(settings.grad_reduce), settings.grad_reduce != "fp32"
     count = step = 0
     for place in places:
@@ -155,9 +164,40 @@ def _rank(
             bytes_of["gradients"] += round(group.gradients * gradient)
             bytes_of["master weights"] += group.masters * _master_bytes(settings)
             bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
-            step += group.states * 4 if is_narrow and not settings.owns_masters else 0
+            step += group.states * FP32_BYTES if is_narrow and not settings.owns_masters else 0
+            if settings.is_hybrid_device and not settings.fsdp:
+                _offload(group, settings, bytes_of, host_bytes_of)
     bytes_of["activations"] = activation_bytes(plan, places, workload)
-    return RankMemory(stage=places[0].stage, data_rank=data_rank, parameters=count, bytes_of=bytes_of, step_bytes=step)
+    return RankMemory(
+        stage=places[0].stage,
+        data_rank=data_rank,
+        parameters=count,
+        bytes_of=bytes_of,
+        host_bytes_of=host_bytes_of,
+        step_bytes=step,
+    )
+
+
+def _offload(group: Group, settings: Settings, bytes_of: dict[str, int], host_bytes_of: dict[str, int]) -> None:
+    """Move the host's share of a group from the GPU, and add the FP32 copies that HybridDeviceOptimizer keeps.
+
+    On the host it keeps a master, the state and a gradient of each parameter. On the GPU it keeps FP32 gradients of
+    narrower ones from the first step on. Without the precision-aware optimizer Megatron's masters stay on the GPU.
+
+    Source: megatron-core 0.16.1 to Megatron-LM main of 2026-08-22, optimizer/cpu_offloading/hybrid_optimizer.py
+    _get_sub_optimizer_param_groups, _set_sub_optimizer_grads.
+    """
+    share = settings.offload_share
+    masters = round(group.masters * _master_bytes(settings) * share) if settings.owns_masters else 0
+    states = round(group.states * _state_bytes(settings, group.parameters) * share)
+    copies = round(group.states * FP32_BYTES * share)
+    bytes_of["master weights"] -= masters
+    bytes_of["optimizer state"] -= states
+    if settings.owns_masters and settings.grad_reduce != "fp32":
+        bytes_of["gradients"] += group.states * FP32_BYTES - copies
+    host_bytes_of["master weights"] += copies
+    host_bytes_of["optimizer state"] += states
+    host_bytes_of["gradients"] += copies
 
 
 def _add_gathered(groups: Sequence[Group], settings: Settings, bytes_of: dict[str, int]) -> None:
@@ -244,6 +284,10 @@ def _notes(
     plan: PrecisionPlan, workload: Workload, ddp: Mapping[str, Any], capability: tuple[int, int] | None
 ) -> tuple[str, ...]:
     notes, settings = [], plan.settings
+    if plan.is_frozen and plan.adapter is None:
+        notes.append(
+            "The language model is frozen: it has no gradients, masters, optimizer state and weight gradients."
+        )
     if not plan.shape.vocab_size:
         notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
     if not workload.seq_length:
@@ -255,8 +299,15 @@ def _notes(
             "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
             "and may hold more."
         )
-    if settings.offloaded:
-        notes.append("Masters and optimizer state are counted, although optimizer_cpu_offload keeps them on the host.")
+    if settings.is_hybrid_device and settings.fsdp:
+        notes.append("Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload moves some.")
+    elif settings.is_hybrid_device and not settings.offload_share:
+        notes.append(
+            "optimizer_cpu_offload moves nothing to the host: optimizer_offload_fraction is 0. The FP32 masters and "
+            "moments are on the GPU."
+        )
+    elif settings.is_hybrid_device and settings.offload_share < 1:
+        notes.append("Whole parameters are moved to the host, so that its share is a little above the fraction.")
     if settings.family is not None and capability is None and not has_column_copy(settings.row, (10, 0)):
         notes.append(
             "The GPU is not known: counted with the transposed FP8 copies that Hopper needs and Blackwell not."

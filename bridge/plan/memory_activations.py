@@ -193,7 +193,7 @@ class _Counting:
 
     def head(self) -> float:
         """Return the output layer's input, and the softmax over the vocabulary, or the logits."""
-        inputs = 0.0 if self.plan.adapter is not None else self.width * self.element
+        inputs = self.width * self.element if self.plan.trains_weights else 0.0
         kept, others = (self.element, 16) if self.workload.compact_loss else (4, 9)  # of a logit, and of a token
         logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
         return inputs + self.tokens * (logits * kept + others)

@@ -50,7 +50,7 @@ class Module:
     is_detached: bool = False
     """Its input takes no gradient, so that it runs no dgrad."""
     is_frozen: bool = False
-    """Its weights are not trained: there is an adapter."""
+    """Its weights are not trained: there is an adapter, or the language model is frozen."""
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()
     """Further parameters by name and length, split over TP like the outputs where `split` is column."""

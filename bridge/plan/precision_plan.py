@@ -121,6 +121,13 @@ class PrecisionPlan:
     module_rows: tuple[ModuleRow, ...] = ()
     adapter: Adapter | None = None
     """What a fine-tuning run trains in place of the model's weights."""
+    is_frozen: bool = False
+    """The weights of the language model are not trained (`freeze_language_model` of a multimodal model)."""
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the model's own weights are trained."""
+        return self.adapter is None and not self.is_frozen
 
     @cached_property
     def selection(self) -> ModuleSelection:
@@ -285,20 +292,28 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     settings = Settings.of(run)
     paths, precision = ModulePaths.of(run.values["model"]), run.precision
     adapter = Adapter.of(run.sections["peft"], run.model)
+    is_frozen = bool(run.values["model"]["freeze_language_model"])
     return PrecisionPlan(
         label=nearest_label(precision) if precision is not None else label_of_owners(run.values["model"]),
         settings=settings,
         shape=shape,
         parallel=layout,
-        layers=tuple(_layers(shape, layout, settings, paths, adapter)),
+        layers=tuple(_layers(shape, layout, settings, paths, adapter, is_frozen=is_frozen)),
         paths=paths,
         module_rows=parsed_rows(precision.reading("modules")) if precision is not None else (),
         adapter=adapter,
+        is_frozen=is_frozen,
     )
 
 
 def _layers(
-    shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths, adapter: Adapter | None
+    shape: ModelShape,
+    parallel: Parallel,
+    settings: Settings,
+    paths: ModulePaths,
+    adapter: Adapter | None,
+    *,
+    is_frozen: bool,
 ) -> Iterator[PlanLayer]:
     """Yield the embedding, the layers in order, the MTP layers and the output."""
     places = parallel.places(shape.num_layers)
@@ -306,7 +321,7 @@ def _layers(
     last = [*(place for place in places if place.output), places[-1]][0]
     mtp = [*(place for place in places if place.mtp), last][0]
     is_fp8, enters = settings.family == "fp8", partial(settings.enters, num_layers=shape.num_layers)
-    made = _maker(shape, places, settings, paths, adapter)
+    made = _maker(shape, places, settings, paths, adapter, is_frozen=is_frozen)
     yield made("embedding", first, "embedding")
     for place in places:
         for at, index in enumerate(place.layers):
@@ -319,7 +334,13 @@ def _layers(
 
 
 def _maker(
-    shape: ModelShape, places: Sequence[Place], settings: Settings, paths: ModulePaths, adapter: Adapter | None
+    shape: ModelShape,
+    places: Sequence[Place],
+    settings: Settings,
+    paths: ModulePaths,
+    adapter: Adapter | None,
+    *,
+    is_frozen: bool,
 ) -> Callable[..., PlanLayer]:
     """Return the function that makes a layer; layers that cannot differ share their modules."""
     numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
@@ -330,6 +351,8 @@ def _maker(
         own = modules_of(shape, kind)
         if adapter is not None:
             own = adapter.added_to(own, shape, lambda name: paths.path(label, at, name))
+        elif is_frozen:
+            own = tuple(replace(one, is_frozen=True) for one in own)
         recipe = recipe_of(settings.recipes, chunk)
         effects = [  # only Transformer Engine's linear layers read a per-module recipe
             recipe.effect(paths.path(label, at, one.name)) if recipe is not None and one.kind == "linear" else None

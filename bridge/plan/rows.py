@@ -113,12 +113,17 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     master = "itself" if settings.master is None else settings.master
     if settings.remainders:
         master = "fp32 as 16-bit remainder"
+    if settings.distributed and settings.master is not None:
+        master += " (sharded)"
+    if settings.offload_share and settings.master is not None:
+        share = "" if settings.offload_share == 1 else f"{settings.offload_share:.0%} "
+        master += f", {share}on the host"
     sent = f"{settings.grad_sent}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_sent
     return PlanRow(
         item=item,
         format="" if item == "weight" else mode,
         storage=settings.operand_formats[0] if low else mode,
-        master=master + (" (sharded)" if settings.distributed and settings.master is not None else ""),
+        master=master,
         gradient=settings.grad_reduce,
         reduction=sent,
         checkpoint=mode if settings.master is None else f"{mode} + {settings.master} master",

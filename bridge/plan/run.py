@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.rules.fields import ENCODERS
+from bridge.rules.reads import kept_property
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
 
-UNCOUNTED = (
-    *(("model", name) for name in ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash")),
-    ("optimizer", "optimizer_cpu_offload"),
-)
-"""(section, setting) that keeps less on the GPU than is counted."""
+UNCOUNTED = ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash")
+"""Settings of the model that keep less on the GPU than is counted."""
 SHARDED = ("use_custom_fsdp", "use_torch_fsdp2")
 """DDP settings under which weights and gradients are sharded too, which is not counted; Megatron-FSDP is."""
 MEASURED = 0.02
@@ -49,17 +47,17 @@ class PlannedRun:
         """The layout."""
         return self.prediction.parallel
 
-    @cached_property
+    @kept_property
     def plan(self) -> PrecisionPlan:
         """The precision plan."""
         return plan_of(self.prediction, self.parallel)
 
-    @cached_property
+    @kept_property
     def workload(self) -> Workload:
         """The tokens of a micro-batch, and the parts that are recomputed."""
         return Workload.of(self.prediction.model, self.prediction.sections["train"], data_parallel=self.parallel.data)
 
-    @cached_property
+    @kept_property
     def memory(self) -> MemoryReport:
         """The bytes of a rank of each pipeline stage."""
         gpu, capability = self.target.gpu, self.target.capability
@@ -84,7 +82,22 @@ class PlannedRun:
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Settings of the run that keep less on the GPU than is counted, as section.field."""
-        return tuple(f"{section}.{name}" for section, name in UNCOUNTED if self.section(section).get(name))
+        found = [f"model.{name}" for name in UNCOUNTED if self.section("model").get(name)]
+        settings = self.plan.settings
+        if settings.is_hybrid_device and settings.fsdp:
+            found.append("optimizer.optimizer_cpu_offload")
+        return tuple(found)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Parts of the run that are on the GPU and are not counted: without them there is no verdict that it fits."""
+        found = []
+        if not self.plan.shape.vocab_size:
+            found.append("embedding and output layer (model.vocab_size is not stated)")
+        if not self.workload.seq_length:
+            found.append("activations (model.seq_length is not stated)")
+        stated = self.prediction.sections["model"].stated
+        return (*found, *(name for part, name in ENCODERS.items() if f"freeze_{part}" in stated))
 
     @property
     def overflow(self) -> Violation | None:

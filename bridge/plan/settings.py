@@ -11,7 +11,7 @@ from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Effect, Matchers, quant_recipes
 from bridge.precision.schemes import OPERAND_FORMATS, Scheme, scheme_row
-from bridge.rules.fields import gradient_dtypes
+from bridge.rules.fields import FUSED_RECIPES, gradient_dtypes
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
@@ -83,8 +83,10 @@ class Settings:
     exp_avg_sq: str = "fp32"
     remainders: bool = False
     """The masters are kept as the 16 bits that a BF16 weight lacks."""
-    offloaded: bool = False
-    """Masters and optimizer state, or a part of them, are on the host (optimizer_cpu_offload)."""
+    is_hybrid_device: bool = False
+    """HybridDeviceOptimizer steps (optimizer_cpu_offload): in FP32 alone, on the host or the GPU."""
+    offload_share: float = 0.0
+    """Share of masters and optimizer state that it keeps on the host."""
     optimizer: str = "adam"
     layer_wise: bool = False
     """Masters and states of whole parameters are dealt out to the data-parallel ranks (dist_muon)."""
@@ -93,7 +95,7 @@ class Settings:
     recipes: tuple[Matchers, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
-    """Fields that are set and that this Megatron Core does not have, as sentences."""
+    """Fields that are set and that this Megatron Core does not have, and what is frozen, as sentences."""
 
     @property
     def row(self) -> Scheme | None:
@@ -160,7 +162,7 @@ class Settings:
             notes=_notes(run),
             **_gradients(ddp, mode, mcore),
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
-            **{**_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None), **_fsdp(ddp, mcore)},
+            **{**_states(optimizer, mode), **_fsdp(ddp, mcore)},
         )
 
 
@@ -195,24 +197,30 @@ def _fsdp(ddp: Mapping[str, Any], mcore: Version | None) -> dict[str, Any]:
         master = "fp32" if ddp["preserve_fp32_weights"] else None
     else:
         master = ddp["megatron_fsdp_main_params_dtype"]
-    return {"fsdp": True, "master": master, "remainders": False}
+    return {"fsdp": True, "master": master, "remainders": False, "offload_share": 0.0}
 
 
-def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) -> dict[str, Any]:
-    pao, offload = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
+def _states(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    pao, is_hybrid = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
     master = _stored(optimizer["main_params_dtype"])
-    owns = pao and (master != "fp32" or fp8_scheme in (None, "delayed") or offload)
-    kept = master if owns else "fp32"
+    owns = pao and (master != "fp32" or optimizer["fp8_recipe"] in FUSED_RECIPES or is_hybrid)
+    has_own_dtypes = pao and not is_hybrid
+    kept = master if owns and has_own_dtypes else "fp32"
     return {
         "optimizer": str(optimizer["optimizer"]),
-        "offloaded": offload,
+        "is_hybrid_device": is_hybrid,
+        "offload_share": min(1.0, float(optimizer["optimizer_offload_fraction"] or 0)) if is_hybrid else 0.0,
         "layer_wise": bool(optimizer.get("use_layer_wise_distributed_optimizer"))
         or str(optimizer["optimizer"]).startswith("dist_"),
         "owns_masters": owns,
         "master": None if mode == "fp32" else kept,
-        "exp_avg": _stored(optimizer["exp_avg_dtype"]) if pao else "fp32",
-        "exp_avg_sq": _stored(optimizer["exp_avg_sq_dtype"]) if pao else "fp32",
-        "remainders": owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
+        "exp_avg": _stored(optimizer["exp_avg_dtype"]) if has_own_dtypes else "fp32",
+        "exp_avg_sq": _stored(optimizer["exp_avg_sq_dtype"]) if has_own_dtypes else "fp32",
+        "remainders": owns
+        and has_own_dtypes
+        and bool(optimizer["store_param_remainders"])
+        and mode == "bf16"
+        and master == "fp32",
     }
 
 
@@ -222,8 +230,11 @@ def _stored(dtype: str) -> str:
 
 
 def _notes(run: Prediction) -> tuple[str, ...]:
-    return tuple(
+    notes = [
         f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field ({versions})."
         for role in ("model", "optimizer", "ddp")
         for name, versions in run.absent[role].items()
-    )
+    ]
+    if run.values["model"]["freeze_language_model"]:
+        notes.append("The language model is frozen (model.freeze_language_model): none of its weights is trained.")
+    return tuple(notes)

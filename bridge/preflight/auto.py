@@ -11,7 +11,6 @@ the run will find.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
@@ -21,6 +20,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
+from bridge.rules.reads import View
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.shape.model import ModelShape
@@ -257,10 +257,8 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
 
 
 def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
-    views = {role: SimpleNamespace(**{**DEFAULTS[role], **reading_of(config)}) for role in PRECISION_OWNERS}
+    views = {role: View({**DEFAULTS[role], **reading_of(config)}) for role in PRECISION_OWNERS}
     run = RuleContext(config, views=views, target=target)
-    run.read_owners()
-    run.read_target(backend=None, environment=None)
     found = ask(_RULES, run)
     ids = {one.id for one in found}
     verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]

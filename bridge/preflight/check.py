@@ -15,16 +15,15 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, Finding, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.rules.context import PRECISION_OWNERS, RuleContext
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, Weaknesses
 from bridge.rules.fields import gradient_dtypes
+from bridge.rules.reads import View, kept_property
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
@@ -38,6 +37,13 @@ if TYPE_CHECKING:
     from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
     from bridge.sync.schedule import Phase
+
+
+LAYERS = (
+    *("model.num_layers", "model.hybrid_layer_pattern", "model.pipeline_model_parallel_size"),
+    *("model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
+)
+"""Settings that say which layers there are, and on which stage."""
 
 
 class Setup(RuleContext):
@@ -55,6 +61,8 @@ class Setup(RuleContext):
         is_bridge: Megatron Bridge wrote the run's file.
         origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
+        weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
+        mode_decided_by: What decides the mode where nothing states it, as a noun.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
@@ -70,6 +78,8 @@ class Setup(RuleContext):
         is_bridge: bool = False,
         origins: Callable[[str], str] | None = None,
         choice: Choice | None = None,
+        weaknesses: Weaknesses | None = None,
+        mode_decided_by: str | None = None,
         **sections: Any,
     ) -> None:
         self.unknown, self.malformed = {}, []
@@ -84,17 +94,19 @@ class Setup(RuleContext):
         super().__init__(
             run.precision,
             rows=run.rows,
-            views={role: SimpleNamespace(**values) for role, values in run.values.items()},
+            views={role: View(values) for role, values in run.values.items()},
             given=frozenset(role for role, section in run.sections.items() if section.is_given),
             target=run.target,
             origins=origins,
+            weaknesses=self._weakness if weaknesses is not None else None,
+            backend=backend,
+            environment=environment,
         )
         self.is_whole = True
         self.is_own, self.is_bridge, self.is_resumed = is_own, is_bridge, is_resumed
         self.choice = choice
-        self.read_owners()
-        self.read_target(backend, environment)
-        self._read_kind()
+        self._weaknesses = weaknesses
+        self.mode_decided_by = mode_decided_by
 
     def _stated(self, given: Mapping[str, Any]) -> MixedPrecisionConfig:
         """Return the config of plain fields; keys that are none, and values of a wrong type, are noted."""
@@ -109,15 +121,33 @@ class Setup(RuleContext):
                 self.malformed.append(Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value))
         return MixedPrecisionConfig.from_dict(stated)
 
-    def _read_kind(self) -> None:
-        model = self.model
-        self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
-        self.has_peft = "peft" in self.given
-        self.has_ncclep = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend) == ("flex", "ncclep")
-        is_selective = model.recompute_granularity == "selective" and isinstance(model.recompute_modules, list | tuple)
-        self.recomputed = tuple(map(str, model.recompute_modules)) if is_selective else ()
+    def _weakness(self, path: str) -> str | None:
+        """Return what decides a setting where that is assumed or open; None for one that the recipe writes.
 
-    @cached_property
+        A recipe's rows about modules are written as the model's layers ask, and a switch of sharding as the other
+        owner has it.
+        """
+        section, _, name = path.partition(".")
+        if section == "mixed_precision" or self._weaknesses is None:
+            return None
+        paths = [path]
+        for row in self.rows:
+            if row.owner != section or row.attribute != name or row.by == section:
+                continue
+            if row.by in PRECISION_OWNERS:
+                paths = [path, f"{row.by}.{name}"]
+            elif name == "quant_recipe":
+                paths = [*LAYERS]
+            else:
+                return None
+        deciders = filter(None, map(self._weaknesses, paths))
+        return next(deciders, None)
+
+    def is_own_known(self, path: str) -> bool:
+        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+        return self._weaknesses is None or self._weaknesses(path) is None
+
+    @kept_property
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has.
 
@@ -129,14 +159,14 @@ class Setup(RuleContext):
                 return self.planned.overflow
         return None
 
-    @cached_property
+    @kept_property
     def planned(self) -> PlannedRun:
         """The run as the calculators take it."""
         from bridge.plan.run import PlannedRun  # heavy for an import of the config classes
 
         return PlannedRun(prediction=self.prediction)
 
-    @cached_property
+    @kept_property
     def selection(self) -> ModuleSelection | None:
         """The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
 
@@ -147,7 +177,7 @@ class Setup(RuleContext):
                 return self.plan.selection
         return None
 
-    @cached_property
+    @kept_property
     def plan(self) -> PrecisionPlan:
         """The precision plan of the run; RunConfigError for a model that cannot be planned."""
         from bridge.plan.precision_plan import plan_of  # most checks do without it
@@ -157,16 +187,21 @@ class Setup(RuleContext):
     @property
     def label(self) -> str:
         """The precision in a few words; one without a recipe's name is named by the nearest."""
+        if self.mode_decided_by is not None:
+            return f"mode not stated ({self.mode_decided_by} decides)"
         if self.precision is None:
             return label_of_owners(self.prediction.values["model"])
         return nearest_label(self.precision)
 
     @property
-    def flow(self) -> str:
-        """The dtypes of a gradient, from the weight gradient to the master weight."""
+    def flow(self) -> str | None:
+        """The dtypes of a gradient, from the weight gradient to the master weight; None where no mode is stated."""
+        if self.mode_decided_by is not None:
+            return None
         weights = self.mode
         main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
-        master = self.optimizer.main_params_dtype if self.has_precision_aware else "fp32"
+        owns_dtype = self.has_precision_aware and not self.optimizer.optimizer_cpu_offload
+        master = self.optimizer.main_params_dtype if owns_dtype else "fp32"
         wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
 
@@ -257,6 +292,8 @@ def check_run(
     environment: Mapping[str, str] | None = None,
     is_bridge: bool = False,
     prediction: Prediction | None = None,
+    weaknesses: Weaknesses | None = None,
+    mode_decided_by: str | None = None,
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 
@@ -270,6 +307,8 @@ def check_run(
         environment: Variables that the run sets itself; those of this machine count first where it is the target.
         is_bridge: Megatron Bridge wrote the run's file.
         prediction: The run after the sync, where the caller has made it: its target and its precision count.
+        weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
+        mode_decided_by: What decides the mode where nothing states it, as a noun.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -288,6 +327,8 @@ def check_run(
         "environment": {**(environment or {}), **(os.environ if place.is_detected else {})} or None,
         "origins": origins,
         "is_bridge": is_bridge,
+        "weaknesses": weaknesses,
+        "mode_decided_by": mode_decided_by,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(Setup(**given, **known, choice=choice), reasons)

@@ -1,5 +1,6 @@
 """Findings of a check: for people, as plain data, and as SARIF 2.1.0, the format that code review takes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import bounded
@@ -21,7 +22,8 @@ def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
     lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
     if report.setup.choice is not None:
         lines.append(((f"  {report.setup.choice}", "dim"),))
-    lines.append(((f"  gradients: {report.setup.flow}", "dim"),))
+    if report.setup.flow is not None:
+        lines.append(((f"  gradients: {report.setup.flow}", "dim"),))
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
             lines.extend(_finding(finding))
@@ -56,6 +58,7 @@ def finding_dict(finding: RuleFinding) -> dict[str, Any]:
     """Return a finding as plain data."""
     row = {name: getattr(finding, name) for name in _FIELDS} | {"value": plain(finding.value)}
     row["remedies"] = list(finding.remedies)
+    row["unknown"] = dict(finding.unknown)
     return row | ({"silenced": finding.silenced} if finding.silenced is not None else {})
 
 
@@ -75,20 +78,18 @@ _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 _INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
 
-def sarif(report: Report, *, file: str, version: str) -> dict[str, Any]:
-    """Return the report as a SARIF log; silenced findings are in it as suppressed, with the reason."""
+def sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[str, Any]:
+    """Return reports as a SARIF log, one run each; silenced findings are in it as suppressed, with the reason."""
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [_sarif_run(one, file, version) for one in reports]}
+
+
+def _sarif_run(report: Report, file: str, version: str) -> dict[str, Any]:
     findings = (*report.findings, *report.silenced)
     driver = {"name": "precision-bridge", "semanticVersion": version, "rules": [_rule(rule) for rule in RULES]}
     return {
-        "$schema": SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {"driver": driver},
-                "properties": {"precision": report.precision, "target": report.target},
-                "results": [_result(finding, file) for finding in findings],
-            }
-        ],
+        "tool": {"driver": driver},
+        "properties": {"precision": report.precision, "target": report.target},
+        "results": [_result(finding, file) for finding in findings],
     }
 
 

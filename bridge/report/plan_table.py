@@ -19,6 +19,7 @@ from bridge.plan.rows import PlanRow
 from bridge.precision.grouping import grouped
 from bridge.report.table import NUMBERED, Row, table
 
+HOST = "on the host"
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""
@@ -179,41 +180,53 @@ def memory_table(
     gpu: str = "",
     memory_bytes: int | None = None,
     uncounted: Sequence[str] = (),
+    missing: Sequence[str] = (),
     unread: Sequence[str] = (),
 ) -> RenderableType:
     """Return the report as something rich can print.
 
-    `uncounted` are settings that keep less on the GPU than is counted, `unread` options that may change the count.
+    `uncounted` are settings that keep less on the GPU than is counted, `missing` parts that are
+    counted nowhere, `unread` options that may change the count.
     """
-    stages = grouped(((*rank.bytes_of.values(), rank.total), rank) for rank in report.ranks).values()
+    stages = grouped(((*rank.bytes_of.values(), rank.total, rank.host), rank) for rank in report.ranks).values()
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
     rows: list[Row] = [
         {
             "stage": compact([str(rank.stage) for rank in ranks]),
             **{kind: size(ranks[0].bytes_of[kind]) for kind in kinds},
             "total": Text(size(ranks[0].total), style="bold"),
+            **({HOST: size(ranks[0].host)} if report.largest.host else {}),
         }
         for ranks in stages
     ]
-    parts = [table(rows, title=f"{report.label}, a rank of {report.layout}", numbers=(*kinds, "total"))]
+    title = f"{report.label}, a rank of {report.layout}"
+    parts = [table(rows, title=title, numbers=(*kinds, "total", HOST))]
     parts += [Text(f"  {line}") for line in _lines(report)]
     stage = report.largest.stage
+    if report.largest.host:
+        on_host = ", ".join(f"{kind} {size(count)}" for kind, count in report.largest.host_bytes_of.items() if count)
+        parts.append(Text(f"  On the host for a rank of stage {stage}: {on_host}, all in FP32."))
     if activations:
         each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
     if memory_bytes is not None:
-        parts.append(_fits(report.largest, gpu, memory_bytes, unread))
+        parts.append(_fits(report.largest, gpu, memory_bytes, missing, unread))
+    elif missing:
+        parts.append(Text(f"  Not counted: {', '.join(missing)}."))
     notes = [f"{' and '.join(uncounted)} may keep less on the GPU than is counted."] if uncounted else []
     return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes]))
 
 
-def _fits(rank: RankMemory, gpu: str, memory_bytes: int, unread: Sequence[str]) -> Text:
-    needed = f"  {size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}: "
+def _fits(rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]) -> Text:
+    least = "at least " if missing else ""
+    needed = f"  {least}{size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}"
     if unread:
-        return Text(f"{needed}no verdict, since {', '.join(unread)} may change what is counted.", style="yellow")
+        return Text(f"{needed}: no verdict, since {', '.join(unread)} may change what is counted.", style="yellow")
     if rank.total > memory_bytes:
-        return Text(needed + "does not fit.", style="red")
-    return Text(needed + f"{size(memory_bytes - rank.total)} are left for what is not counted.")
+        return Text(f"{needed}: does not fit.", style="red")
+    if missing:
+        return Text(f"{needed}; not counted: {', '.join(missing)}.", style="yellow")
+    return Text(f"{needed}: {size(memory_bytes - rank.total)} are left for what is not counted.")
 
 
 def fit_table(report: FitReport) -> RenderableType:

@@ -7,16 +7,16 @@ Megatron has none (`seq_length`, `target.te`), None stands for "not known", and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS, SWITCHES, differ
 from bridge.rules.inert import BUFFER, inert_fields
+from bridge.rules.reads import View, kept_property
 from bridge.rules.target import Target
+from bridge.rules.versions import Version
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
 FAMILIES = ("fp8", "fp4")
+
+Weaknesses = Callable[[str], str | None]
+"""Path of a setting -> what decides its value, as a noun; None where the value is stated or a known default."""
 
 
 class OffSwitch(NamedTuple):
@@ -75,23 +78,21 @@ class RuleContext:
         target: The GPUs and versions of the run.
         is_last: The run begins after this sync.
         origins: Path of a setting -> its source.
+        weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
+            GPU.
+        environment: Environment variables of the run; None: not known.
     """
 
     # Known to a check alone.
     prediction: Prediction
-    train: Any
-    data: Any
-    peft: Any
     sections: Mapping[str, Any]
     malformed: list[Any]
     unknown: dict[str, Any]
     """Keys of the precision that are no field -> their values."""
-    has_ncclep: bool
-    has_peft: bool
     is_resumed: bool
     selection: Any
     """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
-    recomputed: tuple[str, ...]
     is_own: bool
     """The run is one of scripts/train.py."""
     is_bridge: bool
@@ -110,6 +111,9 @@ class RuleContext:
         target: Target | None = None,
         is_last: bool = False,
         origins: Callable[[str], str] | None = None,
+        weaknesses: Weaknesses | None = None,
+        backend: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.precision = precision
         self.stated: Mapping[str, Any] = {} if precision is None else precision.stated_values
@@ -120,72 +124,275 @@ class RuleContext:
         self.target = target or Target()
         self.is_last = is_last
         self.is_whole = False
+        self.backend = backend
+        self.environment: Mapping[str, str] = environment or {}
+        self.has_environment = environment is not None
+        self.weaknesses = weaknesses
         self._origins = origins
-        self.model, self.optimizer, self.ddp = views["model"], views["optimizer"], views["ddp"]
-        self._read_precision(scheme)
+        self._scheme = scheme
 
     @classmethod
     def of_precision(cls, config: PrecisionConfig) -> RuleContext:
         """Return the context of a config alone: every owner holds what the config reads as."""
-        return cls(config, views=dict.fromkeys(PRECISION_OWNERS, SimpleNamespace(**reading_of(config))))
+        return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
 
-    def _read_precision(self, scheme: str | None) -> None:
-        model, ddp = self.model, self.ddp
-        modes = [mode for mode in ("bf16", "fp16") if getattr(model, mode) is True]
-        self.mode = self.precision.mode if self.precision is not None else (*modes, "fp32")[0]
-        self.is_bf16, self.is_fp16, self.is_fp32 = self.mode == "bf16", self.mode == "fp16", self.mode == "fp32"
-        self.is_half = not self.is_fp32
-        self.fp8: str | None = model.fp8 or None
-        self.fp4: str | None = model.fp4 or None
-        self.is_low = bool(self.fp8 or self.fp4)
-        own = model.fp8_recipe if self.fp8 else model.fp4_recipe
-        self.scheme: str | None = scheme or (own if self.is_low else None)
-        self.row: Scheme | None = (FP8_SCHEMES if self.fp8 else FP4_SCHEMES).get(self.scheme or "")
-        self.gathers_fp8 = bool(model.fp8_param or ddp.fp8_param_gather)
-        self.gathers_fp4 = bool(model.fp4_param or ddp.fp4_param_gather)
-        self.reuses_buffer = bool(getattr(ddp, BUFFER) or getattr(self.optimizer, BUFFER))
-        self.has_dynamic_scale = self.is_fp16 and not self.optimizer.loss_scale
+    def unknown_among(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return those of some settings whose values are assumed or open -> what decides each."""
+        if self.weaknesses is None:
+            return {}
+        found = {}
+        for path in paths:
+            decider = self.weaknesses(path)
+            if decider is not None:
+                found[path] = decider
+        return found
 
-    def read_owners(self) -> None:
-        """Set what the owners are, and the versions of the libraries that read them."""
-        ddp, given = self.ddp, self.given
-        self.has_model, self.has_optimizer, self.has_ddp = "model" in given, "optimizer" in given, "ddp" in given
-        self.has_owners = self.has_model or self.has_optimizer or self.has_ddp
-        self.has_precision_aware = bool(self.optimizer.use_precision_aware_optimizer)
-        self.has_megatron_fsdp = bool(ddp.use_megatron_fsdp or ddp.use_custom_fsdp)
-        self.has_fsdp = self.has_megatron_fsdp or bool(ddp.use_torch_fsdp2)
-        self.has_emerging_optimizer = self.has_optimizer and self.optimizer.optimizer not in ("adam", "sgd")
-        self.is_sharded = bool(self.optimizer.use_distributed_optimizer or ddp.use_distributed_optimizer)
-        self.mcore, self.te = self.target.mcore, self.target.te
+    def is_own_known(self, path: str) -> bool:  # noqa: ARG002  a check may know of values that nothing states
+        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+        return True
 
-    @cached_property
+    # -- the owners' values ------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """Values of the model config."""
+        return self.views["model"]
+
+    @property
+    def optimizer(self) -> Any:
+        """Values of the optimizer config."""
+        return self.views["optimizer"]
+
+    @property
+    def ddp(self) -> Any:
+        """Values of the DDP config."""
+        return self.views["ddp"]
+
+    @property
+    def train(self) -> Any:
+        """Values of the training section."""
+        return self.views["train"]
+
+    @property
+    def data(self) -> Any:
+        """Values of the data section."""
+        return self.views["data"]
+
+    @property
+    def peft(self) -> Any:
+        """Values of the adapter's section."""
+        return self.views["peft"]
+
+    # -- the precision -----------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> str:
+        """The mode: bf16, fp16 or fp32."""
+        if self.precision is not None:
+            return self.precision.mode
+        if self.model.bf16 is True:
+            return "bf16"
+        if self.model.fp16 is True:
+            return "fp16"
+        return "fp32"
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether the mode is BF16."""
+        return self.mode == "bf16"
+
+    @property
+    def is_fp16(self) -> bool:
+        """Whether the mode is FP16."""
+        return self.mode == "fp16"
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether the mode is FP32."""
+        return self.mode == "fp32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the mode is BF16 or FP16."""
+        return not self.is_fp32
+
+    @property
+    def fp8(self) -> str | None:
+        """The FP8 format, None where FP8 is off."""
+        return self.model.fp8 or None
+
+    @property
+    def fp4(self) -> str | None:
+        """The FP4 format, None where FP4 is off."""
+        return self.model.fp4 or None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether GEMMs run in FP8 or FP4."""
+        return bool(self.fp8 or self.fp4)
+
+    @property
+    def scheme(self) -> str | None:
+        """The scaling scheme, None without FP8 and FP4."""
+        if self._scheme:
+            return self._scheme
+        if self.fp8:
+            return self.model.fp8_recipe  # type: ignore[no-any-return]
+        if self.fp4:
+            return self.model.fp4_recipe  # type: ignore[no-any-return]
+        return None
+
+    @property
+    def row(self) -> Scheme | None:
+        """The scheme's row in the table of schemes."""
+        schemes = FP8_SCHEMES if self.fp8 else FP4_SCHEMES
+        return schemes.get(self.scheme or "")
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether weights are stored and gathered in FP8."""
+        return bool(self.model.fp8_param or self.ddp.fp8_param_gather)
+
+    @property
+    def gathers_fp4(self) -> bool:
+        """Whether weights are stored and gathered in FP4."""
+        return bool(self.model.fp4_param or self.ddp.fp4_param_gather)
+
+    @property
+    def reuses_buffer(self) -> bool:
+        """Whether MXFP8 weights are gathered through the gradient buffer."""
+        return bool(getattr(self.ddp, BUFFER) or getattr(self.optimizer, BUFFER))
+
+    @property
+    def has_dynamic_scale(self) -> bool:
+        """Whether the loss scale is dynamic."""
+        return self.is_fp16 and not self.optimizer.loss_scale
+
+    # -- the owners --------------------------------------------------------------------------------------------
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model config is there."""
+        return "model" in self.given
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether an optimizer config is there."""
+        return "optimizer" in self.given
+
+    @property
+    def has_ddp(self) -> bool:
+        """Whether a DDP config is there."""
+        return "ddp" in self.given
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether any owner is there."""
+        return self.has_model or self.has_optimizer or self.has_ddp
+
+    @property
+    def has_peft(self) -> bool:
+        """Whether the run trains adapters."""
+        return "peft" in self.given
+
+    @property
+    def has_precision_aware(self) -> bool:
+        """Whether the precision-aware optimizer runs."""
+        return bool(self.optimizer.use_precision_aware_optimizer)
+
+    @property
+    def has_megatron_fsdp(self) -> bool:
+        """Whether Megatron-FSDP runs."""
+        return bool(self.ddp.use_megatron_fsdp or self.ddp.use_custom_fsdp)
+
+    @property
+    def has_fsdp(self) -> bool:
+        """Whether any fully sharded data parallelism runs."""
+        return self.has_megatron_fsdp or bool(self.ddp.use_torch_fsdp2)
+
+    @property
+    def has_emerging_optimizer(self) -> bool:
+        """Whether the optimizer is neither Adam nor SGD."""
+        return self.has_optimizer and self.optimizer.optimizer not in ("adam", "sgd")
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the distributed optimizer runs."""
+        return bool(self.optimizer.use_distributed_optimizer or self.ddp.use_distributed_optimizer)
+
+    @property
+    def has_ncclep(self) -> bool:
+        """Whether NCCL's own kernels dispatch tokens to experts."""
+        is_flexible: bool = self.model.moe_token_dispatcher_type == "flex"  # noqa: S105  tokens of text
+        return is_flexible and bool(self.model.moe_flex_dispatcher_backend == "ncclep")
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The modules that selective recomputation runs again."""
+        modules = self.model.recompute_modules
+        if self.model.recompute_granularity == "selective" and isinstance(modules, list | tuple):
+            return tuple(map(str, modules))
+        return ()
+
+    # -- the target --------------------------------------------------------------------------------------------
+
+    @property
+    def mcore(self) -> Version | None:
+        """Release of megatron-core, None where it is not known."""
+        return self.target.mcore
+
+    @property
+    def te(self) -> Version | None:
+        """Release of Transformer Engine, None where it is not known."""
+        return self.target.te
+
+    @property
+    def cuda(self) -> Version | None:
+        """Release of CUDA, None where it is not known."""
+        return self.target.cuda
+
+    @property
+    def cudnn(self) -> Version | None:
+        """Release of cuDNN, None where it is not known."""
+        return self.target.cudnn
+
+    @property
+    def capability(self) -> Any:
+        """Compute capability of the GPU, None where it is not known."""
+        return self.target.capability
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the target is a GPU."""
+        return self.target.gpu is not None and self.target.gpu.is_gpu
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether FP8 and FP4 GEMMs are emulated."""
+        is_cpu = self.target.gpu is not None and not self.target.gpu.is_gpu
+        return self.backend in ("emulated", "te_cpu") or (self.backend is None and is_cpu)
+
+    @property
+    def calls_te(self) -> bool:
+        """Whether Transformer Engine's Python runs, on a GPU or a CPU."""
+        return self.backend == "te_cpu" or not self.is_emulated
+
+    @property
+    def needs_gpu_formats(self) -> bool:
+        """Whether the GPU itself has to run FP8 or FP4."""
+        return self.is_low and self.has_gpu and not self.is_emulated
+
+    @kept_property
     def shape(self) -> ModelShape:
         """The model; a size that is impossible is replaced."""
         return self.prediction.shape_and_faults[0]
 
-    @cached_property
+    @kept_property
     def parallel(self) -> Parallel:
         """The layout; what cannot be read of it is left out."""
         return self.prediction.layout_and_faults[0]
 
-    def read_target(self, backend: str | None, environment: Mapping[str, str] | None) -> None:
-        """Set what is known of the GPUs of the run, their libraries and its variables.
-
-        `is_emulated`: FP8 and FP4 GEMMs are emulated. `calls_te`: Transformer Engine's Python runs, on a GPU or a CPU.
-        `needs_gpu_formats`: the GPU itself has to run FP8 or FP4.
-        """
-        target = self.target
-        self.backend = backend
-        self.environment: Mapping[str, str] = environment or {}
-        self.has_environment = environment is not None
-        self.cuda, self.cudnn, self.capability = target.cuda, target.cudnn, target.capability
-        self.has_gpu = target.gpu is not None and target.gpu.is_gpu
-        is_cpu = target.gpu is not None and not target.gpu.is_gpu
-        self.is_emulated = backend in ("emulated", "te_cpu") or (backend is None and is_cpu)
-        self.calls_te = backend == "te_cpu" or not self.is_emulated
-        self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
-
-    @cached_property
+    @kept_property
     def inert(self) -> dict[str, str]:
         """Fields of the precision without effect in this run, with the reason."""
         if self.precision is None:

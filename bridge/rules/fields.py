@@ -36,6 +36,8 @@ class OwnerField:
     """Versions of megatron-core that have it; None: all."""
 
 
+ENCODERS = {"vision_model": "vision tower", "audio_model": "audio encoder", "sound_encoder": "sound encoder"}
+"""Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
 OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
@@ -49,6 +51,9 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "hybrid_layer_pattern": ("any", None),
         "hybrid_attention_ratio": ("float", None),
         "hybrid_mlp_ratio": ("float", None),
+        "freeze_language_model": ("bool", False),
+        **{f"freeze_{part}": ("bool", False) for part in ENCODERS},
+        "freeze_vision_projection": ("bool", False),
     },
     "optimizer": {},
     "ddp": {"use_torch_fsdp2": ("bool", False)},
@@ -137,6 +142,13 @@ PAIRS = (
     Pair(one=("model", "fp4_param"), two=("ddp", "fp4_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),
 )
+
+FUSED_RECIPES = (None, "delayed")
+"""Values of `optimizer.fp8_recipe` under which the fused Adam of the precision-aware optimizer holds the masters.
+
+Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22: optimizer_config.py
+__post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
+"""
 
 SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 """Switches that the optimizer and DDP both have to know; on in one config is meant for both."""

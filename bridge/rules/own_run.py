@@ -70,6 +70,9 @@ REFUSED = _by_field(
             overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release
             defer_embedding_wgrad_compute wgrad_deferral_limit
             """,
+        "the run trains every weight, and has no part in front of the language model": """
+            freeze_language_model freeze_vision_model freeze_vision_projection freeze_audio_model freeze_sound_encoder
+            """,
         "the run captures no graphs": "enable_cuda_graph external_cuda_graph cuda_graph_impl",
         "the run has its own hook": """
             finalize_model_grads_func grad_scale_func no_sync_func grad_sync_func param_sync_func
@@ -190,7 +193,11 @@ KNOWN = {
 
 NOT_HONOURED, WRONG_VALUE, WRONG_LAYOUT = "PB701", "PB702", "PB703"
 _DEFAULTS = {
-    role: {name: DEFAULTS[role][name] for name, row in FIELDS[role].items() if row.is_megatron or name in BUILT}
+    role: {
+        name: DEFAULTS[role][name]
+        for name, row in FIELDS[role].items()
+        if row.is_megatron or name in (*BUILT, *REFUSED[role])
+    }
     for role in REFUSED
 }
 
@@ -247,7 +254,7 @@ def _unhonoured_context(model: Mapping[str, Any], backend: str | None) -> Found:
 def _fields(run: RuleContext, backend: str | None) -> Found:
     """Yield the fields that the build would leave out, those of a release that nobody tried included."""
     for role in REFUSED:
-        yield from unhonoured(role, vars(run.views[role]), backend=backend)
+        yield from unhonoured(role, run.views[role].values, backend=backend)
         for name, value in run.sections[role].newer.items():
             yield _left_out(f"{role}.{name}", value, UNKNOWN, "Leave it at its default.")
 
@@ -294,7 +301,7 @@ def _sparse(run: RuleContext, backend: str | None) -> Found:
 
 
 def _hybrid(run: RuleContext, _: str | None) -> Found:
-    pattern = HybridPattern.of(vars(run.model))
+    pattern = HybridPattern.of(run.model.values)
     if pattern is None or pattern.faults:
         return
     for name, reason in REFUSED_OF_HYBRIDS.items():

@@ -4,8 +4,8 @@ A row reads without its code: `when` says of a run where it breaks the law, and 
 sentences over ``run``, the context, and over the words of a violation.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 from bridge.errors import Finding
 from bridge.rules.context import RuleContext
+from bridge.rules.reads import reads
 from bridge.rules.versions import VersionRange
 from bridge.rules.violation import HELD, Predicate, Violation
 
@@ -98,6 +99,8 @@ class RuleFinding(Finding):
     depends_on: str | None = None
     """The version that would decide whether it holds, where that is not known."""
     silenced: str | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Settings that it rests on and that nothing states -> what decides each; with any, it is an info."""
 
 
 MILDER = {"error": "warning", "warning": "info", "info": "info"}
@@ -116,14 +119,69 @@ def ask(rules: Iterable[Rule], context: RuleContext) -> list[RuleFinding]:
 
 def findings_of(rule: Rule, context: RuleContext) -> list[RuleFinding]:
     """Return what one rule finds in `context`: nothing where the versions rule it out."""
-    violations = rule.when(context)
+    with reads() as paths:
+        violations = rule.when(context)
     if not violations:
         return []
-    holds = {one: one.holds(getattr(context.target, one.product)) for one in rule.versions}
+    holds = {one: _holds(one, context) for one in rule.versions}
     if False in holds.values():
         return []
     depends = " and ".join(str(one) for one, is_met in holds.items() if is_met is None) or None
-    return [_finding(rule, context, violation, depends) for violation in violations]
+    found = []
+    for violation in violations:
+        unknown = context.unknown_among(paths if violation.rests_on is None else violation.rests_on)
+        if unknown and rule.severity != "info":  # an info that cannot be judged says nothing
+            found.append(_unjudged(rule, context, violation, unknown))
+        elif not unknown:
+            found.append(_finding(rule, context, violation, depends))
+    return found
+
+
+def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
+    """Return whether a product of the target is in a range; None where its version is not known, or assumed."""
+    holds = versions.holds(getattr(context.target, versions.product))
+    if holds and context.unknown_among([f"target.{versions.product}"]):
+        return None
+    return holds
+
+
+MOST_NAMED = 3
+"""Unknown settings that a finding names; the others are counted."""
+DECISIVE = (
+    *("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.expert_model_parallel_size"),
+    *("optimizer.use_distributed_optimizer", "model.seq_length", "train.micro_batch_size", "model.bf16"),
+)
+"""Those that decide most of a run are named first."""
+
+
+def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
+    """Return the info that a rule cannot be judged, since a setting that it rests on is not known."""
+    path = context.path(violation.path or rule.setting)
+    value = context.value(path) if violation.value is HELD else violation.value
+    named = sorted(unknown, key=lambda name: (name != path, name not in DECISIVE))[:MOST_NAMED]
+    others = len(unknown) - len(named)
+    words = [*named, f"{others} more settings"] if others else named
+    deciders = _enumerated([*dict.fromkeys(unknown.values())])
+    states = " ".join(f"{name}=VALUE" for name in named)
+    clause = f"cannot be judged: {_enumerated(words)} are not known, since {deciders} may set them"
+    if len(unknown) == 1:
+        clause = f"cannot be judged: {named[0]} is not known, since {deciders} may set it"
+    return _made(
+        rule,
+        path=path,
+        rule=f"{clause}; the rule is about: {rule.title}",
+        value=value,
+        where=violation.where or context.where(path),
+        remedy=f"State what is known: {states}.",
+        severity="info",
+        remedies=(f"state what is known: {states}",),
+        unknown=unknown,
+    )
+
+
+def _enumerated(words: Sequence[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: str | None) -> RuleFinding:

@@ -19,6 +19,7 @@ from bridge.errors import Finding, WrongValueError
 from bridge.precision.fields import default_of
 from bridge.precision.values import coerce, dtype_token
 from bridge.rules.fields import DEFAULTS, FIELDS, OwnerField
+from bridge.rules.reads import Values
 from bridge.rules.versions import Version, VersionRange, parse_version
 
 ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
@@ -33,7 +34,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": 
 class Section:
     """The values of a section."""
 
-    values: Mapping[str, Any]
+    values: Values
     """Field -> value in one form; the class default where none is given."""
     is_given: bool = True
     malformed: tuple[Finding, ...] = ()
@@ -48,8 +49,10 @@ class Section:
 
     def given(self, name: str, default: Any = None) -> Any:
         """Return what was given for a field; the default where nothing or None was."""
-        value = self.values[name] if name in self.stated else None
-        return default if value is None else value
+        value = self.values[name]
+        if value is None or name not in self.stated:
+            return default
+        return value
 
     @property
     def held(self) -> dict[str, Any]:
@@ -60,19 +63,24 @@ class Section:
         """Return the section with other values of some fields, in their one form."""
         if not values:
             return self
-        return replace(self, values={**self.values, **values}, is_given=True, stated=self.stated | {*values})
+        changed = Values(self.values.role, {**self.values, **values})
+        return replace(self, values=changed, is_given=True, stated=self.stated | {*values})
 
     def absent_from(self, role: str, version: Version | None) -> dict[str, str]:
         """Return each field away from its default that a version of Megatron Core does not have -> those with it."""
         absent = absent_fields(role, str(version) if version is not None else None)
-        return {name: str(has) for name, has in absent.items() if self.values[name] != DEFAULTS[role][name]}
+        found = {}
+        for name, has in absent.items():
+            if name in self.stated and self.values[name] != DEFAULTS[role][name]:
+                found[name] = str(has)
+        return found
 
     def without(self, role: str, names: Mapping[str, object]) -> Section:
         """Return the section with the class defaults of some fields."""
         if not names:
             return self
         values = {**self.values, **{name: DEFAULTS[role][name] for name in names}}
-        return replace(self, values=values, stated=self.stated - {*names})
+        return replace(self, values=Values(role, values), stated=self.stated - {*names})
 
 
 @functools.cache
@@ -91,7 +99,7 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
         return owner
     values = DEFAULTS[role].copy()
     if owner is None:
-        return Section(values=values, is_given=False)
+        return Section(values=Values(role, values), is_given=False)
     unknown: dict[str, Any] = {}
     malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
@@ -105,7 +113,7 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
         else:
             _put(values, row, value, role, malformed)
     return Section(
-        values=values,
+        values=Values(role, values),
         is_mapping=is_mapping,
         malformed=tuple(malformed),
         unknown=unknown if is_mapping else {},

@@ -20,10 +20,12 @@ class Violation:
         value: Its value; `HELD`: the one that the path holds.
         where: The source of the value; None: the one that set the path.
         severity: None: the one of the row.
+        rests_on: Paths of the settings that decide whether this place breaks the rule, where the rule reads more than
+            them; None: all that it reads.
         **words: Names in the row's message and remedies -> values; they have ``run``, ``path`` and ``value`` anyway.
     """
 
-    __slots__ = ("path", "severity", "value", "where", "words")
+    __slots__ = ("path", "rests_on", "severity", "value", "where", "words")
 
     def __init__(
         self,
@@ -32,9 +34,11 @@ class Violation:
         value: Any = HELD,
         where: str | None = None,
         severity: str | None = None,
+        rests_on: Iterable[str] | None = None,
         **words: Any,
     ) -> None:
         self.path, self.value, self.where, self.severity, self.words = path, value, where, severity, words
+        self.rests_on = rests_on
 
 
 Condition = Callable[[RuleContext], object]

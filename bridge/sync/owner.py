@@ -17,6 +17,7 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import default_of
 from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.rules.fields import DEFAULTS, FIELDS, SWITCHES
+from bridge.rules.reads import Values
 from bridge.rules.section import Section, absent_fields, attributes_of, read_section
 from bridge.rules.versions import Version
 from bridge.sync.routes import OWNERS, ROUTES
@@ -117,7 +118,9 @@ class Owner:
         before = {name: in_one_form(self.own(name)) for name in self._written if name in values}
         return OwnerValues(
             role=self.role,
-            section=read_section(self.role, self.target) if self.role in FIELDS else Section(values={}),
+            section=read_section(self.role, self.target)
+            if self.role in FIELDS
+            else Section(values=Values(self.role, {})),
             values=values,
             before={name: value for name, value in before.items() if not same(value, values[name])},
             defaults={name: in_one_form(one) for name, one in class_defaults(self.defining).items() if name in values},

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import off_switches
-from bridge.rules.fields import DEFAULTS, PAIRS
+from bridge.rules.fields import DEFAULTS, FUSED_RECIPES, PAIRS
 from bridge.rules.inert import BUFFER
+from bridge.rules.reads import Values, kept_property
 from bridge.rules.section import ROLES, Section, read_section
 from bridge.rules.shape.model import ModelShape, read_shape
 from bridge.rules.shape.parallel import Parallel, read_parallel
@@ -88,12 +89,12 @@ class Prediction:
             sections[role] = sections[role].changed({name: value})
         return self._again(self.precision, sections, self.target)
 
-    @cached_property
+    @kept_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
         """Section -> fields that are set and that this Megatron Core does not have -> the versions that have them."""
         return {role: self.sections[role].absent_from(role, self.target.mcore) for role in WRITTEN_INTO}
 
-    @cached_property
+    @kept_property
     def model(self) -> Section:
         """The model that this Megatron Core builds: a field that it does not have counts as not set.
 
@@ -103,12 +104,12 @@ class Prediction:
         of_data = {name: data[name] for name in ("vocab_size", "seq_length") if section.given(name) is None}
         return section.changed({name: value for name, value in of_data.items() if value is not None})
 
-    @cached_property
+    @kept_property
     def shape_and_faults(self) -> tuple[ModelShape, tuple[Finding, ...]]:
         """The model, and every reason why there is none, or no plan of it."""
         return read_shape(self.model)
 
-    @cached_property
+    @kept_property
     def layout_and_faults(self) -> tuple[Parallel, tuple[Finding, ...]]:
         """The layout on as few GPUs as it needs, and every reason why there is none."""
         return read_parallel(self.model)
@@ -130,7 +131,7 @@ class Prediction:
             raise RunConfigError(str(faults[0]))
         return layout
 
-    @cached_property
+    @kept_property
     def parallel(self) -> Parallel:
         """The layout on the GPUs of the target, or on the next number that it fills; RunConfigError for none."""
         return self.layout.on_enough(self.target.count)
@@ -176,7 +177,7 @@ def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
 
 
 def _predicted(precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
-    values = {role: dict(section.values) for role, section in sections.items()}
+    values: dict[str, dict[str, Any]] = {role: Values(role, section.values) for role, section in sections.items()}
     owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in WRITTEN_INTO)
     rows = tuple(plan(precision, owners, is_last=True)) if precision is not None else ()
     for row in rows:
@@ -256,6 +257,8 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
         return replace(row, since=route.since if owner.is_megatron and route.since != FIRST else None)
     if is_active:
         row = _decide(config, owner, route, made, keep_own=keep_own)
+    elif route.read_under is not None and _is_on(config, owner, route.read_under):
+        row = _fused_recipe(config, owner, made)
     else:
         what, neutral = "FP8 or FP4" if route.family == "low" else (route.family or "").upper(), route.neutral
         if neutral is CLASS_DEFAULT:
@@ -298,6 +301,33 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Mak
     if owner.is_own(attribute):
         return made(own, "keep", owner.role, "its own value, and the recipe does not state it")
     return made(reading, "set", "default", "not stated: the default of the config")
+
+
+def _is_on(config: PrecisionConfig, owner: OwnerValues, switch: str) -> bool:
+    """Return whether a switch of an owner is on after the sync."""
+    return bool(config.reading(switch) if config.is_stated(switch) else owner.value(switch))
+
+
+def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:
+    """Decide `optimizer.fp8_recipe` in a run without FP8 whose precision-aware optimizer reads it.
+
+    Under None and delayed the fused Adam holds the masters (of BF16 weights: 2 bytes of remainders a parameter), under
+    any other value Megatron holds them (FP32: 4 bytes). The owner's own value stays. Weights stored in FP4 can be
+    updated from Megatron's masters alone.
+
+    Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, optimizer_config.py
+    __post_init__, distrib_optimizer.py _build_model_and_main_param_groups.
+    """
+    own, reading = owner.own("fp8_recipe"), config.reading("fp8_recipe")
+    if own not in FUSED_RECIPES:
+        why = (
+            "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None would change that"
+        )
+        return made(own, "keep", owner.role, why)
+    if config.fp4 and config.reading("fp4_param") and reading not in FUSED_RECIPES:
+        why = f"under {own} the first step fails on FP4 weights; Megatron's FP32 masters take 4 bytes a parameter"
+        return made(reading, "derive", "mode", why)
+    return made(own, "agree", owner.role, "its own value, which the precision-aware optimizer reads")
 
 
 def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:

@@ -45,6 +45,9 @@ class Route:
     """The value of the attribute while the row does not act."""
     is_harmless: bool = False
     """Stated, it is written even while the row does not act."""
+    read_under: str | None = None
+    """Switch of the owner under which the attribute is read although the family is off: there no value is neutral, and
+    the owner's own stays."""
     since: str = FIRST
     """First megatron-core known to have the attribute."""
 
@@ -71,7 +74,7 @@ ROUTES: tuple[Route, ...] = (
     _ddp("grad_reduce_in_fp32", "value"),
     _model("fp8", "switch"),
     _model("fp8_recipe", "value"),
-    _optimizer("fp8_recipe", "value", neutral=None),
+    _optimizer("fp8_recipe", "value", neutral=None, read_under="use_precision_aware_optimizer"),
     _model("first_last_layers_bf16", "value", neutral=False, is_harmless=True),
     _model("num_layers_at_start_in_bf16", "count"),
     _model("num_layers_at_end_in_bf16", "count"),

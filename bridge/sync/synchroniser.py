@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding, SyncCheckError, SyncConflictError, UnknownPolicyError, close_matches, did_you_mean
@@ -22,6 +21,7 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.inert import BUFFER
+from bridge.rules.reads import View
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
@@ -275,14 +275,21 @@ def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
 NO_TRANSFORMER_ENGINE = "needs Transformer Engine, which is not installed here"
 """The one reason that lies in this machine and not in the config."""
 
+FUSED_SWITCH = "use_precision_aware_optimizer_no_fp8_or_ds_fp8"
+"""Megatron's derived switch: the fused Adam of the precision-aware optimizer holds the masters."""
 DERIVED = (
     "autocast_dtype",
-    "use_precision_aware_optimizer_no_fp8_or_ds_fp8",
+    FUSED_SWITCH,
     "store_param_remainders",
     "attention_softmax_in_fp32",
     "pipeline_dtype",
 )
 """Attributes that Megatron computes once in `__post_init__`, stale after a plain assignment."""
+MASTERS_OF_FUSED = {
+    True: "the fused Adam holds the masters: with param remainders 2 bytes a BF16 parameter, before 4",
+    False: "Megatron holds FP32 masters: 4 bytes a parameter, before 2 of a BF16 one with param remainders",
+}
+"""New value of the switch -> what changes by it."""
 OVERRULED_BY = {"attention_softmax_in_fp32": "Drop it, or set apply_query_key_layer_scaling=False."}
 """Attribute of `DERIVED` -> the remedy where a stated value of it does not stay."""
 
@@ -388,9 +395,12 @@ def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, An
 
 
 def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) -> list[SyncRow]:
-    by, why = "Megatron", "computed by Megatron's own __post_init__"
+    by = "Megatron"
     changed = {row.attribute: row for row in rows}
     for name, new in derived.items():
+        why = "computed by Megatron's own __post_init__"
+        if name == FUSED_SWITCH:
+            why = MASTERS_OF_FUSED[new is True]
         made = SyncRow(owner=owner.role, attribute=name, old=owner.value(name), new=new, by=by, why=why)
         changed[name] = replace(changed.get(name, made), new=new, verdict="derive", by=by, why=why)
     return list(changed.values())
@@ -434,10 +444,9 @@ def sync_findings(
     for row in rows:
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
-    views = {role: SimpleNamespace(**of_role) for role, of_role in values.items()}
+    views = {role: View(of_role) for role, of_role in values.items()}
     given, target = frozenset(owners), Target(mcore=installed("mcore"), te=installed("te"))
     context = RuleContext(config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last)
-    context.read_owners()
     return ask(_RULES, context)
 
 

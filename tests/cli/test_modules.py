@@ -111,9 +111,10 @@ def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFix
     assert "PB292" in [one["id"] for one in found["findings"]]
     assert "PB281" not in [one["id"] for one in found["findings"]]
     hybrid = ["model.num_layers=4", "model.hybrid_layer_pattern='M*M-'", "model.is_hybrid_model=true"]
-    assert main(["modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 0
+    assert main(["modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 2
     printed = " ".join(capsys.readouterr().out.split())
     assert "row 0 takes nothing in layer 0: there is no such module there" in printed
+    assert "error PB505" in printed
 
 
 def test_layers_that_the_run_keeps_in_its_dtype_are_apart(capsys: pytest.CaptureFixture[str]) -> None:

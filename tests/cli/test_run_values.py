@@ -120,7 +120,7 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
         ),
         (
             ["check", "--taget", "h100x8"],
-            "precision-bridge: unrecognized arguments: --taget. Did you mean '--target'?\n",
+            "precision-bridge: unrecognized arguments: --taget. Did you mean '--target' or '--context'?\n",
         ),
         (
             ["show", "fp8_current", "--config", "run.yaml"],  # not --config-dir in short

@@ -28,13 +28,17 @@ def blocks(page: Path, language: str) -> list[str]:
     return found
 
 
-def commands() -> list[tuple[str, str]]:
+def commands() -> list[tuple[str, str, int]]:
+    """Return page, command and exit code of each command; a comment may say another code than 0."""
     found = []
     for page in PAGES:
         for block in blocks(page, "bash"):
             joined = block.replace("\\\n", " ")
-            lines = [line.partition("  #")[0].strip() for line in joined.splitlines()]
-            found += [(page.relative_to(ROOT).as_posix(), line) for line in lines if line and not line.startswith("#")]
+            for line in joined.splitlines():
+                command, _, comment = line.partition("  #")
+                command, stated = command.strip(), re.match(r" exit code (\d)", comment)
+                if command and not command.startswith("#"):
+                    found.append((page.relative_to(ROOT).as_posix(), command, int(stated[1]) if stated else 0))
     return list(dict.fromkeys(found))
 
 
@@ -49,8 +53,8 @@ def files_of(page: Path, folder: Path) -> None:
                 path.write_text(block + "\n")
 
 
-@pytest.mark.parametrize(("page", "command"), commands(), ids=[f"{p}:{c[:60]}" for p, c in commands()])
-def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "command", "code"), commands(), ids=[f"{p}:{c[:60]}" for p, c, _ in commands()])
+def test_a_command_of_the_documentation_runs(page: str, command: str, code: int, tmp_path: Path) -> None:
     files_of(ROOT / page, tmp_path)
     words = shlex.split(command)
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -78,7 +82,7 @@ def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: 
         words = [*words[:3], "--help"]
     words = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
     done = warm.run(words, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     if is_comparison:
         composed = yaml.safe_load(done.stdout)
         require_enough_steps(composed["train"], composed["logging"])

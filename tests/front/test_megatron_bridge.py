@@ -296,6 +296,44 @@ def test_every_row_of_the_start_names_a_field_and_its_source() -> None:
         assert row.source.partition(": ")[2], row.path
 
 
+AWARE = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True, "exp_avg_dtype": "bf16"}
+FP4 = {**PRECISION, "fp8": None, "fp4": "e2m1", "fp4_param": True, "fp4_param_gather": True}
+B200 = "target='b200x8,te2.16,cuda13.0,mcore0.19'"
+
+
+@pytest.mark.parametrize("held", [None, "tensorwise"], ids=["before its runtime", "after it"])
+@pytest.mark.parametrize("precision", [{**PRECISION, "fp8": None}, FP4], ids=["bf16", "nvfp4"])
+def test_the_precision_writes_the_optimizers_recipe_in_every_mode(
+    precision: dict[str, Any], held: str | None, tmp_path: Path
+) -> None:
+    run = read(tmp_path, container(optimizer={**AWARE, "fp8_recipe": held}, mixed_precision=precision), B200)
+    assert run.prediction.values["optimizer"]["fp8_recipe"] == "tensorwise"
+    settings = run.report.setup.plan.settings
+    assert (settings.owns_masters, settings.master, settings.remainders) == (False, "fp32", False)
+    assert {one.id: one.severity for one in run.report.findings if one.id in ("PB347", "PB356")} == (
+        {} if precision is FP4 else {"PB347": "info"}
+    )
+
+
+@pytest.mark.parametrize("recipe", [None, "delayed"])
+def test_fp4_weights_of_a_file_that_leaves_their_masters_to_the_fused_adam_are_an_error(
+    recipe: str | None, tmp_path: Path
+) -> None:
+    content = container(optimizer=AWARE, mixed_precision={**FP4, "fp8_recipe": recipe})
+    (finding,) = (one for one in read(tmp_path, content, B200).report.findings if one.id == "PB356")
+    assert (finding.severity, finding.value) == ("error", recipe)
+    assert finding.remedies[0] == "set mixed_precision.fp8_recipe=tensorwise"
+    repaired = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=tensorwise")
+    assert "PB356" not in {one.id for one in repaired.report.findings}
+
+
+def test_the_remedy_for_masters_outside_the_fused_adam_works(tmp_path: Path) -> None:
+    content = container(optimizer=AWARE, mixed_precision={**PRECISION, "fp8": None})
+    run = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=null")
+    assert run.report.setup.plan.settings.remainders
+    assert "PB347" not in {one.id for one in run.report.findings}
+
+
 INSPECTED = "megatron.bridge.training.config.TensorInspectConfig"
 LOGGED = {"stats": {"enabled": True, "transformer_engine": {"LogFp8TensorStats": {"enabled": True}}}}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import RunValues, load_run
 
@@ -33,7 +34,8 @@ def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tupl
 
 def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> RunValues:
     """Return the run of an argument file with further arguments."""
-    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *more]) + "\n", words=words)
+    given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
+    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
 
 
 def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
@@ -106,7 +108,7 @@ def test_an_override_closes_what_the_file_leaves_open(tmp_path):
 
 
 def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
-    run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --fp8-param-gather: true\n")
+    run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --bf16: true\n  --fp8-param-gather: true\n")
     assert (run.section("optimizer"), run.section("ddp")) == ({}, {})
     assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
         run.reading.unknown
@@ -118,6 +120,7 @@ def test_members_of_enums_are_printed_in_two_ways(tmp_path):
         "num_layers ... 2",
         "hidden_size ... 64",
         "num_attention_heads ... 4",
+        "bf16 ... True",
         "attention_backend ... AttnBackend.flash",
     ]
     lines += ["cuda_graph_modules ... [<CudaGraphModule.attn: 1>, <CudaGraphModule.moe_router: 4>]"]
@@ -165,7 +168,7 @@ def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
     reading = read(tmp_path, start.format("ray job submit -- "), "train.sh").reading
     assert reading.environment == {}
     assert reading.unknown[0] == (
-        "train.py: a program whose own defaults are not known; those of Megatron-LM count here."
+        "train.py: a program whose own defaults are not known; those of Megatron-LM are assumed here."
     )
 
 
@@ -209,8 +212,9 @@ def test_the_variables_of_a_job_that_cannot_be_read_are_named(tmp_path, option, 
     assert f"{named}: it may set variables of the run, and could not be read." in reading.unknown
 
 
-def test_a_run_without_bf16_is_one_in_fp32(tmp_path):
-    run = of_arguments(tmp_path)
+def test_a_program_of_megatron_lm_without_bf16_is_a_run_in_fp32(tmp_path):
+    run = read(tmp_path, SCRIPT.replace("--bf16 --fp8-format hybrid --fp8-recipe tensorwise", ""), "train.sh")
+    assert run.reading.mode_decided_by is None
     assert not {"bf16", "fp16", "params_dtype"} & run.model.keys()
     assert "grad_reduce_in_fp32" not in run.section("ddp")
 
@@ -244,3 +248,26 @@ def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(tmp_path):
         "--fp8-formt: no argument of Megatron-LM that is known, and it is not read. Did you mean --fp8-format?" in found
     )
     assert not any("eval-global-batch-size" in one for one in found)
+
+
+FP4_LAUNCH = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 4096 --num-attention-heads 32 "
+    "--seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --vocab-size 1024 "
+    "--lr 1e-4 --train-iters 10 --bf16 --use-distributed-optimizer --use-precision-aware-optimizer --fp4-format e2m1 "
+    "--fp4-param-gather"
+)
+
+
+def test_fp4_weights_need_another_fp8_recipe_than_the_parsers_default(tmp_path, capsys) -> None:
+    script = tmp_path / "run.sh"
+    words = ["--config", str(script), "--target", "b200x8,te2.16,cuda13.0,mcore0.19"]
+    script.write_text(FP4_LAUNCH, encoding="utf-8")
+    assert main(["check", *words]) == 2
+    shown = capsys.readouterr().out
+    assert "error PB356 optimizer.fp8_recipe = 'delayed' (Megatron-LM at start)" in shown
+    assert main(["check", *words, "optimizer.fp8_recipe=tensorwise"]) == 0
+    script.write_text(f"{FP4_LAUNCH} --fp8-recipe tensorwise", encoding="utf-8")
+    assert main(["check", *words]) == 0
+    capsys.readouterr()
+    assert main(["plan", *words]) == 0
+    assert "master fp32 (sharded)" in capsys.readouterr().out

@@ -25,10 +25,14 @@ recompute_granularity recompute_method recompute_modules recompute_num_layers hi
 bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion cross_entropy_fusion_impl
 use_transformer_engine_op_fuser
 deallocate_pipeline_outputs microbatch_group_size_per_vp_stage overlap_moe_expert_parallel_comm
+freeze_language_model
 """
 """Fields that the plan, its layout, its settings or the workload read."""
 
 WITHOUT_MODULES = {
+    "freezes a part in front of the language model, which the plan does not have": """
+        freeze_vision_model freeze_vision_projection freeze_audio_model freeze_sound_encoder
+        """,
     "read only together with a field or a letter that is refused": """
         gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder mhc_init_gating_factor
         mhc_num_residual_streams mhc_recompute_layer_num mhc_sinkhorn_iterations use_kitchen_attention

@@ -120,13 +120,18 @@ def test_deepseek_v3_on_1024_h100():
         "num_layers_in_last_pipeline_stage": 6,
     }
     moments = {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    moments["fp8_recipe"] = "tensorwise"  # as Megatron Bridge writes it in BF16 runs too
     parameters, found = rank("bf16_mixed", {**DEEPSEEK_V3, **layout}, world_size=1024, stage=1, **moments)
     assert parameters == 3 * (attention + norms + dense) + 58 * sparse + ends + prediction == 682_636_472_320
     own_dense = 8 * (to_latents + from_latents // 2 + norms + router + expert // 2)
     own_experts = 8 * 256 // 64 * expert
     assert found.parameters == own_dense + own_experts
     whole, shard = own_dense + own_experts, own_dense / 64 + own_experts / 2
-    # The precision-aware optimizer keeps the 16 bits that a BF16 weight lacks, and two moments in BF16.
+    # Megatron keeps FP32 masters, and the precision-aware optimizer two moments in BF16.
+    compare(found, weights=2 * whole, gradients=2 * whole, masters=4 * shard, states=4 * shard)
+    del moments["fp8_recipe"]
+    # Without that value the fused Adam holds the 16 bits that a BF16 weight lacks.
+    _, found = rank("bf16_mixed", {**DEEPSEEK_V3, **layout}, world_size=1024, stage=1, **moments)
     compare(found, weights=2 * whole, gradients=2 * whole, masters=2 * shard, states=4 * shard)
 
 

@@ -50,12 +50,15 @@ def test_without_the_memory_of_a_gpu_nothing_is_said_and_fit_asks_for_it(target)
     )
 
 
-def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_state_is_named():
+def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_tensors_are_named():
     run = planned("h100x8", SMALL, sharded=False, num_layers=80)
     assert (run.overflow.severity, run.overflow.words["but"]) == (None, "")
-    overflow = run.changed({"optimizer.optimizer_cpu_offload": True}).overflow
+    overflow = run.changed({"model.cpu_offloading": True}).overflow
     assert overflow.severity == "warning"
-    assert overflow.words["but"] == "; optimizer.optimizer_cpu_offload may keep less there than is counted"
+    assert overflow.words["but"] == "; model.cpu_offloading may keep less there than is counted"
+    offloaded = {"optimizer.optimizer_cpu_offload": True, "optimizer.use_precision_aware_optimizer": True}
+    assert run.changed(offloaded).overflow.severity is None  # the default of the fraction is 0
+    assert run.changed({**offloaded, "optimizer.optimizer_offload_fraction": 1.0}).overflow is None
     assert run.changed({"ddp.use_torch_fsdp2": True}).overflow is None
 
 

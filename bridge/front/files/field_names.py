@@ -26,8 +26,14 @@ def own_fields(framework: str, classes: Sequence[str], names: Iterable[str], rol
     table = _classes(framework)
     if any(one not in table for one in classes if not one.startswith("megatron.core.")):
         return others
-    known = frozenset[str]().union(*(table.get(one, ()) for one in classes))
+    known = fields_of(framework, classes)
     return [name for name in others if name in known]
+
+
+def fields_of(framework: str, classes: Sequence[str]) -> frozenset[str]:
+    """Return the fields that a framework's classes have and Megatron Core's do not, none of a class not known here."""
+    table = _classes(framework)
+    return frozenset[str]().union(*(table.get(one, ()) for one in classes))
 
 
 def newer_fields(names: Collection[str], role: str) -> list[str]:

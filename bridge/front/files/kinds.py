@@ -11,7 +11,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
 from bridge.front.files.debug_features import unfollowed_features
-from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
+from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
 
@@ -28,7 +28,7 @@ ITERATION = "iter_*"
 """Folder of one iteration in a folder of checkpoints."""
 
 
-def read_file(path: Path) -> FileReading:
+def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     """Return what a file says of a run; what stands in it decides which framework wrote it.
 
     Raises:
@@ -41,11 +41,26 @@ def read_file(path: Path) -> FileReading:
 
         document = megatron_lm.document_of(data, path)
         if megatron_lm.is_of(document):
-            return megatron_lm.read(document)
+            return megatron_lm.read(document, choice or RunChoice())
+    _refuse_choice(choice, path)
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
     return FileReading(sections=_own(whole, path.name))
+
+
+def _refuse_choice(choice: RunChoice | None, path: Path) -> None:
+    """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
+    if choice is None:
+        return
+    remedy = "Drop it, or give a launch script."
+    if choice.number is not None:
+        raise RunConfigError.of(
+            "--launch", f"chooses among the runs of a script, and {path} is none", choice.number, remedy
+        )
+    if choice.variables:
+        rule = f"sets variables of a launch script, and {path} is none"
+        raise RunConfigError.of("--context", rule, dict(choice.variables), remedy)
 
 
 def file_in(folder: Path) -> Path:

@@ -6,19 +6,19 @@ keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.front.files.debug_features import FEATURES, SECTION
-from bridge.front.files.field_names import has_text, newer_fields, own_fields, release_of
+from bridge.front.files.field_names import fields_of, has_text, newer_fields, own_fields, release_of
 from bridge.front.files.layer_source import unplanned_spec
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import OWNERS, PRECISION, SECTIONS
 from bridge.precision import strict_yaml
 from bridge.registry.config import without_references
-from bridge.rules.fields import DEFAULTS, FIELDS
+from bridge.rules.fields import DEFAULTS, ENCODERS, FIELDS
 
 TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
 DATA, MODEL, ADAPTER, NESTED, ENVIRONMENT = "dataset", "model", "peft", "transformer", "env_vars"
@@ -26,6 +26,14 @@ CLASSES = ("megatron.bridge.", "megatron.core.")
 """Beginnings of the import paths of the classes whose fields such a file has."""
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
+FREEZES = frozenset(("freeze_language_model", "freeze_vision_projection", *(f"freeze_{part}" for part in ENCODERS)))
+"""Fields of a multimodal model that freeze a part of it."""
+FROZEN = {
+    "megatron.bridge.models.qwen_vl.qwen3_vl_provider.Qwen3VLMoEModelProvider": (
+        *("freeze_language_model", "freeze_vision_model"),
+    )
+}
+"""Class of a model -> the parts that it freezes by default; the other classes freeze none."""
 LOST = "{path}: the file names a {kind} without its content."
 NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
@@ -49,6 +57,8 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         rule = "a diffusion model has no layers of a language model"
         raise RunConfigError.of("model", rule, container.model_class, "Give a run of a language model.")
     sections, environment = container.sections, container.sections.pop(ENVIRONMENT, None)
+    if isinstance(sections.get(MODEL), dict):
+        _freeze(sections[MODEL], container.classes.get(MODEL, ()))
     held = {role: sections[role] for role in OWNERS if isinstance(sections.get(role), dict)}
     is_whole = 2 * len(held.get(MODEL, {}).keys() & FIELDS[MODEL].keys()) > len(FIELDS[MODEL])
     own: dict[str, Any] = {}
@@ -86,6 +96,13 @@ def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
             sections[SECTION] = {**sections[SECTION], FEATURES: content}
             return (f"{SECTION}.{FEATURES}: read from {place}.",)
     return ()
+
+
+def _freeze(model: dict[str, Any], classes: Sequence[str]) -> None:
+    """Write the defaults of the fields that freeze a part of a multimodal model into its section."""
+    frozen = {name for one in classes for name in FROZEN.get(one, ())}
+    for name in fields_of(MEGATRON_BRIDGE, classes) & FREEZES:
+        model.setdefault(name, name in frozen)
 
 
 class _Container:

@@ -9,10 +9,15 @@ Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from bridge.errors import BridgeError
 from bridge.front.files.start import Row, Start, is_fsdp, rows
+from bridge.front.files.tokenizers import vocab_size_of
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import whole_number
 
 BUCKET = 128 * 2**20
@@ -68,6 +73,23 @@ def _both(name: str) -> tuple[Row, ...]:
     )
 
 
+def _scheme_written(start: Start) -> Any:
+    """Return the `fp8_recipe` of the precision, which `MixedPrecisionConfig.setup` writes in every mode."""
+    precision: Any = start.sections.get("mixed_precision")
+    if isinstance(precision, Mapping):
+        return precision.get("fp8_recipe", FIELD_DEFAULTS["fp8_recipe"])
+    try:
+        return get_mixed_precision_config(precision).fp8_recipe
+    except BridgeError:  # which the plan raises again, with the known names
+        return start.value("optimizer.fp8_recipe")
+
+
+def _vocabulary(start: Start) -> int | None:
+    """Return the vocabulary of the run's tokenizer, or of its model, where the name is known."""
+    named = (start.value(path) for path in ("tokenizer.tokenizer_model", "model.hf_model_id"))
+    return next((size for size in map(vocab_size_of, named) if size is not None), None)
+
+
 _fsdp = partial(rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs")
 
 ROWS: tuple[Row, ...] = (
@@ -111,6 +133,13 @@ ROWS: tuple[Row, ...] = (
         source="training/setup.py: _validate_and_set_vocab_size",
         is_default=True,
     ),
+    *rows(
+        {"model.vocab_size": _vocabulary},
+        _vocabulary,
+        because="the vocabulary of the tokenizer's name",
+        source="training/setup.py: _validate_and_set_vocab_size; bridge/front/files/tokenizers.yaml",
+        is_default=True,
+    ),
     *_fsdp(
         {
             "ddp.use_megatron_fsdp": True,
@@ -128,6 +157,14 @@ ROWS: tuple[Row, ...] = (
     *_fsdp(
         {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False},
         lambda start: is_fsdp(start) and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"),
+    ),
+    *rows(
+        {"optimizer.fp8_recipe": _scheme_written},
+        lambda start: (
+            start.value("optimizer.use_precision_aware_optimizer") and start.sections.get("mixed_precision") is not None
+        ),
+        because="mixed_precision.fp8_recipe, in every mode",
+        source="training/mixed_precision.py: update_config_with_precision_overrides",
     ),
     *_both("use_distributed_optimizer"),
     *_both("overlap_param_gather"),

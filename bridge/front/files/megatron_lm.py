@@ -8,6 +8,7 @@ what `convert` reads of it is the precision.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,13 +16,14 @@ from bridge.errors import PayloadError, RunConfigError
 from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
 from bridge.front.files.megatron_lm_start import ARGUMENT
-from bridge.front.files.reading import MEGATRON_LM, FileReading
+from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.interop.launch.alternatives import launches
+from bridge.interop.launch.word import variable_of
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import INFERENCE, is_engine
 from bridge.interop.megatron_lm.flags import fields_of, misspelt
-from bridge.interop.megatron_lm.importer import import_
+from bridge.interop.megatron_lm.importer import imported
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_megatron
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
@@ -79,18 +81,25 @@ def is_of(document: Document) -> bool:
     return bool(argument_groups(document.mapping)) or GROUP in document.mapping
 
 
-def read(document: Document) -> FileReading:
-    """Return what the first run of a file says.
+def read(document: Document, choice: RunChoice) -> FileReading:
+    """Return what one run of a file says.
 
     Raises:
         RunConfigError: It starts no run of Megatron-LM, or one of a model that is no language model.
     """
     try:
-        written, *others = _runs(document)
-        is_under_deepspeed = document.kind == "shell" and is_engine(written)
-        precision = import_([written.launch]).assume_default().config.to_dict() if is_under_deepspeed else None
+        number = choice.number or 1
+        runs = _runs(document, choice.variables)
+        if not 1 <= number <= len(runs):
+            rule = f"must be from 1 to {len(runs)}, the runs of {document.path}"
+            raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
+        written = runs[number - 1]
+        report = imported(written)
     except PayloadError as error:
         raise RunConfigError(str(error)) from None
+    precision = None
+    if document.kind == "shell" and is_engine(written) and report.decided_by is None:
+        precision = report.config.to_dict()
     run = _run_of(written, document)
     _refuse_kind(run, document.path)
     sections = sections_of(run.given)
@@ -102,7 +111,7 @@ def read(document: Document) -> FileReading:
     if run.is_inference:
         sections = {"model": sections["model"]}
     release: Version | None = known_releases()[-1]
-    reason = "the file names no release, and this is the newest known one"
+    reason = NEWEST
     if written.has_end:  # the release that wrote all arguments
         release, reason = release_of(sections, is_whole=True)
     return FileReading(
@@ -110,13 +119,57 @@ def read(document: Document) -> FileReading:
         sections=sections,
         environment={name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown},
         own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
-        unknown=(*_unknown(run, len(others) + 1), *other.unknown),
+        unknown=(*_unknown(run), *other.unknown),
         unplanned=other.unplanned,
         uncounted=other.uncounted,
         opened=other.opened,
         read_too=other.read_too,
         release=release,
         release_reason=reason,
+        mode_decided_by=report.decided_by,
+        unstated_by=_decider(run, document),
+        open_values=_open_values(run),
+        variables=_variables(written),
+        runs=tuple(one.label for one in runs) if len(runs) > 1 else (),
+        number=number,
+        branches=_branches(runs, number),
+    )
+
+
+def _decider(run: _Run, document: Document) -> str | None:
+    """Return what decides the settings that a run does not state, as a noun; None where known defaults do."""
+    written = run.written
+    if written.has_end is not None:
+        return None if written.has_end else "the rest of the log"
+    if document.kind != "shell":
+        is_of_their_tests = GROUP in document.mapping or bool(argument_groups(document.mapping))
+        return None if is_of_their_tests else "the command line that names this file"
+    if run.open_ends:
+        return run.open_ends[0]
+    if not run.is_started:
+        return "the script that uses these arguments"
+    program = written.launch.name
+    return None if PROGRAMS_OF_MEGATRON.search(program) else program
+
+
+def _open_values(run: _Run) -> dict[str, str]:
+    """Return each field whose argument has a value that only the run decides -> the text of the value."""
+    return {path: text for name, text in run.given.unread.items() for path in fields_of(name)}
+
+
+def _variables(written: Arguments) -> tuple[str, ...]:
+    """Return the variables in the words that may hold further arguments and that only the run knows."""
+    names = (variable_of(word) for word in written.undecided)
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _branches(runs: Sequence[Arguments], number: int) -> tuple[int, ...]:
+    """Return the numbers of the runs that are the same launch on other branches of the script."""
+    launch = runs[number - 1].launch
+    return tuple(
+        place
+        for place, other in enumerate(runs, 1)
+        if place != number and launch.line and (other.launch.line, other.launch.name) == (launch.line, launch.name)
     )
 
 
@@ -141,14 +194,14 @@ def _run_of(written: Arguments, document: Document) -> _Run:
     )
 
 
-def _runs(document: Document) -> list[Arguments]:
+def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
     """Return the runs of a file, the first one first."""
     blocks = printed_arguments(document.text) if START.search(document.text) else ()
     if blocks:
         return runs_printed(blocks)
     if document.kind != "shell":
         return runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
-    started = launches(document.text, document.path)
+    started = launches(document.text, document.path, variables)
     found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
     if not found:
         names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
@@ -183,9 +236,9 @@ def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
     return RunConfigError.of(path, rule, given, "Give a run of a language model.")
 
 
-def _unknown(run: _Run, runs: int) -> list[str]:
+def _unknown(run: _Run) -> list[str]:
     """Return what a file leaves open, as sentences."""
-    program, label = run.written.launch.name, run.written.label
+    program = run.written.launch.name
     found = [
         f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here."
         for name, text in run.given.unread.items()
@@ -200,12 +253,10 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     if variables:
         found.append(f"{variables}: it may set variables of the run, and could not be read.")
     if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
-        found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM count here.")
+        found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here.")
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
     if not run.is_started and not run.written.has_end:
         kind = "hybrid" if "hybrid_layer_pattern" in run.given.values else "gpt"
         found.append(f"The program: the file does not name it; pretrain_{kind}.py is assumed.")
-    if runs > 1:
-        found.append(f"The file has {runs} runs; this is the first{f', {label}' if label else ''}.")
     return found

@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.front.files.reading import OF_THE_MODE
 from bridge.front.files.start import Row, Start, is_fsdp, rows
+from bridge.front.files.tokenizers import vocab_size_of
 from bridge.rules.fields import whole_number
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.parallel import Parallel
@@ -25,6 +27,13 @@ VALIDATE = f"{ARGUMENTS}: validate_args"
 
 
 def _mode(start: Start) -> str:
+    """Return the mode: that of a precision that is written over the arguments, or else theirs."""
+    precision = start.sections.get("mixed_precision")
+    if isinstance(precision, Mapping):
+        for name in ("fp16", "bf16"):
+            if precision.get(name):
+                return name
+        return "fp32"
     for name in ("fp16", "bf16"):
         if start.value(f"model.{name}"):
             return name
@@ -90,6 +99,10 @@ def _bias_fusion(start: Start) -> bool:
     return bool(start.value("model.add_bias_linear")) and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
 
 
+def _vocabulary(start: Start) -> int | None:
+    return vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_model"))
+
+
 def _in_both(name: str, value: Any) -> dict[str, Any]:
     """Return the values of a field that the optimizer and DDP hold."""
     return {f"optimizer.{name}": value, f"ddp.{name}": value}
@@ -106,7 +119,13 @@ ROWS: tuple[Row, ...] = (
     *_default({"model.attention_softmax_in_fp32": False}, _is_local),
     *_default({"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"),
     *_default({"ddp.check_for_nan_in_grad": True}),
-    *_default({"optimizer.fp8_recipe": "delayed"}, "model.fp8"),
+    *_default({"optimizer.fp8_recipe": "delayed"}, lambda start: start.value("model.fp8") or start.value("model.fp4")),
+    *_default({"optimizer.optimizer_offload_fraction": 1.0}, "optimizer.optimizer_cpu_offload"),
+    *_default(
+        {"model.vocab_size": _vocabulary},
+        lambda start: _vocabulary(start) is not None,
+        because="the vocabulary of the tokenizer's name",
+    ),
     *_by_pattern({"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]),
     *_by_pattern({"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]),
     *_by_pattern({"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))),
@@ -131,12 +150,18 @@ ROWS: tuple[Row, ...] = (
         is_fsdp,
         because="use_megatron_fsdp",
     ),
-    *_set({"model.params_dtype": _mode}, because="the mode of the run", is_default=True),
+    *rows(
+        {"ddp.megatron_fsdp_use_decoupled_grad": lambda start: start.value("optimizer.use_precision_aware_optimizer")},
+        is_fsdp,
+        because="use_megatron_fsdp and use_precision_aware_optimizer",
+        source="training/training.py: get_megatron_ddp_config",
+    ),
+    *_set({"model.params_dtype": _mode}, because=OF_THE_MODE, is_default=True),
     *_set(
         dict.fromkeys(
             ("optimizer.params_dtype", "model.pipeline_dtype"), lambda start: start.value("model.params_dtype")
         ),
-        because="the mode of the run",
+        because=OF_THE_MODE,
         is_default=True,
     ),
     *_set(

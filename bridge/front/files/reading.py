@@ -13,6 +13,24 @@ from bridge.rules.versions import Version
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
 MEGATRON_LM = "Megatron-LM"
+NEWEST = "the file names no release, and this is the newest known one"
+"""Reason of a release that is assumed."""
+OF_THE_MODE = "the mode of the run"
+"""Reason of values that follow from the mode, whatever program starts the run."""
+
+
+MOST_RUNS = 3
+"""Other runs of a file that an answer names; more are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunChoice:
+    """The run of a file that is meant, where it has several, or leaves something to its environment."""
+
+    number: int | None = None
+    """The number of the run, from 1; None: the first."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a launch script, as its environment or command line would set them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +80,32 @@ class FileReading:
     """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
     release_reason: str = ""
     """Why that release is assumed, as a clause."""
+    mode_decided_by: str | None = None
+    """What decides the mode, as a noun, where the file does not state it; None: the mode is known."""
+    unstated_by: str | None = None
+    """What decides the settings that the file does not state, as a noun; None: defaults that are known."""
+    open_values: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key of a setting that the file states, and whose value only the run decides -> the value's text."""
+    variables: tuple[str, ...] = ()
+    """Names of variables of a launch script that only its environment or its command line sets."""
+    runs: tuple[str, ...] = ()
+    """Each run of the file, in a few words."""
+    number: int = 1
+    """The run that this is, from 1."""
+    answered: tuple[int, ...] = ()
+    """Other runs that are answered together with this one."""
+    branches: tuple[int, ...] = ()
+    """The same launch on other branches of the script, by their numbers."""
+
+    @property
+    def is_release_assumed(self) -> bool:
+        """Whether nothing says which release of Megatron Core it is."""
+        return self.release_reason == NEWEST
+
+    @property
+    def settled_at_start(self) -> frozenset[str]:
+        """Settings set at start that follow from the mode, whatever the program does."""
+        return frozenset(one.path for one in self.derived if one.because == OF_THE_MODE)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -69,9 +113,25 @@ class FileReading:
         release = f"megatron-core {self.release} ({self.release_reason})."
         if self.release is None:
             release = "No release of megatron-core is known: the target states none."
-        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in self.derived)
-        set_ = [f"{self.framework} sets at start: {', '.join(all_)} ({why})." for why, all_ in by_reason.items()]
-        return (release, *set_, *self.read_too, *self.open)
+        known = [one for one in self.derived if self.mode_decided_by is None or one.because != OF_THE_MODE]
+        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in known)
+        verb = f"{self.framework} sets at start"
+        if self.unstated_by is not None:
+            verb = f"Assumed, as {self.framework} sets it at start"
+        set_ = [f"{verb}: {', '.join(all_)} ({why})." for why, all_ in by_reason.items()]
+        return (release, *set_, *self.read_too, *self.open, *self._chosen)
+
+    @property
+    def _chosen(self) -> tuple[str, ...]:
+        """The run that this is among those of the file, as a sentence; none where every other one is answered too."""
+        answered = {self.number, *self.answered}
+        others = [number for number in range(1, len(self.runs) + 1) if number not in answered]
+        if not others:
+            return ()
+        named = "; ".join(f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS])
+        more = f"; and {len(others) - MOST_RUNS} more" if len(others) > MOST_RUNS else ""
+        label = self.runs[self.number - 1]
+        return (f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",)
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -91,6 +151,8 @@ class FileReading:
             "open": list(self.open),
             "unplanned": self.unplanned,
             "uncounted": list(self.uncounted),
+            "mode_decided_by": self.mode_decided_by,
+            "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
         }
 
     def released(self, target: Target, *, is_stated: bool) -> FileReading:

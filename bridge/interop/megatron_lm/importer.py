@@ -37,7 +37,7 @@ def import_all(payload: object, *, variables: object = None) -> tuple[ImportRepo
     """Return what every run of a payload asks for; arguments as `import_`."""
     if isinstance(payload, Mapping) and is_per_module(payload):
         return (_per_module(payload),)
-    return tuple(map(_imported, _runs(payload, variables)))
+    return tuple(map(imported, _runs(payload, variables)))
 
 
 def _runs(payload: object, variables: object) -> list[Arguments]:
@@ -72,7 +72,8 @@ def _per_module(content: Mapping[str, Any]) -> ImportReport:
     return builder.finish("unstated")
 
 
-def _imported(run: Arguments) -> ImportReport:
+def imported(run: Arguments) -> ImportReport:
+    """Return what the arguments of one run ask for."""
     builder = ImportBuilder(TITLE)
     if effects.INFERENCE.search(run.launch.program):
         builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)

@@ -29,7 +29,7 @@ from bridge.megatron.checkpoint.state import (
 from bridge.megatron.emulation.model import requantise_stored_weights, round_masters_anew, unrecorded
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import fitting, replaced
 from bridge.megatron.step import Trainer
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,8 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew
     halved: list[Any] = [
         one for one in inner_optimizers(trainer.optimizer) if getattr(one, "store_param_remainders", False)
     ]
-    with replaced((one, "set_scaled_state", partial(_set_as_half, one.set_scaled_state)) for one in halved):
+    as_halves = ((one, "set_scaled_state", partial(_set_as_half, one.set_scaled_state)) for one in halved)
+    with replaced(fitting(as_halves)):
         trainer.optimizer.load_state_dict(loaded)
     unshare_steps(trainer.optimizer)
     with one_gather(trainer.model):
@@ -209,14 +210,22 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew
             round_masters_anew(trainer.optimizer)
 
 
-def _set_as_half(set_state: Callable[..., None], parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
+def _set_as_half(
+    set_state: Callable[..., None],
+    param: torch.Tensor,
+    state_name: str,
+    unscaled_state: torch.Tensor,
+    *others: Any,
+    **named: Any,
+) -> None:
     """Take the low half of a master, which a checkpoint holds as FP32 numbers.
 
     megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer Engine's Adam takes the
     halves as the int16 that they are (fused_adam.py:378).
     """
-    is_half = name == "master_param" and parameter.dtype == torch.bfloat16
-    set_state(parameter, name, value.to(torch.int16) if is_half else value)
+    is_half = state_name == "master_param" and param.dtype == torch.bfloat16
+    state = unscaled_state.to(torch.int16) if is_half else unscaled_state
+    set_state(param, state_name, state, *others, **named)
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:

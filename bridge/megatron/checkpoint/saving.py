@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from megatron.core import dist_checkpointing
@@ -20,10 +19,13 @@ from bridge.checkpoint.manifest import Manifest, checksums, outline, share
 from bridge.errors import CheckpointError, TrainingError
 from bridge.megatron.agreement import from_all_ranks, from_first_rank
 from bridge.megatron.checkpoint.state import SHARDING, Position, identity, layout, sharded_state
+from bridge.megatron.replacement import Rows, always, changes, replaced
 from bridge.megatron.step import Trainer
 
 SPACE_BYTES = 2**20
 """A disk with less free space than this is full."""
+_WRITERS: Rows = {f"{filesystem_async.__name__}.mp.get_context": always(multiprocessing.dummy)}
+"""Source of Megatron's writers -> threads."""
 
 
 def save_checkpoint(
@@ -82,8 +84,7 @@ def _written_by_threads() -> Iterator[None]:
     results in a queue of a spawned process, which imports the main script again (strategies/filesystem_async.py:54 and
     :266). Later releases write with threads.
     """
-    filesystem_async._results_queue = queue.Queue()
-    with patch.object(filesystem_async.mp, "get_context", lambda _method: multiprocessing.dummy):
+    with replaced([(filesystem_async, "_results_queue", queue.Queue())]), replaced(changes(_WRITERS)):
         yield
 
 

@@ -23,7 +23,7 @@ from bridge.megatron.emulation.model import delayed_updates
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.megatron.optimizer import parts
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import fitting, replaced
 from bridge.megatron.step import Trainer
 
 SHARDING: dict[str, Any] = {
@@ -146,7 +146,8 @@ def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: boo
     model = models if len(models) > 1 else models["model"]
     gather = "get_parameter_state_dp_zero"
     sharded = [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")] if _wants_padding() else []
-    with replaced((one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers)) for one in sharded):
+    padded = ((one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers)) for one in sharded)
+    with replaced(fitting(padded)):
         optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
     state = {**models, "optimizer": optimizer, "opt_param_scheduler": trainer.scheduler.state_dict()}
     for entry in nested_values(model):

@@ -23,7 +23,7 @@ from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
-from bridge.megatron.replacement import replaced
+from bridge.megatron.replacement import first_of, fitting, replaced
 from bridge.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
@@ -187,27 +187,28 @@ def _full_matrix(weight: StoredWeight, master: torch.Tensor | None, start: int, 
 
 
 def quantize_shards(
-    weights: Sequence[StoredWeight],
-    masters: Sequence[torch.Tensor | None],
-    starts: Sequence[int | None],
-    group: Any,
-    fsdp_shards: Sequence[Any] | None = None,
+    model_params: Sequence[StoredWeight],
+    main_params: Sequence[torch.Tensor | None],
+    start_offsets: Sequence[int | None],
+    data_parallel_group: Any,
+    *_others: Any,
+    **_named: Any,
 ) -> None:
     """Quantise weights from masters that are sharded over data-parallel ranks; a collective call.
 
-    Transformer Engine quantises each shard with an amax reduced over the group; quantising the assembled weight gives
-    the same codes, and works for tiles that a shard's border cuts through.
+    The arguments are those of Megatron's `quantize_param_shard`. Transformer Engine quantises each shard with an amax
+    reduced over the group; quantising the assembled weight gives the same codes, and works for tiles that a shard's
+    border cuts through.
     """
-    del fsdp_shards
-    for weight, master, start in zip(weights, masters, starts, strict=True):
-        weight.quantize_(_full_matrix(weight, master, start or 0, group))
+    for weight, master, start in zip(model_params, main_params, start_offsets, strict=True):
+        weight.quantize_(_full_matrix(weight, master, start or 0, data_parallel_group))
 
 
 def megatron_stores() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as the FP8 parameter it is."""
 
     def also(ours: Any, theirs: Any) -> Any:
-        return lambda first, *rest, **named: (ours if _is_ours(first) else theirs)(first, *rest, **named)
+        return lambda *args, **named: (ours if _is_ours(first_of(args, named)) else theirs)(*args, **named)
 
     known = fp8_utils.FP8_TENSOR_CLASS
     as_is = getattr(fp8_utils, "MXFP8Tensor", None)
@@ -232,7 +233,7 @@ def megatron_stores() -> AbstractContextManager[None]:
     for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
         held = ((name, ours) for name, ours in functions.items() if hasattr(module, name))
         changes += [(module, name, also(ours, getattr(module, name))) for name, ours in held]
-    return replaced(changes)
+    return replaced(fitting(changes))
 
 
 def _is_ours(value: Any) -> bool:

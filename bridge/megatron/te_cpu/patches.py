@@ -43,7 +43,7 @@ def _of_current(name: str) -> Callable[[Any], Any]:
 
 def _dequantized(_original: Any) -> Any:
     """The forward pass of a dequantisation, without the way over CUDA."""
-    return staticmethod(lambda _ctx, tensor, dtype: dequantize(tensor, dtype))
+    return staticmethod(lambda *args: dequantize(*args[1:3]))
 
 
 def patches(capability: tuple[int, int]) -> Rows:
@@ -85,6 +85,8 @@ def save_without_state() -> None:
     from megatron.core.extensions.transformer_engine import TEGroupedLinear  # imported by `install`, with its patches
 
     split = TEGroupedLinear._split_extra_state  # noqa: SLF001 the one that Megatron calls
-    TEGroupedLinear._split_extra_state = lambda self, state: (  # noqa: SLF001
-        split(self, state) if state.numel() else [state] * self.num_gemms
-    )
+
+    def split_if_any(self: Any, state: Any, *others: Any, **named: Any) -> Any:
+        return split(self, state, *others, **named) if state.numel() else [state] * self.num_gemms
+
+    TEGroupedLinear._split_extra_state = split_if_any  # noqa: SLF001

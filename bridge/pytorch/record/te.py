@@ -7,6 +7,7 @@ Source: Transformer Engine 2.20.2 pytorch/cpp_extensions/gemm.py, 2.9.0 and 2.14
 """
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from bridge.audit.record import tile_name
 from bridge.precision.schemes import SCHEMES
 from bridge.precision.values import SPELLINGS
 
+logger = logging.getLogger(__name__)
 EXTENSION = "transformer_engine_torch"
 CUSTOM = "transformer_engine.pytorch.cpp_extensions.gemm"
 FUSED = "fused_weight_gradient_mlp_cuda"
@@ -181,14 +183,14 @@ def _of_fused(args: Any, _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
 
 Gemms = Callable[[Any, Any, Any], Iterator[TeGemm]]
 """The GEMMs of a call, by its arguments and its result."""
-_CALLS: tuple[tuple[str, str, Gemms], ...] = (
-    (EXTENSION, "generic_gemm", _of_one),
-    (EXTENSION, "te_general_grouped_gemm", _of_group),
-    (CUSTOM, "custom_gemm", _of_custom),
-    (FUSED, "wgrad_gemm_accum_fp32", _of_fused),
-    (FUSED, "wgrad_gemm_accum_fp16", _of_fused),
+_CALLS: tuple[tuple[str, str, Gemms, int], ...] = (
+    (EXTENSION, "generic_gemm", _of_one, 16),
+    (EXTENSION, "te_general_grouped_gemm", _of_group, 16),
+    (CUSTOM, "custom_gemm", _of_custom, 2),
+    (FUSED, "wgrad_gemm_accum_fp32", _of_fused, 3),
+    (FUSED, "wgrad_gemm_accum_fp16", _of_fused, 3),
 )
-"""Module, function, and the GEMMs of a call."""
+"""Module, function, the GEMMs of a call, and how many arguments without a name are read for them."""
 
 
 @contextmanager
@@ -198,11 +200,14 @@ def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Ite
     `quiet` makes a context for the call itself, in which the operators of torch are part of the GEMM.
     """
 
-    def watched(original: Callable[..., Any], gemms: Gemms) -> Callable[..., Any]:
+    def watched(original: Callable[..., Any], gemms: Gemms, needed: int) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             with quiet():
                 result = original(*args, **kwargs)
+            if len(args) < needed:
+                _log_unseen(original.__name__, len(args), needed)
+                return result
             for gemm in gemms(args, kwargs, result):
                 watcher(gemm)
             return result
@@ -210,9 +215,21 @@ def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Ite
         return call
 
     with ExitStack() as stack:
-        for name, function, gemms in _CALLS:
+        for name, function, gemms, needed in _CALLS:
             owner = sys.modules.get(name)
             original = getattr(owner, "__dict__", {}).get(function)
             if original is not None:
-                stack.enter_context(patch.object(owner, function, watched(original, gemms)))
+                stack.enter_context(patch.object(owner, function, watched(original, gemms, needed)))
         yield
+
+
+@functools.cache
+def _log_unseen(function: str, found: int, needed: int) -> None:
+    """Log once that calls of another release are not read."""
+    logger.warning(
+        "%s of Transformer Engine is called with %d arguments, not %d: its GEMMs are not recorded. The record was "
+        "written for Transformer Engine 2.9 to 2.20.",
+        function,
+        found,
+        needed,
+    )

@@ -44,8 +44,22 @@ def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
     is_local = run.model.transformer_impl == "local" or (
         run.is_own and run.backend not in ("te", "te_cpu") and not run.has_gpu
     )
-    sent = sent_between_stages(vars(run.model), run.mcore, is_local=is_local)
+    sent = sent_between_stages(run.model.values, run.mcore, is_local=is_local)
     return [Violation(sent=sent)] if sent not in (run.model.pipeline_dtype, None) else []
+
+
+def _no_masters(run: RuleContext) -> list[Violation]:
+    """Return the half-precision weights without masters, or without a loss scale.
+
+    The distributed optimizer and Megatron-FSDP make FP32 masters by the dtype of the weights, whatever the mode.
+    """
+    has_masters = run.has_optimizer and (run.is_sharded or run.has_megatron_fsdp)
+    dtype = run.model.params_dtype
+    if not has_masters:
+        return [Violation(missing="or the optimizer steps on them without FP32 masters", dtype=dtype)]
+    if dtype == "fp16" and not run.optimizer.loss_scale:
+        return [Violation(missing="or FP16 gradients have no loss scale", dtype=dtype)]
+    return []
 
 
 def _weights_are_not_cast(run: RuleContext) -> bool:
@@ -83,14 +97,11 @@ RULES = (
         id="PB103",
         title="no FP32 master weights and no loss scale",
         setting="model.params_dtype",
-        when=all_of(_weights_are_not_cast),
-        message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
-        remedies=(
-            "set model.{run.model.params_dtype} and optimizer.{run.model.params_dtype} to True",
-            "choose a recipe",
-        ),
-        source="megatron-core 0.16.1 optimizer/__init__.py: FP32Optimizer is chosen by optimizer.fp16 and "
-        "optimizer.bf16",
+        when=all_of(_weights_are_not_cast, find=_no_masters),
+        message="half-precision weights need the mode switched on, {missing}",
+        remedies=("set model.{dtype} and optimizer.{dtype} to True", "choose a recipe"),
+        source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, optimizer/__init__.py: FP32Optimizer is "
+        "chosen by optimizer.fp16 and optimizer.bf16, DistributedOptimizer before them",
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
         "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
     ),

@@ -4,7 +4,7 @@ from functools import partial
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, no_effect, te, warning
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, te, warning
 from bridge.rules.violation import Violation, all_of
 
 
@@ -166,10 +166,11 @@ RULES = (
         remedies=("set it to None", "use another dispatcher backend"),
         source="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
     ),
-    no_effect(
+    info(
         id="PB435",
         title="setting of experts in a model without",
         setting="moe_router_dtype",
+        sync="reported",
         when=all_of(
             *("has_model", "not model.num_moe_experts"),
             find=lambda run: [Violation(name) for name in _OF_EXPERTS if run.stands_out(name)],

@@ -30,9 +30,13 @@ LEAST = {"fp8_margin": 0, "fp8_amax_history_len": 1, **dict.fromkeys(LAYER_COUNT
 
 
 def _default_dropouts(run: RuleContext) -> list[Violation]:
-    given = run.sections["model"].stated
-    is_open = run.has_model and run.model.num_layers > 0
-    return violations({f"model.{one}": is_open and one not in given for one in ("hidden_dropout", "attention_dropout")})
+    if not (run.has_model and run.model.num_layers > 0):
+        return []
+    found = []
+    for name in ("hidden_dropout", "attention_dropout"):
+        if name not in run.sections["model"].stated:
+            found.append(Violation(f"model.{name}", rests_on=(f"model.{name}",)))
+    return found
 
 
 def _disagreeing(run: RuleContext) -> list[Violation]:
@@ -54,6 +58,8 @@ def _replaced(run: RuleContext) -> list[Violation]:
     found = []
     for row in run.rows:
         if not (row.changes and _is_written(run, row)) and (row.verdict != "override" or not row.replaces_own):
+            continue
+        if not run.is_own_known(row.path):
             continue
         recipe = f"the recipe states {row.new!r}"
         if row.verdict not in ("override", "set"):
@@ -82,7 +88,7 @@ def _is_written(run: RuleContext, row: Any) -> bool:
 def _left_open(run: RuleContext) -> list[Violation]:
     """Return the values that owners keep, where the precision is an object that holds its class's default there."""
     left_open = run.precision.untold if run.precision is not None else ()
-    kept = [row for row in run.rows if row.verdict == "keep" and row.field in left_open]
+    kept = [row for row in run.rows if row.verdict == "keep" and row.field in left_open and run.is_own_known(row.path)]
     changed = [row for row in kept if row.new != DEFAULTS[row.owner][row.attribute]]
     return [Violation(row.path, value=row.new, field=row.field) for row in changed]
 
@@ -107,7 +113,8 @@ def _misspelt(run: RuleContext) -> list[Violation]:
         for name, value in run.sections[role].unknown.items():
             nearest = nearest_fields(role, name)
             if nearest and nearest[0] not in stated:  # otherwise a provider's own field, of the same family
-                found.append(Violation(f"{role}.{name}", value=value, hint=did_you_mean(nearest)))
+                path = f"{role}.{name}"
+                found.append(Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path]))
     return found
 
 
@@ -146,6 +153,10 @@ def _distance(one: str, two: str) -> int:
     return rows[-1][-1]
 
 
+def _malformed(run: RuleContext) -> list[Violation]:
+    return [Violation(one.path, value=one.value, why=one.rule, rests_on=[one.path]) for one in run.malformed]
+
+
 def _misnamed(run: RuleContext) -> list[Violation]:
     name = (run.precision.recipe or "") if run.precision is not None else ""
     promised = [scheme for token, scheme in NAME_TOKENS.items() if token in name]
@@ -159,7 +170,7 @@ RULES = (
         id="PB121",
         title="value of a wrong type",
         setting="model",
-        when=lambda run: [Violation(one.path, value=one.value, why=one.rule) for one in run.malformed],
+        when=_malformed,
         message="{why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
         source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",

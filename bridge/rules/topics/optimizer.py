@@ -2,6 +2,7 @@
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
+from bridge.rules.fields import FUSED_RECIPES
 from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, error, info, no_effect, warning
 from bridge.rules.violation import Violation, all_of, stands_out, violations
 
@@ -15,9 +16,41 @@ def _impossible_states(run: RuleContext) -> list[Violation]:
 
 
 _LEAVES_THE_FUSED_PATH = (
-    *("optimizer.fp8_recipe is not None", "optimizer.fp8_recipe is not delayed"),
+    *("optimizer.fp8_recipe is not None", "optimizer.fp8_recipe is not delayed", "not has_megatron_fsdp"),
     *("optimizer.main_params_dtype is fp32", "not optimizer.optimizer_cpu_offload"),
 )
+
+
+def _masters_outside_the_fused_adam(run: RuleContext) -> list[Violation]:
+    name = "mixed_precision.fp8_recipe" if run.is_bridge else "optimizer.fp8_recipe"
+    has_remainders = run.is_bf16 and run.optimizer.store_param_remainders
+    instead = ", not 2 bytes of remainders" if has_remainders else ""
+    # Megatron Bridge writes it in every mode, so that nobody chose it.
+    return [Violation(name=name, instead=instead, severity="info" if run.is_bridge else None)]
+
+
+def _stored_blocks(run: RuleContext) -> list[Violation]:
+    """Return the family of stored weights that the fused Adam would have to hold the masters of, and the reason."""
+    optimizer = run.optimizer
+    if run.fp4 and run.gathers_fp4:
+        family, setting = "FP4", "fp4_param_gather=False"
+    elif run.fp8 and run.gathers_fp8 and run.scheme != "delayed":
+        family, setting = "FP8", "fp8_param_gather=False"
+    else:
+        return []
+    if optimizer.optimizer_cpu_offload:
+        is_known = family == "FP8"  # PB342
+        path, remedy = "optimizer.optimizer_cpu_offload", "keep the optimizer on the GPU"
+        return [] if is_known else [Violation(path, family=family, setting=setting, remedy=remedy)]
+    if optimizer.main_params_dtype != "fp32":
+        path, remedy = "optimizer.main_params_dtype", "set main_params_dtype=fp32"
+    elif family == "FP4" and optimizer.fp8_recipe in FUSED_RECIPES:
+        path, remedy = "optimizer.fp8_recipe", "set optimizer.fp8_recipe=tensorwise (--fp8-recipe of Megatron-LM)"
+        if run.is_bridge:
+            remedy = "set mixed_precision.fp8_recipe=tensorwise"
+    else:
+        return []
+    return [Violation(path, family=family, setting=setting, remedy=remedy)]
 
 
 def _unread_remainders(run: RuleContext) -> list[Violation]:
@@ -100,12 +133,16 @@ RULES = (
         id="PB347",
         title="FP8 branch in a run without FP8",
         setting="optimizer.fp8_recipe",
-        when=all_of("has_precision_aware", "not fp8", *_LEAVES_THE_FUSED_PATH),
-        message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: masters stay in "
-        "Megatron and nothing is saved",
-        remedies=("set it to None", "choose a recipe, which does"),
-        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__; Megatron Bridge's bf16_mixed "
-        "writes 'tensorwise' here, 2026-08-22",
+        when=all_of(
+            *("has_precision_aware", "not fp8", *_LEAVES_THE_FUSED_PATH),
+            lambda run: not (run.fp4 and run.gathers_fp4),
+            find=_masters_outside_the_fused_adam,
+        ),
+        message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: Megatron keeps FP32 "
+        "masters (4 bytes a parameter{instead}) and casts gradients to FP32",
+        remedies=("set {name}=null", "keep it for FP32 masters"),
+        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__; Megatron Bridge's "
+        "MixedPrecisionConfig.setup writes 'tensorwise' here in every mode, 2026-08-22",
     ),
     info(
         id="PB348",
@@ -165,5 +202,50 @@ RULES = (
         message="has no effect: the optimizer is {run.optimizer.optimizer}",
         remedies=("drop it", "use muon"),
         source="megatron-core 0.16.1 optimizer/muon.py:265",
+    ),
+    error(
+        id="PB356",
+        title="stored weights that the fused Adam cannot update",
+        setting="optimizer.fp8_recipe",
+        sync="strict",
+        when=all_of("has_precision_aware", "not has_megatron_fsdp", find=_stored_blocks),
+        message="leaves the masters to the optimizer, which gets no tensor for weights stored in {family}: the first "
+        "step ends in an AttributeError",
+        remedies=("{remedy}", "set {setting}", "set use_precision_aware_optimizer=False"),
+        source="megatron-core 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, "
+        "optimizer/distrib_optimizer.py _build_model_and_main_param_groups, "
+        "_copy_model_grads_to_main_grads; 0.16.1 for FP8",
+        explanation="Megatron gives the optimizer a shard of each weight, and None for weights in blocks, whose "
+        "memory has no such view. Where Megatron keeps FP32 masters itself, the optimizer gets those. Under "
+        "fp8_recipe None or 'delayed', with masters of another dtype and under offloading, it keeps none.",
+    ),
+    warning(
+        id="PB358",
+        title="optimizer state dtype that an offloaded optimizer does not read",
+        setting="optimizer.exp_avg_dtype",
+        sync="reported",
+        when=all_of(
+            *("has_precision_aware", "optimizer.optimizer_cpu_offload"),
+            find=lambda run: violations(
+                {f"optimizer.{one}": getattr(run.optimizer, one) not in ("fp32", None) for one in _STATES[1:]}
+            ),
+        ),
+        message="has no effect: HybridDeviceOptimizer, which steps under optimizer_cpu_offload, keeps FP32 masters "
+        "and FP32 moments, on the host and on the GPU",
+        remedies=("set it to fp32, which says the same", "set optimizer_cpu_offload=False"),
+        source="megatron-core 0.16.1 optimizer/__init__.py:336-346, and the same in 0.17.1, 0.18.2, 0.19.2 and "
+        "Megatron-LM main of 2026-08-22; radixark/Megatron-LM pull request 67 measured it",
+    ),
+    warning(
+        id="PB360",
+        title="offloading that moves nothing",
+        setting="optimizer.optimizer_offload_fraction",
+        sync="reported",
+        when=all_of("has_optimizer", "optimizer.optimizer_cpu_offload", "not optimizer.optimizer_offload_fraction"),
+        message="leaves masters and moments on the GPU, in FP32, although optimizer_cpu_offload is on; 0 is the "
+        "default of OptimizerConfig, and only Megatron-LM's parser has 1",
+        remedies=("set optimizer.optimizer_offload_fraction=1.0", "set optimizer_cpu_offload=False"),
+        source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, optimizer/optimizer_config.py, "
+        "optimizer/cpu_offloading/hybrid_optimizer.py _get_sub_optimizer_param_groups; training/arguments.py",
     ),
 )

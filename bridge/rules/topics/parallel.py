@@ -26,9 +26,12 @@ def _shards_weights(run: RuleContext) -> bool:
 def _broken_replicas(run: RuleContext) -> list[Violation]:
     count, ranks = run.target.count or 0, run.parallel
     if count % ranks.replica:
-        return [Violation(what=f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}")]
+        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
+        return [Violation(what=what, rests_on=_sizes_named(what))]
     what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
-    return [Violation(what=what)] if run.shape.is_moe and count % ranks.expert_replica else []
+    if run.shape.is_moe and count % ranks.expert_replica:
+        return [Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])]
+    return []
 
 
 def _broken_batch(run: RuleContext) -> list[Violation]:
@@ -87,7 +90,23 @@ def cut_unevenly(
 
 def _indivisible(run: RuleContext) -> list[Violation]:
     cut = cut_unevenly(run.model, run.shape, run.parallel, run.model.seq_length or run.data.seq_length)
-    return [Violation(path, value=size, by=by) for path, size, by in cut]
+    return [Violation(path, value=size, by=by, rests_on=[path, *_sizes_named(by)]) for path, size, by in cut]
+
+
+_SIZE_OF = {
+    "TP": "model.tensor_model_parallel_size",
+    "expert TP": "model.expert_tensor_parallel_size",
+    "EP": "model.expert_model_parallel_size",
+    "PP": "model.pipeline_model_parallel_size",
+    "CP": "model.context_parallel_size",
+    " x TP": "model.sequence_parallel",
+}
+"""Words for the ranks of a layout -> the setting that decides their number."""
+
+
+def _sizes_named(text: str) -> list[str]:
+    """Return the settings of the ranks that a text names."""
+    return [setting for words, setting in _SIZE_OF.items() if words in text]
 
 
 def _unsplittable(run: RuleContext) -> list[Violation]:

@@ -12,6 +12,8 @@ from bridge.rules.violation import Violation, all_of, stands_out, violations, wi
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
 _ALGORITHMS = ("most_recent", "max")
+ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
+"""Fields that ask for less than the default; where nothing of it is done, the outcome is the one that was asked for."""
 
 
 def _hint(value: object, known: tuple[str, ...]) -> str:
@@ -80,7 +82,12 @@ def _without_effect(run: RuleContext) -> list[Violation]:
         settings += [name for name in (f"{family}_recipe", *stored) if run.stated.get(name)]
     if "fp8" in off and run.stated.get(BUFFER):
         settings.append(BUFFER)
-    return without_effect(run, settings)
+    is_read = run.has_owners and run.has_precision_aware and "optimizer" in run.given  # in runs without FP8 too
+    found = without_effect(run, [name for name in settings if not (name == "fp8_recipe" and is_read)])
+    for violation in found:
+        if violation.path in ASKS_FOR_LESS:
+            violation.severity = "info"
+    return found
 
 
 def _refused_values(run: RuleContext) -> list[Violation]:

@@ -2,7 +2,15 @@
 
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, contradiction, error, info, mcore, warning
+from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of
+
+LAYER_WISE_FP8 = "0.19"
+"""First megatron-core whose layer-wise optimizer gathers FP8 weights through the FP32 masters.
+
+Source: distributed/param_and_grad_buffer.py start_param_sync; Megatron-LM's parser asserts the distributed optimizer
+before it turns it into the layer-wise one.
+"""
 
 
 def storing(run: RuleContext, family: str, *, severity: str | None = None) -> Violation:
@@ -22,6 +30,8 @@ def _unsharded(run: RuleContext, family: str) -> list[Violation]:
         return []
     # Megatron Bridge trains published recipes so; Megatron-LM's parser refuses it.
     is_by_layer = run.optimizer.use_layer_wise_distributed_optimizer or str(run.optimizer.optimizer).startswith("dist_")
+    if is_by_layer and family == "fp8" and at_least(run.mcore, LAYER_WISE_FP8):
+        return []
     return [storing(run, family, severity="warning" if is_by_layer else None)]
 
 

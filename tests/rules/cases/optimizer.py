@@ -1,6 +1,7 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.optimizer`."""
 
 from tests.rules.cases.runs import (
+    B200,
     BF16,
     BF16_MODEL,
     CURRENT,
@@ -8,20 +9,29 @@ from tests.rules.cases.runs import (
     DENSE,
     FP32_DDP,
     H100,
+    NVFP4,
     OVERLAP,
     PRECISION_AWARE,
     full,
     run,
 )
 
+NVFP4_STORED = dict(NVFP4, fp4_param_gather=True)
+OFFLOADED = dict(PRECISION_AWARE, optimizer_cpu_offload=True, optimizer_offload_fraction=1.0)
+
 CASES = {
     "PB341": (
-        run("bf16_mixed", model=DENSE, optimizer=dict(OVERLAP, optimizer_cpu_offload=True), ddp=OVERLAP),
-        run("bf16_mixed", model=DENSE, optimizer=dict(PRECISION_AWARE, optimizer_cpu_offload=True), ddp=OVERLAP),
+        run(
+            "bf16_mixed",
+            model=DENSE,
+            optimizer=dict(OVERLAP, optimizer_cpu_offload=True, optimizer_offload_fraction=1.0),
+            ddp=OVERLAP,
+        ),
+        run("bf16_mixed", model=DENSE, optimizer=OFFLOADED, ddp=OVERLAP),
     ),
     "PB342": (
-        full(CURRENT, H100, optimizer=dict(PRECISION_AWARE, optimizer_cpu_offload=True)),
-        full(dict(DELAYED, fp8_param_gather=False), H100, optimizer=dict(PRECISION_AWARE, optimizer_cpu_offload=True)),
+        full(CURRENT, H100, optimizer=OFFLOADED),
+        full(dict(DELAYED, fp8_param_gather=False), H100, optimizer=OFFLOADED),
     ),
     "PB343": (
         run("bf16_mixed", model=DENSE, optimizer=dict(OVERLAP, exp_avg_dtype="bf16"), ddp=OVERLAP),
@@ -47,13 +57,7 @@ CASES = {
             optimizer=dict(PRECISION_AWARE, bf16=True, fp8_recipe="tensorwise"),
             ddp=FP32_DDP,
         ),
-        run(
-            "bf16_mixed",
-            H100,
-            model=BF16_MODEL,
-            optimizer=dict(PRECISION_AWARE, bf16=True, fp8_recipe="tensorwise"),
-            ddp=FP32_DDP,
-        ),
+        run(None, H100, model=BF16_MODEL, optimizer=dict(PRECISION_AWARE, bf16=True), ddp=FP32_DDP),
     ),
     "PB348": (full(CURRENT, H100, optimizer=PRECISION_AWARE), full(DELAYED, H100, optimizer=PRECISION_AWARE)),
     "PB350": (
@@ -94,4 +98,16 @@ CASES = {
         full(dict(BF16, store_param_remainders=True), H100),
     ),
     "PB354": (full(dict(BF16, muon_fp32_matmul_prec="high"), H100), full(BF16, H100)),
+    "PB356": (
+        full(dict(NVFP4_STORED, main_params_dtype="fp16"), B200, optimizer=PRECISION_AWARE),
+        full(NVFP4_STORED, B200, optimizer=PRECISION_AWARE),
+    ),
+    "PB358": (
+        run("bf16_mixed", H100, model=DENSE, optimizer=dict(OFFLOADED, exp_avg_dtype="bf16"), ddp=OVERLAP),
+        run("bf16_mixed", H100, model=DENSE, optimizer=OFFLOADED, ddp=OVERLAP),
+    ),
+    "PB360": (
+        run("bf16_mixed", H100, model=DENSE, optimizer=dict(OFFLOADED, optimizer_offload_fraction=0.0), ddp=OVERLAP),
+        run("bf16_mixed", H100, model=DENSE, optimizer=OFFLOADED, ddp=OVERLAP),
+    ),
 }
