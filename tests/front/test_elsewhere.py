@@ -164,9 +164,18 @@ class TestLayerSource:
         option = "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_local_spec"
         assert read(tmp_path, f"{RUN} {option}").model["transformer_impl"] == "local"
 
-    def test_kitchen_has_layers_of_its_own(self, tmp_path):
-        unplanned = read(tmp_path, f"{RUN} --kitchen-recipe-number 12").reading.unplanned
-        assert unplanned == "--kitchen-recipe-number 12: Kitchen's layers compute as it says, and cannot be planned."
+    @pytest.mark.parametrize(
+        ("option", "sentence"),
+        [
+            ("--kitchen-recipe-number 12", "Kitchen's layers compute as it says, and cannot be planned."),
+            (
+                "--modelopt-enabled",
+                "ModelOpt changes the layers as its configuration says, and they cannot be planned.",
+            ),
+        ],
+    )
+    def test_a_library_that_changes_the_layers_leaves_no_plan(self, tmp_path, option, sentence):
+        assert read(tmp_path, f"{RUN} {option}").reading.unplanned == f"{option}: {sentence}"
 
 
 class TestUnreadOptions:
@@ -266,11 +275,32 @@ class TestDeepSpeed:
         assert run.report.setup.plan.settings.grad_reduce == "fp16"
 
     @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
-    def test_bf16_gradients_are_kept_in_fp32_without_zero(self, tmp_path, stage, reduced):
+    def test_bf16_gradients_are_kept_in_fp32_without_zero_and_masters_are_sharded_all_the_same(
+        self, tmp_path, stage, reduced
+    ):
         content = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
         settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").report.setup.plan.settings
-        assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, stage > 0)
+        assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, True)
 
-    def test_a_higher_stage_is_named(self, tmp_path):
-        unknown = read(tmp_path, f"{heredoc(stage='2')}{ENGINE} --fp16").reading.unknown
-        assert "--deepspeed: ZeRO stage 2 shards gradients too, which is counted as stage 1 is." in unknown
+    @pytest.mark.parametrize(
+        ("block", "setting"),
+        [
+            ('"compression_training": {"weight_quantization": {}}', "compression_training"),
+            ('"fp16": {"enabled": true, "fp16_master_weights_and_grads": true}', "fp16.fp16_master_weights_and_grads"),
+            ('"fp16": {"enabled": false}, "torch_autocast": {"enabled": true}', "torch_autocast.enabled"),
+            ('"amp": {"enabled": true}', "amp"),
+        ],
+    )
+    def test_a_block_that_changes_formats_leaves_no_plan(self, tmp_path, block, setting):
+        unplanned = read(tmp_path, f"{heredoc(f'{{{block}}}')}{ENGINE} --fp16").reading.unplanned
+        rule = f"{setting} changes formats, and the plan does not follow it."
+        assert unplanned == f"--deepspeed_config ds.json: {rule}"
+
+    @pytest.mark.parametrize(("stage", "sharded"), [("2", "gradients"), ("3", "gradients and weights")])
+    def test_a_higher_stage_is_named(self, tmp_path, stage, sharded):
+        unknown = read(tmp_path, f"{heredoc(stage=stage)}{ENGINE} --fp16").reading.unknown
+        assert f"--deepspeed: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1." in unknown
+
+    def test_without_zero_the_masters_of_fp16_are_whole(self, tmp_path):
+        settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").report.setup.plan.settings
+        assert (settings.distributed, settings.grad_reduce) == (False, "fp16")

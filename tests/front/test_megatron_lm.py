@@ -188,8 +188,9 @@ VARIABLES = '{"env_vars": {"NVTE_FUSED_ATTN": "0", "NVTE_FLASH_ATTN": 1, "HOME":
 )
 def test_the_variables_that_a_job_of_ray_is_given_are_those_of_the_run(tmp_path, option):
     (tmp_path / "env.yaml").write_text("working_dir: .\nenv_vars: {NVTE_FUSED_ATTN: '0', NVTE_FLASH_ATTN: 1}\n")
-    quoted = VARIABLES.replace('"', '\\"')
-    text = f'export NVTE_DEBUG=1\nJOB_ENV="{quoted}"\nray job submit {option} {JOB}'
+    quoted = VARIABLES.replace('"', '\\"').replace("$HOME", "$HERE/x")
+    here = 'HERE="$(cd "$(dirname "$0")" && pwd)"'
+    text = f'export NVTE_DEBUG=1\n{here}\nJOB_ENV="{quoted}"\nray job submit {option} {JOB}'
     environment = read(tmp_path, text, "train.sh").reading.environment
     assert {name: value for name, value in environment.items() if name != "HOME"} == {
         "NVTE_FUSED_ATTN": "0",

@@ -4,8 +4,8 @@ The engine casts the weights, keeps masters and states, and reduces gradients in
 own optimizer and its reduction in FP32 do not run. Its JSON is read where the script writes it by `cat` and a
 here-document, or where it lies next to the script. The engine's own buffers are not counted.
 
-Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`; Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py,
-megatron/model/gpt_model.py.
+Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_optimizer.py; Megatron-DeepSpeed of
+2025-07-16 megatron/arguments.py and megatron/model/gpt_model.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.interop import deepspeed
@@ -36,6 +36,12 @@ RECOMPUTED = ("checkpoint_activations", "deepspeed_activation_checkpointing", "c
 """Arguments about recomputation that are read here."""
 SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
 NOT_COUNTED = f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, which are not counted."
+UNFOLLOWED = re.compile(
+    r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
+    r"|\w+_master_weights_and_grads|bf16_optimizer_states"
+)
+"""Settings of the JSON by which layers or masters have other formats than a plan of the mode shows."""
+NO_PLAN = "--deepspeed_config {file}: {settings} changes formats, and the plan does not follow it."
 NOT_READ = f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."
 
 
@@ -54,6 +60,8 @@ class Engine:
     read_too: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     """What is left open, as sentences."""
+    unplanned: str | None = None
+    """Why the run has no plan, as a sentence."""
 
 
 def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str) -> Engine:
@@ -68,23 +76,25 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
     written = run.settings.get(DEEPSPEED_FILE)
     name = "" if written is None else str(written.shown)
     place, content = _content(run, name, path) if name else ("", None)
-    fields, stage = _stated(content)
+    fields, stage, settings = _stated(content)
     if fields is None and mode == "fp16":
         fields = {"fp16": True, "params_dtype": "fp16", "pipeline_dtype": "fp16", "grad_reduce_in_fp32": False}
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
+    is_bf16 = mode == "bf16" if fields is None else bool(fields.get("bf16"))
     sections: dict[str, dict[str, Any]] = {"model": _recomputed(arguments)}
     if stage is not None:
         for one in SHARDED:
             section, _, switch = one.partition(".")
-            sections.setdefault(section, {})[switch] = stage > 0
+            sections.setdefault(section, {})[switch] = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
     unknown = [NOT_COUNTED]
     if content is None:
         unknown.append(NOT_READ.format(file=name or "its name is not stated, and it"))
     if stage is not None and stage > 1:
-        unknown.append(f"{NAME}: ZeRO stage {stage} shards gradients too, which is counted as stage 1 is.")
+        sharded = "gradients" if stage == 2 else "gradients and weights"
+        unknown.append(f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1.")
     opened = {} if stage is not None else dict.fromkeys(SHARDED, "DeepSpeed's engine")
-    if fields is None:
+    if content is None or fields is None:
         opened["ddp.grad_reduce_in_fp32"] = "DeepSpeed's engine"
     return Engine(
         precision=fields,
@@ -93,6 +103,7 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         opened=opened,
         read_too=(f"--deepspeed_config {name}: read from {place}.",) if content is not None else (),
         unknown=tuple(unknown),
+        unplanned=NO_PLAN.format(file=name, settings=" and ".join(settings)) if settings else None,
     )
 
 
@@ -114,30 +125,41 @@ def _content(run: Arguments, name: str, path: str) -> tuple[str, Mapping[str, An
         return "", None
     if not isinstance(content, Mapping):
         return "", None
-    kept = {key: content[key] for key in OF_PRECISION if key in content}
-    if OPEN in str(kept) or UNKNOWN.search(str(kept)):
+    decisive = str({key: content[key] for key in OF_PRECISION if key in content})
+    if OPEN in decisive or UNKNOWN.search(decisive):
         return "", None
-    return place, kept
+    return place, content
 
 
-def _stated(content: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, int | None]:
-    """Return the fields of a precision that the engine's JSON states, and the stage of ZeRO; None for what is open."""
+class _Stated(NamedTuple):
+    """What the engine's JSON states; None for what it leaves open."""
+
+    fields: dict[str, Any] | None = None
+    """Fields of a precision."""
+    stage: int | None = None
+    """The stage of ZeRO."""
+    unfollowed: tuple[str, ...] = ()
+    """Settings that change formats and that no plan follows."""
+
+
+def _stated(content: Mapping[str, Any] | None) -> _Stated:
     if content is None:
-        return None, None
+        return _Stated()
     block = content.get(ZERO)
     stage = whole_number(block.get("stage", 0)) if isinstance(block, Mapping) else 0
     try:
         report = deepspeed.import_(dict(content))
     except PayloadError:
-        return None, stage
+        return _Stated(stage=stage)
+    unfollowed = tuple(one.field for one in report.unmapped if UNFOLLOWED.search(one.field) and one.value)
     if report.decided_by is not None:
-        return None, stage
+        return _Stated(stage=stage, unfollowed=unfollowed)
     fields = report.config.to_dict()
     types = content.get("data_types")
     has_dtype = isinstance(types, Mapping) and types.get("grad_accum_dtype") is not None
     if fields.get("bf16") and not stage and not has_dtype:
         fields["grad_reduce_in_fp32"] = True
-    return fields, stage
+    return _Stated(fields, stage, unfollowed)
 
 
 def _recomputed(arguments: Mapping[str, Any]) -> dict[str, Any]:

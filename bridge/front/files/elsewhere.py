@@ -59,6 +59,7 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     if layers is not None:
         model["transformer_impl"] = layers
     unplanned, opened, read_too = unplanned_layers(arguments), dict(engine.opened), engine.read_too
+    unplanned = unplanned or engine.unplanned
     file = arguments.get(PRECISION_FILE)
     if file:
         found = precision_file(f"--{_written(PRECISION_FILE)}", str(file), path)

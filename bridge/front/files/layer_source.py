@@ -16,14 +16,22 @@ SPECS: Mapping[str, str] = TABLE.data["specs"]
 CORE = "megatron.core.models."
 PLANNED = ("megatron.core.", "megatron.bridge.")
 """Beginnings of the import paths of functions that build the layers which their config describes."""
-BUILDER = re.compile(r"(?:^|_)(?:layer_spec|spec|model_provider(?:_path)?|model_builder)\Z")
+BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
 """Arguments that name what builds the model, or its layers."""
+FIELD = re.compile(r"_spec\Z")
+"""Fields of a model's own class that do."""
 OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
-KITCHEN = ("kitchen_config_file", "kitchen_recipe_number")
+OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
+OF_MODELOPT = "ModelOpt changes the layers as its configuration says, and they cannot be planned"
+LIBRARIES = {
+    **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), OF_KITCHEN),
+    **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), OF_MODELOPT),
+}
+"""Argument by which another library changes the layers -> why they cannot be planned, as a clause."""
+RESTORED = "model.restore_modelopt_state"
+"""The same of a saved config."""
 WORD = re.compile(r"[^\s\[\]',\"]+")
-SENTENCE = "--{name} {value}: the layers are built by that module and cannot be planned."
-OF_KITCHEN = "--{name} {value}: Kitchen's layers compute as it says, and cannot be planned."
 
 
 def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
@@ -34,11 +42,13 @@ def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
     """
     for name, value in arguments.items():
         words = WORD.findall(str(value))
-        shown = {"name": name.replace("_", "-"), "value": " ".join(words)}
-        if name in KITCHEN:
-            return OF_KITCHEN.format(**shown)
+        option = f"--{name.replace('_', '-')}"
+        if value is not True:
+            option = f"{option} {' '.join(words)}"
+        if name in LIBRARIES and value not in (None, False):
+            return f"{option}: {LIBRARIES[name]}."
         if BUILDER.search(name) and words and not is_known(words):
-            return SENTENCE.format(**shown)
+            return f"{option}: the layers are built by that module and cannot be planned."
     return None
 
 
@@ -49,8 +59,10 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
         fields: Dotted key of a field of the model's own class -> its value; a function is its import path.
     """
     for path, value in fields.items():
-        if BUILDER.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
+        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
             return f"{path}: {value} builds the layers, and they cannot be planned."
+        if path == RESTORED and value:
+            return f"{path}: {OF_MODELOPT}."
     return None
 
 
@@ -58,8 +70,8 @@ def is_known(words: list[str]) -> bool:
     """Return whether words name layers that Megatron Core builds, or one of its models."""
     if len(words) == 1 and words[0] in OWN_MODELS:
         return True
-    of_core = len(words) == 1 or words[0].startswith(CORE)
-    return of_core and words[-1].rpartition(".")[2] in SPECS
+    is_of_core = words[0].startswith(CORE) or words == ["local"]
+    return is_of_core and words[-1].rpartition(".")[2] in SPECS
 
 
 def implementation(arguments: Mapping[str, Any]) -> str | None:

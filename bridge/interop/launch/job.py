@@ -13,13 +13,15 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
-from bridge.interop.launch.word import Word
+from bridge.interop.launch.word import UNKNOWN, Word
 from bridge.interop.reading.document import Document
 
 SUBMIT = ["ray", "job", "submit"]
 """The command behind its `--` is started."""
 TEXT, FILE = "--runtime-env-json", "--runtime-env"
 VARIABLES = "env_vars"
+LATE = "$_"
+"""Stands for a piece with quotes of its own, such as the output of a command."""
 
 
 class JobEnvironment(NamedTuple):
@@ -60,8 +62,9 @@ def job_environment(words: Sequence[str], text_of_file: Callable[[Word], str | N
 
 def _variables(text: str, option: str) -> dict[str, Word] | None:
     """Return the variables of a text, None where it is no mapping."""
+    plain = UNKNOWN.sub(lambda found: found[0] if found[1] or found[2] else LATE, text)
     try:
-        content: Any = Document.of_text(text, option, kind="json" if option == TEXT else "yaml").content
+        content: Any = Document.of_text(plain, option, kind="json" if option == TEXT else "yaml").content
     except PayloadError:
         return None
     held = content.get(VARIABLES) if isinstance(content, Mapping) else None

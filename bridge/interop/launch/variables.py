@@ -23,6 +23,10 @@ PIECES = re.compile(rf"\\(?P<escaped>.)|{_QUOTES}|{_REST}", re.DOTALL)
 """The pieces of a word, in quotes and outside."""
 PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
+HEREDOC = re.compile(
+    r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>.*?)\n+(?P=end)\s*\)", re.DOTALL
+)
+"""`$(cat <<EOF ...)`, whose output is its own text."""
 DEFAULTS = (":-", "-", ":=", "=")
 
 
@@ -75,10 +79,20 @@ class Variables:
             elif kind == "string" and piece:
                 yield from self._pieces(piece, is_split=False, is_quoted=True)
             elif kind == "late":
-                value = computed(piece, self.values)
-                yield piece if value is None else value
+                yield from self._late(piece, is_split=is_split)
             else:
                 yield piece.removeprefix("\n") if kind == "escaped" else piece
+
+    def _late(self, piece: str, *, is_split: bool) -> Iterator[str | None]:
+        """Yield the pieces of `$((A + B))` of constants and of `$(cat <<EOF ...)`; any other piece as it is written."""
+        value = computed(piece, self.values)
+        shown = None if is_split else HEREDOC.fullmatch(piece)
+        if shown is not None and shown["quote"]:
+            yield shown["text"]
+        elif shown is not None:
+            yield from self._pieces(shown["text"], is_split=False, is_quoted=True)
+        else:
+            yield piece if value is None else value
 
     def _expansion(self, own: str, *, is_split: bool, is_quoted: bool) -> Iterator[str | None]:
         """Yield the pieces of `$name` and `${name...}`; in quotes `${A[@]}` and `$@` stay several words."""

@@ -52,6 +52,7 @@ SCRIPTS = [
     "A=x; A=y true; torchrun t.py $A",
     'A=1; B=46; torchrun t.py $((A + B)) $(( (A+$B) * 2 )) "n$((B/4))" $((-7 / 2)) $((-7 % 4)) $((${B}-A)) x',
     "A=8\nB=$((A * A))\nC=($((B + 1)) $((B / 3)))\ntorchrun t.py ${C[@]}",
+    'Y=z\nX=$(cat <<E\n{"a": "$Y", "b": $((1 + 1))}\n\nE\n)\ntorchrun t.py "$X" --y "$(cat <<\'E\'\n$Y "q"\nE\n)" x',
     "A=-3; torchrun t.py $((2 - A)) $((A*-1)) $((0x10 + 1))",
     'A="a   b"; torchrun t.py $A"c" pre$A',
     "A='x y'; torchrun t.py \"$A\" \"\" ''",
