@@ -1,6 +1,6 @@
 """`unplanned_layers`: options that have another module build the layers of a run, whose plan nobody can know then.
 
-Layers that Megatron Core builds itself are known, and stay planned: `SPECS` has the names of their specs.
+Layers that Megatron Core builds itself are known, and stay planned: the row "specs" has the names of their specs.
 """
 
 from __future__ import annotations
@@ -9,10 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.interop.megatron_lm.flags import TABLE
-
-SPECS: Mapping[str, str] = TABLE.data["specs"]
-"""Last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
 CORE = "megatron.core.models."
 PLANNED = ("megatron.core.", "megatron.bridge.")
 """Beginnings of the import paths of functions that build the layers which their config describes."""
@@ -71,7 +67,7 @@ def is_known(words: list[str]) -> bool:
     if len(words) == 1 and words[0] in OWN_MODELS:
         return True
     is_of_core = words[0].startswith(CORE) or words == ["local"]
-    return is_of_core and words[-1].rpartition(".")[2] in SPECS
+    return is_of_core and words[-1].rpartition(".")[2] in _specs()
 
 
 def implementation(arguments: Mapping[str, Any]) -> str | None:
@@ -79,4 +75,12 @@ def implementation(arguments: Mapping[str, Any]) -> str | None:
     words = WORD.findall(str(arguments.get("spec") or ""))
     if not words or not is_known(words):
         return None
-    return SPECS.get(words[-1].rpartition(".")[2])
+    return _specs().get(words[-1].rpartition(".")[2])
+
+
+def _specs() -> Mapping[str, str]:
+    """Return the last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
+    from bridge.interop.megatron_lm.flags import TABLE  # a saved config of Megatron Bridge has no such option
+
+    specs: Mapping[str, str] = TABLE.data["specs"]
+    return specs
