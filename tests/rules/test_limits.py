@@ -379,3 +379,12 @@ def test_megatron_fsdp_has_masters_of_the_dtype_that_is_stated(
     ddp = dict(MEGATRON_FSDP, megatron_fsdp_main_params_dtype=dtype)
     case = full({"bf16": True}, H100, optimizer={**OVERLAP, **optimizer}, ddp=ddp)
     assert severity("PB333", case) == expected
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"), [(None, "warning"), (["core_attn"], "warning"), ([], None), (["mla_up_proj"], None)]
+)
+def test_fp8_attention_is_recomputed_where_its_core_is(modules: list[str] | None, expected: str | None) -> None:
+    model = dict(DENSE, recompute_granularity="selective", recompute_modules=modules)
+    precision = dict(MXFP8, fp8_dot_product_attention=True)
+    assert severity("PB469", full(precision, "b200x8,te2.14,cuda12.9,mcore0.19.2", model)) == expected
