@@ -7,9 +7,12 @@ from bridge.rules.violation import Violation, all_of
 
 
 def _recomputes_attention(run: RuleContext) -> bool:
-    """Return whether the attention core is recomputed by itself, as it is where no module is named."""
-    modules = run.model.recompute_modules
-    return run.model.recompute_granularity == "selective" and (not modules or "core_attn" in run.recomputed)
+    """Return whether the attention core is recomputed by itself, as it is where nothing says which modules are.
+
+    An empty list says that none is.
+    """
+    is_selective = run.model.recompute_granularity == "selective"
+    return is_selective and (run.model.recompute_modules is None or "core_attn" in run.recomputed)
 
 
 def _captured_experts(run: RuleContext) -> list[Violation]:
