@@ -110,6 +110,7 @@ class RunValues:
             is_bridge=self.reading.framework == MEGATRON_BRIDGE,
             weaknesses=self.weakness if self.has_weaknesses else None,
             mode_decided_by=self.reading.mode_decided_by,
+            other_layers=self.reading.other_layers,
             **options,
         )
 

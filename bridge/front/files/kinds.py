@@ -124,6 +124,8 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
 
 def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:
     """Refuse a model of another framework's file whose sizes neither the file nor an override states."""
+    if reading.other_layers is not None:
+        raise RunConfigError(str(reading.unplanned))
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
     if absent and reading.framework == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"

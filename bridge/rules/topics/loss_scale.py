@@ -126,7 +126,10 @@ RULES = (
         id="PB149",
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
-        when=all_of(*("has_dynamic_scale", "shape.is_moe", "has_optimizer"), lambda run: run.parallel.expert > 1),
+        when=all_of(
+            *("has_dynamic_scale", "has_optimizer", "model.num_moe_experts", "shape.is_moe"),
+            lambda run: run.parallel.expert > 1,
+        ),
         message="dense and expert parameters have optimizers of their own under expert parallelism, each with its own "
         "dynamic loss scale, and only the first scales the loss: after an overflow that only one of them sees, the "
         "gradients of the experts are unscaled by another number",

@@ -66,7 +66,7 @@ def _balanced_by_loss(run: RuleContext) -> str:
     return " and model.moe_router_load_balancing_type=aux_loss" if is_unbalanced else ""
 
 
-of_experts = partial(all_of, "shape.is_moe")
+of_experts = partial(all_of, "model.num_moe_experts", "shape.is_moe")
 _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 
 
