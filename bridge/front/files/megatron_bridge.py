@@ -36,6 +36,12 @@ FROZEN = {
     )
 }
 """Class of a model -> the parts that it freezes by default; the other classes freeze none."""
+CONFIGS_OF_ENCODERS = {
+    "vision_config": "freeze_vision_model",
+    "audio_config": "freeze_audio_model",
+    "sound_config": "freeze_sound_encoder",
+}
+"""Field with the config of a part in front of the language model -> the field that freezes that part."""
 LOST = "{path}: the file names a {kind} without its content."
 NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
@@ -107,6 +113,9 @@ def _freeze(model: dict[str, Any], classes: Sequence[str]) -> None:
     frozen = {name for one in classes for name in FROZEN.get(one, ())}
     for name in fields_of(MEGATRON_BRIDGE, classes) & FREEZES:
         model.setdefault(name, name in frozen)
+    for name, switch in CONFIGS_OF_ENCODERS.items():
+        if model.get(name) is not None:
+            model.setdefault(switch, False)
 
 
 class _Container:
