@@ -11,6 +11,8 @@ from typing import Any
 
 from bridge.interop.megatron_lm.flags import TABLE
 
+LAYERS: tuple[str, ...] = tuple(TABLE.data["of the layers"])
+"""Settings that say nothing certain where another module builds the layers."""
 SPECS: Mapping[str, str] = TABLE.data["specs"]
 """Last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
 CORE = "megatron.core.models."
