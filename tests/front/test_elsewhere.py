@@ -111,6 +111,15 @@ class TestPerModuleFile:
             _, printed = answered(tmp_path, script, "modules", "--json", capsys=capsys)
             assert [one["id"] for one in json.loads(printed)["findings"]] == ["PB290"]
 
+    def test_check_asks_no_width_of_layers_that_it_keeps_in_bf16(self, tmp_path, capsys):
+        script = f"{RUN} --ffn-hidden-size 100 --fp8-format hybrid --fp8-recipe tensorwise"
+        for pattern, is_found in (("", True), ("*.mlp.*", False), ("*.self_attention.*", True), ("*", False)):
+            option = f"{OPTION} te.yaml" if pattern else ""
+            (tmp_path / "te.yaml").write_text(RECIPE.replace("*.self_attention.*", pattern))
+            words = ("check", "--target", "h100x8,te2.9,cuda12.9")
+            _, printed = answered(tmp_path, f"{script} {option}", *words, capsys=capsys)
+            assert ("PB502" in printed) is is_found, pattern
+
     def test_arguments_in_a_file_of_yaml_name_one_too(self, tmp_path):
         (tmp_path / "te.yaml").write_text(RECIPE)
         sizes = (
