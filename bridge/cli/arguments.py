@@ -247,6 +247,16 @@ def show_planned(run: RunValues, shown: Collection[str] = ()) -> None:
     show_reading(run)
 
 
+def show_assumed(unknown: Mapping[str, str]) -> None:
+    """Print the settings that an answer rests on and that nothing states; nothing where all of them are known."""
+    if unknown:
+        from bridge.rules.unknown import deciders_text, settings_text
+
+        print(
+            f"  Rests on values that nothing states: {settings_text(unknown)}; {deciders_text(unknown)} may set them."
+        )
+
+
 def show_reading(run: RunValues) -> None:
     """Print what has to be said of a run's file and its release, a sentence on each line."""
     for line in run.reading.lines:

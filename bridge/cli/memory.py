@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, answer_runs, show, show_planned
+from bridge.cli.arguments import add_run_command, answer_runs, show, show_assumed, show_planned
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -43,6 +43,7 @@ def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
         "gpu_bytes": run.memory_bytes,
         "activations_by_recompute": _activations(run),
         "not_counted": list(run.missing),
+        "rests_on_unknown": values.rests_on(lambda: run.memory),
     }
     if fits:
         content["fit"] = fit(run, is_sound=_soundness(values, run)).to_dict()
@@ -58,6 +59,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
     if fits:
         memory_to_fit(run)
     activations = _activations(run)
+    unknown = values.rests_on(lambda: run.memory)
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(
         memory_table(
@@ -67,7 +69,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
             memory_bytes=run.memory_bytes,
             uncounted=run.uncounted,
             missing=run.missing,
-            unread=run.prediction.uncounted,
+            unread=(*run.prediction.uncounted, *dict.fromkeys(unknown.values())),
         )
     )
     counted = run.parallel.world_size
@@ -75,6 +77,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
         print(f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs.")
     elif run.target.count != counted:
         print(f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times.")
+    show_assumed(unknown)
     show_planned(values)
     if fits:
         sys.stdout.flush()  # the search takes a while

@@ -16,6 +16,7 @@ from bridge.cli.arguments import (
     planned_code,
     read_run,
     show,
+    show_assumed,
     show_planned,
     unwritable,
 )
@@ -83,6 +84,7 @@ def _answer(run: RunValues) -> dict[str, Any]:
         phases.append(row)
     if phases:
         content["later_phases"] = phases
+    content["rests_on_unknown"] = run.rests_on(lambda: plan_of(run))
     return content
 
 
@@ -94,6 +96,7 @@ def _show(run: RunValues) -> None:
     show(plan_table(plan))
     for phase, planned in _later_plans(run):
         show(difference_table(plan.label, str(phase), plan.diff(planned)))
+    show_assumed(run.rests_on(lambda: plan_of(run)))
     show_planned(run)
 
 

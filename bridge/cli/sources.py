@@ -46,7 +46,9 @@ def _sources(chosen: argparse.Namespace) -> None:
 def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
     from bridge.interop.survey.source import ORDER
 
-    if not found.sources:
+    if not found.sources and found.unread:
+        yield "No source of precision was read."
+    elif not found.sources:
         yield "No source of precision was found."
     width = max((len(_head(source)) for source in found.ranked), default=0)
     for kind, members in grouped((source.kind, source) for source in found.ranked).items():
@@ -63,7 +65,7 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
     if found.sources:
         yield ""
         yield from (line for sentence in _verdict(found, ORDER) for line in _wrapped(sentence))
-    unread = [f"not read: {why}" for why in found.unread.values()]
+    unread = [f"not read: {line}" for line in _unread(found, everything=everything)]
     for sentence in (*_capped(unread, LISTED, everything), *(f"not complete: {limit}" for limit in found.limits)):
         yield from _wrapped(sentence)
 
@@ -106,10 +108,25 @@ def _together(same: list[Source], *, everything: bool) -> str:
     return f"{'; '.join(places)}{f' and {more} more' if more else ''}: {same[0].says}"
 
 
+def _unread(found: Survey, *, everything: bool) -> list[str]:
+    """Return the files that were not read, those with the same reason in one line, each reason whole."""
+    lines = []
+    reasons = grouped((why.partition(": ")[2] or why, name) for name, why in found.unread.items())
+    for reason, names in reasons.items():
+        if len(names) == 1 or everything:
+            lines += [found.unread[name] for name in names]
+        else:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            lines.append(f"{len(names)} files ({', '.join(names[:SHOWN])}{more}): {reason}")
+    return lines
+
+
 def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     ranked, winner = found.ranked, found.winner
     if not ranked:
         return ["None of them says what a whole run trains in."]
+    if found.agree is None:
+        return [_stated_by_some(found)]
     meanings = grouped((one.semantics, one) for one in ranked if one.semantics)
     if found.agree and len(meanings) > 1:
         kinds = ", ".join(f"{kind} ({_place(members[0])})" for kind, members in meanings.items())
@@ -121,7 +138,10 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     if files > MANY:
         return [f"They disagree. {first}; {files} files are more than one run uses, so give the folder of one."]
     top = found.top
-    if winner is None:
+    if winner is None and found.above:
+        places = ", ".join(dict.fromkeys(_place(source) for source in found.above[:SHOWN]))
+        which = f"No winner is known: {places} may stand above them, and does not say what it trains in."
+    elif winner is None:
         values = " or ".join(dict.fromkeys(str(source.precision) for source in top))
         which = f"No single winner: those of the kind '{top[0].kind}' differ ({values}), and a run uses one of them."
     else:
@@ -132,4 +152,23 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     rest = dataclasses.replace(found, sources=tuple(source for source in ranked if source.kind != top[0].kind))
     if top[0].kind == "unnamed deepspeed" and rest.winner is not None:
         lines.append(f"Without it, {rest.winner.path} wins ({rest.winner.kind}).")
+    if found.unread:
+        lines.append("This is about the files that were read; those that were not are named below.")
     return lines
+
+
+def _stated_by_some(found: Survey) -> str:
+    """Return the verdict where those that state a precision agree, and others were not judged."""
+    stating = {source.path for source in found.ranked}
+    open_ = sorted({source.path for source in found.undecided} - stating)
+    total = len(stating) + len(open_) + len(found.unread)
+    verb = "states" if len(stating) == 1 else "state"
+    left = []
+    if open_:
+        more = f" and {len(open_) - SHOWN} more" if len(open_) > SHOWN else ""
+        left.append(f"left open by {', '.join(open_[:SHOWN])}{more}")
+    if found.unread:
+        left.append(f"not read: {len(found.unread)}")
+    if total == len(stating):
+        left.append("some of their runs leave it open")
+    return f"{len(stating)} of {total} {verb} it: {found.ranked[0].precision} ({'; '.join(left)})."

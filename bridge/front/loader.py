@@ -25,6 +25,7 @@ from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_pr
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
+from bridge.rules.reads import reads
 from bridge.rules.section import ROLES, read_section
 from bridge.rules.target import target_of
 from bridge.rules.topics.names import nearest_fields
@@ -127,18 +128,27 @@ class RunValues:
         origin = self.problems.origins.values.get(path)
         if origin is not None and COMMAND_LINE in origin:
             return None
-        if path in MODE_SWITCHES and reading.mode_decided_by is not None:
-            return reading.mode_decided_by
+        of_the_mode = reading.mode_decided_by
+        if of_the_mode is not None:
+            of_the_mode = reading.unstated_by or of_the_mode.rstrip(",")
+        if path in MODE_SWITCHES and of_the_mode is not None:
+            return of_the_mode
         if path in reading.opened:
             return reading.opened[path]
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
         is_at_start = any(one.path == path for one in reading.derived)
         if path in reading.settled_at_start:
-            return reading.mode_decided_by
+            return of_the_mode
         if origin is not None and not is_at_start:
             return None
         return reading.unstated_by
+
+    def rests_on(self, compute: Callable[[], object]) -> dict[str, str]:
+        """Return the assumed and open settings that an answer rests on -> what decides each."""
+        with reads() as paths:
+            compute()
+        return self.report.setup.unknown_among(paths)
 
     def require_strict(self) -> None:
         """Refuse a run that cannot be planned.

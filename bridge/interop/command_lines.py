@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from bridge.interop import frameworks
 from bridge.interop.contract import Unmapped
+from bridge.interop.frameworks import Framework
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch
 from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.reading.command_words import CommandWords, nested
@@ -21,6 +23,8 @@ from bridge.registry.registry import REGISTRY
 NEMO, FAIRSEQ = re.compile(ROWS["nemo1"]), re.compile(ROWS["fairseq"])
 OF_TRAINING = frozenset(ROWS["of training"].split())
 TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
+OF_NEMOS_TRAINER, SHARED_WITH_BRIDGE = (tuple(ROWS[row].split()) for row in ("nemo1 trainer", "nemo1 shared"))
+BRIDGE = "Megatron Bridge"
 FILES = tuple(ROWS["files"].split())
 BATCH = "per_device_train_batch_size"
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -40,6 +44,8 @@ class CommandLine:
     unread: tuple[Unmapped, ...] = ()
     elsewhere: str = ""
     """The file, or the system, that decides; there is no payload then."""
+    framework: Framework | None = None
+    """The framework that is started and not read; there is neither a system nor a payload then."""
     said_by: str = "flags"
     """The source of the precision: "flags" of the program, or those of the "launcher"."""
 
@@ -92,6 +98,9 @@ def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
 def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     """Return what a launch says to the system `chosen`, or to the first that knows it; None for Megatron-LM's."""
     line, is_forced = Line(launch), chosen is not None
+    framework = None if is_forced else frameworks.of_launch(launch)
+    if framework is not None and not framework.is_converted:
+        return CommandLine(evidence=framework.evidence, framework=framework, elsewhere=framework.name)
     if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
         return None
     if FAIRSEQ.search(launch.program) and not is_forced:
@@ -105,6 +114,9 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
+    if line is not None and line.framework is not None:
+        facts = {"framework": line.framework.name, "evidence": line.evidence, "runs": line.framework.runs}
+        return [lost("command_lines.framework", launch.label, line.framework.name, **facts)]
     if line is not None:
         facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
         return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
@@ -121,23 +133,41 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
-    if not (own or forced):
+    recipe = _recipe_of_bridge(line)
+    if not (own or forced or recipe):
         return None
-    evidence, unread = (
-        _evidence([*own], "an override of Megatron Bridge's"),
-        line.unread(read=(*own, "mixed_precision")),
-    )
+    evidence = _evidence([*own], "an override of Megatron Bridge's")
+    if recipe:
+        evidence = f"starts `{line.launch.name}` of Megatron Bridge"
+    if recipe and "mixed_precision" in own:
+        evidence += f" with an override of `mixed_precision`, and {recipe} decides the rest"
+    unread = line.unread(read=(*own, "mixed_precision"))
     name = own.pop("mixed_precision", None)
-    payload, context = nested(own), {} if name else {"base": f"the recipe that {line.launch.name} loads"}
+    payload = nested(own)
+    context = {"base": recipe or f"the recipe that {line.launch.name} loads"}
     if name is not None:
         fields = {**REGISTRY.get(name).to_dict(), **payload["mixed_precision"]} if own else name
-        payload = {"mixed_precision": fields}
+        payload, context = {"mixed_precision": fields}, {}
     return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
+
+
+def _recipe_of_bridge(line: Line) -> str:
+    """Return the recipe that a launch of Megatron Bridge's own program names, as a noun; empty for other programs."""
+    found = frameworks.of_launch(line.launch)
+    if found is None or found.name != BRIDGE:
+        return ""
+    for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):
+        name = line.words.options.get(option) or line.words.undecided.get(option)
+        if isinstance(name, str):
+            return f"{noun} {name}"
+    return f"the recipe that {line.launch.name} loads"
 
 
 def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     overrides, file = line.words.overrides, line.words.options.get("config_name")
     own = [key for key in overrides if NEMO.match(key)]
+    if not own and any(key.startswith(OF_NEMOS_TRAINER) for key in overrides):
+        own = [key for key in overrides if key.startswith(SHARED_WITH_BRIDGE)]
     if not own and not forced:
         return None
     where = f"{file.removesuffix('.yaml')}.yaml" if isinstance(file, str) else "the program's file"

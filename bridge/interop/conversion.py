@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
+from bridge.interop import frameworks
 from bridge.interop.contract import Unmapped
 from bridge.interop.meaning import semantics_of
 from bridge.interop.systems import candidates, detect, system
@@ -77,6 +78,9 @@ def runs_of(
         raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
+    framework = frameworks.recognise(document) if chosen is None else None
+    if framework is not None and not framework.is_converted:
+        raise PayloadError(framework.refusal(document.path))
     detected = [(part, *detect(part, chosen)) for part in document.parts]
     _check_context(context or {}, [*(one for _, one, _ in detected), *targets])
     found = []
@@ -110,7 +114,7 @@ def _of_script(
         rule = f"a launch script must not start more than {MOST_LAUNCHES} programs, got {len(started)}"
         raise PayloadError(f"{document.path}: {rule}. Give a part of it.")
     lines = [None if chosen == ours.name else command_lines.read(launch, chosen) for launch in started]
-    known = [system(line.system) for line in lines if line is not None]
+    known = [system(line.system) for line in lines if line is not None and line.system]
     _check_context(context, [ours, *known, *targets])
     looks = candidates(document)
     evidence = looks[0][1].evidence if looks else "starts a program of Megatron-LM's"
@@ -127,6 +131,9 @@ def _of_script(
         else:
             found.append(_of_line(document, launch, line, context))
     if not found:
+        framework = frameworks.of_launches(started) if chosen is None else None
+        if framework is not None and not framework.is_converted:
+            raise PayloadError(framework.refusal(document.path))
         raise _nothing(document, started, chosen, left)
     found[0] = replace(found[0], imported=replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left)))
     return found

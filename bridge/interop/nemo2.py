@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.interop import frameworks
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import recipe_named
@@ -166,7 +167,7 @@ def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 2.x's, or None."""
     if PLUGIN in document.text:
         return Recognised(0.95, f"names `{PLUGIN}`")
-    if document.kind == "python" and "nemo" in document.text:
+    if document.kind == "python" and any(one.split(".")[0] == "nemo" for one in frameworks.imports_of(document.text)):
         named = next((name for name in RECIPES if f"{name}(" in document.text), None)
         if named:
             return Recognised(0.85, f"calls NeMo's recipe `{named}`")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ROWS = {
     "megatron-lm": ("megatron_lm.importer", "shell yaml json text env"),
-    "megatron-bridge": ("megatron_bridge.importer", "yaml json"),
+    "megatron-bridge": ("megatron_bridge.importer", "yaml json python"),
     "nemo1": ("nemo1", "yaml"),
     "nemo2": ("nemo2", "python yaml json"),
     "te-recipe": ("te_recipe", "json"),

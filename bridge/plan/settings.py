@@ -235,6 +235,9 @@ def _notes(run: Prediction) -> tuple[str, ...]:
         for role in ("model", "optimizer", "ddp")
         for name, versions in run.absent[role].items()
     ]
-    if run.values["model"]["freeze_language_model"]:
+    model = run.values["model"]
+    if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):
+        notes.append("model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it.")
+    if model["freeze_language_model"]:
         notes.append("The language model is frozen (model.freeze_language_model): none of its weights is trained.")
     return tuple(notes)

@@ -23,11 +23,12 @@ from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, Weaknesses
 from bridge.rules.fields import gradient_dtypes
-from bridge.rules.reads import View, kept_property
+from bridge.rules.reads import View, kept_property, reads
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
 from bridge.rules.target import Target, target_of
+from bridge.rules.unknown import settings_text
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction, predict
 
@@ -198,6 +199,15 @@ class Setup(RuleContext):
         """The dtypes of a gradient, from the weight gradient to the master weight; None where no mode is stated."""
         if self.mode_decided_by is not None:
             return None
+        with reads() as paths:
+            text = self._flow()
+        unknown = self.unknown_among(paths)
+        if unknown:
+            verb = "is" if len(unknown) == 1 else "are"
+            text += f" ({settings_text(unknown)} {verb} assumed)"
+        return text
+
+    def _flow(self) -> str:
         weights = self.mode
         main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
         owns_dtype = self.has_precision_aware and not self.optimizer.optimizer_cpu_offload

@@ -93,6 +93,8 @@ class RuleContext:
     is_resumed: bool
     selection: Any
     """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
+    plan: Any
+    """The precision plan of the run; RunConfigError for a model that cannot be planned."""
     is_own: bool
     """The run is one of scripts/train.py."""
     is_bridge: bool

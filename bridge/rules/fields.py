@@ -54,6 +54,7 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "freeze_language_model": ("bool", False),
         **{f"freeze_{part}": ("bool", False) for part in ENCODERS},
         "freeze_vision_projection": ("bool", False),
+        "keep_mtp_spec_in_bf16": ("bool", False),
     },
     "optimizer": {},
     "ddp": {"use_torch_fsdp2": ("bool", False)},
@@ -63,7 +64,13 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "train_iters": ("int", None),
         "check_for_nan_in_loss": ("bool", True),
     },
-    "data": {"seq_length": ("int", None), "vocab_size": ("int", None)},
+    "data": {
+        "seq_length": ("int", None),
+        "vocab_size": ("int", None),
+        "enable_offline_packing": ("bool", False),
+        "packed_sequence_specs": ("any", None),
+        "dataset_kwargs": ("any", None),
+    },
     "peft": {
         "type": ("any", None),
         "rank": ("int", None),

@@ -60,6 +60,7 @@ REFUSED = _by_field(
             """,
         "Megatron Core reads it nowhere": """
             apply_residual_connection_post_layernorm moe_router_topk_limited_devices moe_extended_tp moe_token_dropping
+            keep_mtp_spec_in_bf16
             """,
         "the step takes the mean of each micro-batch": "calculate_per_token_loss",
         "the step clips no weights of queries and keys, and logs no logits": "qk_clip log_max_attention_logit",

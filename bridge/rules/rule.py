@@ -4,7 +4,7 @@ A row reads without its code: `when` says of a run where it breaks the law, and 
 sentences over ``run``, the context, and over the words of a violation.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from bridge.errors import Finding
 from bridge.rules.context import RuleContext
 from bridge.rules.reads import reads
+from bridge.rules.unknown import deciders_text, named_first, settings_text
 from bridge.rules.versions import VersionRange
 from bridge.rules.violation import HELD, Predicate, Violation
 
@@ -145,27 +146,15 @@ def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
     return holds
 
 
-MOST_NAMED = 3
-"""Unknown settings that a finding names; the others are counted."""
-DECISIVE = (
-    *("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.expert_model_parallel_size"),
-    *("optimizer.use_distributed_optimizer", "model.seq_length", "train.micro_batch_size", "model.bf16"),
-)
-"""Those that decide most of a run are named first."""
-
-
 def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
     """Return the info that a rule cannot be judged, since a setting that it rests on is not known."""
     path = context.path(violation.path or rule.setting)
     value = context.value(path) if violation.value is HELD else violation.value
-    named = sorted(unknown, key=lambda name: (name != path, name not in DECISIVE))[:MOST_NAMED]
-    others = len(unknown) - len(named)
-    words = [*named, f"{others} more settings"] if others else named
-    deciders = _enumerated([*dict.fromkeys(unknown.values())])
-    states = " ".join(f"{name}=VALUE" for name in named)
-    clause = f"cannot be judged: {_enumerated(words)} are not known, since {deciders} may set them"
+    states = " ".join(f"{name}=VALUE" for name in named_first(unknown, path))
+    settings, deciders = settings_text(unknown, path), deciders_text(unknown)
+    clause = f"cannot be judged: {settings} are not known, since {deciders} may set them"
     if len(unknown) == 1:
-        clause = f"cannot be judged: {named[0]} is not known, since {deciders} may set it"
+        clause = f"cannot be judged: {settings} is not known, since {deciders} may set it"
     return _made(
         rule,
         path=path,
@@ -177,11 +166,6 @@ def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: M
         remedies=(f"state what is known: {states}",),
         unknown=unknown,
     )
-
-
-def _enumerated(words: Sequence[str]) -> str:
-    """Return "a", "a and b" or "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: str | None) -> RuleFinding:

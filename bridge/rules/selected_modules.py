@@ -138,12 +138,13 @@ def in_another_scheme(run: RuleContext) -> list[Violation]:
 
     A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
     """
-    is_stored = (run.fp8 and run.gathers_fp8) or (run.fp4 and run.gathers_fp4)
-    if not is_stored or (run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False):
+    gathers = {"fp8_param_gather": run.fp8 and run.gathers_fp8, "fp4_param_gather": run.fp4 and run.gathers_fp4}
+    stored = [f"{name}=False" for name, is_on in gathers.items() if is_on]
+    if not stored or (run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False):
         return []
     found = []
     for row in _rows(run):
         others = [one for one in (row.matcher.precision, row.matcher.outside) if one not in (None, HIGH, run.scheme)]
         if others and any(module.is_low for module in row.taken):
-            found.append(_about(run, row, other=others[0]))
+            found.append(_about(run, row, other=others[0], unstored=" and ".join(stored)))
     return found

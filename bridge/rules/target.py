@@ -33,7 +33,7 @@ class Gpu:
     memory_gib: int
     """Device memory as the driver reports it, rounded down; the common model where there are several; 0: not known."""
     formats: tuple[str, ...]
-    """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4."""
+    """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -50,10 +50,12 @@ class Gpu:
 _HALF = ("fp16", "bf16", "tf32")
 _EIGHT = (*_HALF, "fp8")
 _FOUR = (*_EIGHT, "mxfp8", "nvfp4")
+_CDNA_4 = ("fp16", "bf16", "fp8", "mxfp8", "mxfp4")
 
 
 # Capabilities: NVIDIA, CUDA GPUs (developer.nvidia.com/cuda-gpus). Formats: NVIDIA architecture white papers and
-# Transformer Engine 2.20 pytorch/quantization.py; MI300X: AMD CDNA 3 white paper (its FP8 is the "fnuz" kind). Rubin:
+# Transformer Engine 2.20 pytorch/quantization.py; AMD CDNA 3 white paper (MI300X and MI325X, gfx942: their FP8 is the
+# "fnuz" kind) and CDNA 4 white paper (MI350X and MI355X, gfx950: FP8 of the OCP kind, no TF32). Rubin:
 # CUDA 13.4 release notes (capability 10.7); how much memory a driver reports there is not published.
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("v100", "V100", "Volta", (7, 0), 31, ("fp16",), ""),
@@ -76,6 +78,9 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("rtx50", "RTX 50", "Blackwell (RTX)", (12, 0), 31, _FOUR, "rtx5090 rtx5080"),
     ("rtxpro", "RTX PRO Blackwell", "Blackwell (RTX)", (12, 0), 95, _FOUR, "rtxproblackwell rtxpro6000"),
     ("mi300x", "MI300X", "CDNA 3", None, 191, _EIGHT, "mi300"),
+    ("mi325x", "MI325X", "CDNA 3", None, 255, _EIGHT, "mi325"),
+    ("mi350x", "MI350X", "CDNA 4", None, 287, _CDNA_4, "mi350"),
+    ("mi355x", "MI355X", "CDNA 4", None, 287, _CDNA_4, "mi355"),
     ("cpu", "no GPU", "CPU", None, 0, ("bf16",), ""),
 )
 

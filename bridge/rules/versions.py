@@ -24,7 +24,7 @@ DISTRIBUTIONS = {
 }
 """Product -> names that its installed distribution can have."""
 TITLES = {"mcore": "megatron-core", "te": "Transformer Engine", "cuda": "CUDA", "cudnn": "cuDNN", "torch": "torch"}
-_WORDS = {">=": "from", "<": "before"}
+_WORDS = {">=": "from", "<": "before", "!=": "not"}
 
 
 def parse_version(text: str) -> Version:

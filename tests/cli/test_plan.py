@@ -113,8 +113,8 @@ def test_memory_holds_the_fullest_rank_against_its_gpu_and_check_refuses_what_do
 
 
 def test_no_change_is_listed_in_which_check_finds_more_than_in_the_run(capsys):
-    sizes = ["model.num_layers=40", "model.hidden_size=8192", "model.num_attention_heads=64", "model.seq_length=4096"]
-    large = [*sizes, "train.global_batch_size=512", "train.micro_batch_size=1", "--target", "h100x64,te2.9", "--json"]
+    sizes = ["model.num_layers=40", "model.hidden_size=8192", "model.num_attention_heads=64", "model.seq_length=4160"]
+    large = [*sizes, "train.global_batch_size=512", "train.micro_batch_size=1", "--json"]
 
     def printed(*words):
         main([*words, *large])
@@ -124,14 +124,16 @@ def test_no_change_is_listed_in_which_check_finds_more_than_in_the_run(capsys):
         return {one["id"] for one in printed("check", *words)["findings"] if one["severity"] != "info"}
 
     proposed = []
-    for recipe in ("bf16_with_fp8_current_scaling_mixed", "bf16_with_fp8_subchannel_scaling_mixed"):
-        options = [option["changes"] for option in printed("memory", recipe, "--fit")["fit"]["options"]]
+    blockwise = "bf16_with_fp8_subchannel_scaling_mixed"
+    for recipe, te in (("bf16_with_fp8_current_scaling_mixed", "2.9"), (blockwise, "2.9"), (blockwise, "2.14")):
+        target = ("--target", f"h100x64,te{te}")
+        options = [option["changes"] for option in printed("memory", recipe, "--fit", *target)["fit"]["options"]]
         first = [f"{name}={json.dumps(value)}" for name, value in options[0].items()]
-        assert worse_than_info(recipe, *first) <= worse_than_info(recipe)
+        assert worse_than_info(recipe, *first, *target) <= worse_than_info(recipe, *target)
         proposed.append({name for changes in options for name in changes})
-    current, blockwise = proposed
-    assert "model.tensor_model_parallel_size" in current - blockwise
-    assert "model.pipeline_model_parallel_size" in blockwise
+    current, before, since = proposed
+    assert "model.tensor_model_parallel_size" in (current - before) & since
+    assert "model.pipeline_model_parallel_size" in before
 
 
 def test_memory_lists_the_changes_with_which_a_run_fits():

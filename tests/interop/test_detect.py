@@ -22,7 +22,7 @@ def test_importing_the_table_imports_no_system() -> None:
 
 def test_every_system_is_what_the_table_calls_it() -> None:
     assert [one.name for one in all_systems()] == list(MODULES)
-    assert [one.name for one in all_systems("python")] == ["nemo2"]
+    assert [one.name for one in all_systems("python")] == ["megatron-bridge", "nemo2"]
     assert system("Megatron_LM").name == "megatron-lm"
     with pytest.raises(PayloadError, match="no system is called 'deepsped'. Did you mean 'deepspeed'?"):
         system("deepsped")

@@ -30,6 +30,7 @@ freeze_language_model
 """Fields that the plan, its layout, its settings or the workload read."""
 
 WITHOUT_MODULES = {
+    "is read by nothing": "keep_mtp_spec_in_bf16",
     "freezes a part in front of the language model, which the plan does not have": """
         freeze_vision_model freeze_vision_projection freeze_audio_model freeze_sound_encoder
         """,

@@ -117,3 +117,23 @@ def test_a_step_of_megatron_fsdp_that_changes_nothing_is_an_error_whose_remedies
 def test_a_release_whose_buffer_decides_by_itself_has_no_such_step() -> None:
     case = {"precision": {"bf16": True}, "target": "h100x8,te2.9,cuda12.9,mcore0.17.1", "model": DENSE}
     assert severities("PB334", optimizer=PRECISION_AWARE, ddp=MEGATRON_FSDP, **case) == []
+
+
+PREDICTION = dict(DENSE, mtp_num_layers=1, keep_mtp_spec_in_bf16=True)
+
+
+def test_prediction_layers_that_a_row_keeps_in_bf16_are_as_they_were_asked_to_be() -> None:
+    plain = dict(CURRENT, fp8_param_gather=False)
+    case = {"target": H100, "model": PREDICTION, "optimizer": OVERLAP, "ddp": OVERLAP}
+    assert severities("PB272", precision=plain, **case) == ["warning"]
+    kept = dict(plain, modules=[{"select": "mtp.*", "precision": "bf16"}])
+    assert severities("PB272", precision=kept, **case) == []
+    assert severities("PB272", precision={"bf16": True}, **case) == []
+
+
+def test_the_plan_says_that_nothing_reads_the_field_of_the_prediction_layers() -> None:
+    note = "model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it."
+    setup = setup_of({"precision": CURRENT, "target": H100, "model": PREDICTION})
+    assert note in setup.plan.settings.notes
+    assert setup.plan.format_of("mtp 1", "linear_qkv") == "e4m3"
+    assert setup_of({"precision": {"bf16": True}, "target": H100, "model": PREDICTION}).plan.settings.notes == ()

@@ -10,7 +10,7 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.rules import versions
 from bridge.rules.rule import te
-from bridge.rules.target import GPUS, Target, _detected, gpu_of_capability, parse_target
+from bridge.rules.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
 from bridge.rules.versions import Version, at_least, installed, parse_version
 
 
@@ -29,6 +29,10 @@ def test_a_target_is_read_in_any_order_and_spelling() -> None:
     [
         ("mi300xx8", "mi300x", 8),
         ("mi300x", "mi300x", None),
+        ("mi300x8", "mi300x", 8),
+        ("mi325xx8", "mi325x", 8),
+        ("mi350x", "mi350x", None),
+        ("mi355x8", "mi355x", 8),
         ("rtx-pro-blackwell", "rtxpro", None),
         ("RTX4090x2", "rtx40", 2),
         ("gb200x72", "gb200", 72),
@@ -116,6 +120,18 @@ def test_a_device_is_known_by_its_name_and_judged_by_its_capability(
 ) -> None:
     gpu = _detected(device, capability)
     assert (gpu.name, gpu.capability) == (name, capability)
+
+
+def test_a_gpu_of_amd_is_known_by_its_name() -> None:
+    names = {device: _gpu_called(f"AMD Instinct {device}") for device in ("MI300X", "MI325X", "MI350X", "MI355X")}
+    assert {device: gpu and gpu.title for device, gpu in names.items()} == {device: device for device in names}
+    cdna_4 = names["MI355X"]
+    assert cdna_4 is not None
+    assert (cdna_4.generation, cdna_4.memory_gib, cdna_4.formats) == (
+        "CDNA 4",
+        287,
+        ("fp16", "bf16", "fp8", "mxfp8", "mxfp4"),
+    )
 
 
 def test_native_bf16_is_decided_by_the_gpu_and_not_by_what_torch_can_emulate() -> None:

@@ -12,7 +12,7 @@ from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
 from bridge.front.files.debug_features import unfollowed_features
 from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
-from bridge.front.problems import OWNERS, SECTIONS, Origins, Problems
+from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
 
 MAPPINGS = (*OWNERS, *SECTIONS)
@@ -37,15 +37,20 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
     data = strict_yaml.read_bytes(path, error=RunConfigError, limit=limit)
     if path.suffix not in OURS or ARGUMENTS.search(data):
-        from bridge.front.files import megatron_lm  # reads shell scripts, which few files are
+        from bridge.front.files import foreign, megatron_lm  # reads shell scripts, which few files are
 
         document = megatron_lm.document_of(data, path)
+        foreign.refuse_framework(document)
         if megatron_lm.is_of(document):
             return megatron_lm.read(document, choice or RunChoice())
     _refuse_choice(choice, path)
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
+    if not all(key in KEYS for key in whole):
+        from bridge.front.files import foreign  # knows every other system
+
+        foreign.refuse_sections(whole, path)
     return FileReading(sections=_own(whole, path.name))
 
 

@@ -24,6 +24,8 @@ TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_
 DATA, MODEL, ADAPTER, NESTED, ENVIRONMENT = "dataset", "model", "peft", "transformer", "env_vars"
 CLASSES = ("megatron.bridge.", "megatron.core.")
 """Beginnings of the import paths of the classes whose fields such a file has."""
+CONTAINER = "ConfigContainer"
+"""Class of a whole run, also where a project has its own under this name."""
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
 FREEZES = frozenset(("freeze_language_model", "freeze_vision_projection", *(f"freeze_{part}" for part in ENCODERS)))
@@ -42,7 +44,9 @@ def is_of(whole: Mapping[str, Any]) -> bool:
     """Return whether a file of these contents is Megatron Bridge's: a whole run, or sections of its classes."""
     sections = {str(key).removesuffix("_config"): value for key, value in whole.items()}
     if TARGET in whole:
-        return ARGUMENTS not in whole and not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
+        target = str(whole[TARGET])
+        is_container = target.startswith(CLASSES) or target.rpartition(".")[2] == CONTAINER
+        return is_container and ARGUMENTS not in whole and not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
     own = (sections.get(name) for name in (PRECISION, *OWNERS, *SECTIONS))
     return any(isinstance(one, Mapping) and str(one.get(TARGET)).startswith(CLASSES) for one in own)
 

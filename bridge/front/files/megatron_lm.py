@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from bridge.errors import PayloadError, RunConfigError
 from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
+from bridge.front.files.foreign import no_run_of_megatron
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.interop.launch.alternatives import launches
@@ -204,9 +205,7 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
     started = launches(document.text, document.path, variables)
     found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
     if not found:
-        names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
-        remedy = "Give its launch script, or the configuration that this one starts with."
-        raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, remedy)
+        raise no_run_of_megatron(document.path, started)
     return found
 
 

@@ -113,12 +113,15 @@ class FileReading:
         release = f"megatron-core {self.release} ({self.release_reason})."
         if self.release is None:
             release = "No release of megatron-core is known: the target states none."
-        known = [one for one in self.derived if self.mode_decided_by is None or one.because != OF_THE_MODE]
-        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in known)
-        verb = f"{self.framework} sets at start"
-        if self.unstated_by is not None:
-            verb = f"Assumed, as {self.framework} sets it at start"
-        set_ = [f"{verb}: {', '.join(all_)} ({why})." for why, all_ in by_reason.items()]
+        set_ = []
+        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in self.derived)
+        for why, values in by_reason.items():
+            if why == OF_THE_MODE and self.mode_decided_by is not None:
+                continue
+            verb = f"{self.framework} sets at start"
+            if self.unstated_by is not None and why != OF_THE_MODE:
+                verb = f"Assumed, as {self.framework} sets it at start"
+            set_.append(f"{verb}: {', '.join(values)} ({why}).")
         return (release, *set_, *self.read_too, *self.open, *self._chosen)
 
     @property

@@ -25,7 +25,8 @@ PRECISION_WORDS, HOLDS_ARGUMENTS = (re.compile(ROWS[row]) for row in ("precision
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
-SWIFT = frozenset({"sft", "pt", "rlhf"})
+COMMANDS = {name: re.compile(words) for name, words in ROWS["commands"].items()}
+"""Command that trains without a Python file on its line -> pattern of the words behind it."""
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
 
@@ -109,8 +110,9 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
         following = words[place + 1 :]
-        is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*following[:1]})
-        if is_swift or (word.endswith(".py") and not word.startswith("-")):
+        command = COMMANDS.get(PurePosixPath(word).name)
+        is_command = command is not None and command.match(" ".join(following[:40])) is not None
+        if is_command or (word.endswith(".py") and not word.startswith("-")):
             return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*following,))
         if word == "-m" and is_run and following and not following[0].startswith(STARTERS):
             return Launch(line=line, runner=(*words[:place],), program=following[0], arguments=(*following[1:],))

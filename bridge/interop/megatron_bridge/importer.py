@@ -13,13 +13,16 @@ class does not have, tell them apart; all fields are ours there, and none of the
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, close_matches, did_you_mean
+from bridge.interop import frameworks
 from bridge.interop.builders import MODES, ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named
 from bridge.interop.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
+from bridge.interop.megatron_bridge.program import ATTRIBUTE, Stated, runs_in
 from bridge.interop.megatron_lm.flags import OWNERS, reads_as_default, report_other
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
@@ -66,6 +69,31 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
         rule = "must be a recipe's name or a mapping of fields"
         raise PayloadError(f"mixed_precision: {rule}, got {chosen!r:.60}. Correct it in the file.")
     return _report_others(payload, imported, builder)
+
+
+def import_all(payload: object, *, base: str | None = None) -> tuple[ImportReport, ...]:
+    """Return what each function of a Python program asks for; one for any other payload."""
+    if not isinstance(payload, Document):
+        return (import_(payload, base=base),)
+    found = runs_in(payload)
+    if not found:
+        rule = "must set the mixed_precision of a run, and no function of it does"
+        remedy = "Give the program that does, or the YAML of the run."
+        raise PayloadError(f"{payload.path}: {rule}. {remedy}", path=payload.path)
+    return tuple(replace(import_of_program(run.stated), label=run.label) for run in found)
+
+
+def import_of_program(stated: Stated) -> ImportReport:
+    """Return what a function of a Python program asks for."""
+    imported = import_(stated.payload, base=stated.decided_by or None)
+    late = ImportBuilder(TABLE.title)
+    for name, written in stated.open_fields.items():
+        late.record("megatron_bridge.only-the-run-decides", f"{ATTRIBUTE}.{name}", written)
+    for name in stated.given_to:
+        late.record("megatron_bridge.given-to-a-stranger", ATTRIBUTE, None, name=name)
+    if not late.unmapped:
+        return imported
+    return replace(imported, unmapped=(*imported.unmapped, *late.unmapped), recipe=None)
 
 
 def _named(name: str, builder: ImportBuilder) -> ImportReport:
@@ -199,6 +227,10 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
 
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
+    if document.kind == "python":
+        framework = frameworks.recognise(document)
+        is_own = framework is not None and framework.name == "Megatron Bridge"
+        return Recognised(0.95, framework.evidence) if framework is not None and is_own else None
     if found := TABLE.recognise(document):
         return found
     top, inner = document.mapping, document.mapping.get("mixed_precision")
@@ -221,4 +253,22 @@ CONTEXT = (
     ContextKey("bridge_version", "Megatron Bridge of the run", use=("export",)),
     *LAYOUT,
 )
-SYSTEM = System("megatron-bridge", "Megatron Bridge", TABLE.version, export, import_, recognise, as_yaml, None, CONTEXT)
+
+
+def read(document: Document) -> Any:
+    """Return a program as the document itself, and the content of any other."""
+    return document if document.kind == "python" else document.content
+
+
+SYSTEM = System(
+    "megatron-bridge",
+    "Megatron Bridge",
+    TABLE.version,
+    export,
+    import_,
+    recognise,
+    as_yaml,
+    read,
+    CONTEXT,
+    import_all,
+)

@@ -22,6 +22,8 @@ RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 """Groups that Megatron-LM's own tests start, one run each; other groups of such a file are none."""
 TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
+FLAGSCALE = ("system", "model", "data")
+"""Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py, 2026-08."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
@@ -218,6 +220,8 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     given = payload.get("ENV_VARS")
     environment = {str(key): Word(str(value)) for key, value in given.items()} if isinstance(given, Mapping) else {}
     groups = argument_groups(payload)
+    if not groups and isinstance(payload.get(FLAGSCALE[0]), Mapping):
+        groups = [("", dict(_leaves([payload.get(key) for key in FLAGSCALE])))]
     if not groups:
         blocks = [key for key in ("language_model", "model_parallel") if isinstance(payload.get(key), Mapping)]
         written = [value if key in blocks else {key: value} for key, value in payload.items()]
@@ -233,6 +237,19 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
             _take(found, option)
         runs.append(found)
     return runs
+
+
+def _leaves(values: object) -> Iterator[tuple[str, Any]]:
+    """Yield the keys within mappings that have a plain value."""
+    if isinstance(values, list):
+        for value in values:
+            yield from _leaves(value)
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                yield from _leaves(value)
+            else:
+                yield str(key), value
 
 
 def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Arguments]:

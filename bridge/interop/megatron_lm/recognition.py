@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bridge.interop import frameworks
 from bridge.interop.contract import Recognised
 from bridge.interop.launch.launches import MEGATRON_ARGUMENTS, Launch
 from bridge.interop.launch.script import MODES
@@ -16,6 +17,8 @@ STRONG = re.compile(TABLE.data["strong"])
 ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
 MANY = 12
 """Where none of them bears on precision: four names of a model's sizes are anybody's."""
+FLAGSCALE = "FlagScale"
+"""Fork of Megatron-LM that makes its arguments of every key in `system`, `model` and `data`."""
 OWN = (
     "tensor_model_parallel_size",
     "micro_batch_size",
@@ -35,11 +38,12 @@ def is_megatron(launch: Launch) -> bool:
 
     One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
     """
+    if frameworks.of_launch(launch) is not None:
+        return False
     words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
     is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
     own = len(MEGATRON_ARGUMENTS & launch.flags)
     is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
-    is_named = is_named or (launch.program == "megatron" and bool(MODES & launch.flags))  # of ms-swift
     is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
     return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
 
@@ -70,6 +74,9 @@ def _of_mapping(document: Document) -> Recognised | None:
         return Recognised(0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do")
     if {"language_model", "model_parallel"} <= top.keys():
         return Recognised(0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do")
+    framework = frameworks.recognise(document)
+    if framework is not None and framework.name == FLAGSCALE and framework.is_converted:
+        return Recognised(0.9, framework.evidence)
     groups = argument_groups(top)
     if groups:
         return Recognised(0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")

@@ -45,32 +45,44 @@ class Program:
 
 def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program:
     """Return the calls and assignments of a file whose callee or target ends in a `wanted` word, in order."""
-    if len(text) > MAX_CHARACTERS:
-        rule = f"must not be longer than {MAX_CHARACTERS} characters"
-        raise PayloadError(f"{path}: {rule}. Give the part that configures.", path=path)
+    tree = parsed(text, path)
     try:
-        tree = ast.parse(text)
-        names = _Names(tree)
+        names = Names(tree)
         live = list(_live(tree))
         callees = [(node, *_callee(node)) for node in live if isinstance(node, ast.Call)]
         calls = [_call(names, *found) for found in callees if wanted(names.path(found[1]).rpartition(".")[2])]
         made = [
-            (node.lineno, names.path(target), _source(node.value))
+            (node.lineno, names.path(target), source_of(node.value))
             for node in live
             if isinstance(node, ast.Assign)
             for target in node.targets
             if wanted(names.path(target).rpartition(".")[2])
         ]
-    except SyntaxError as error:
-        rule = f"must be Python; {error.msg}"
-        raise PayloadError(f"{path}, line {error.lineno or 1}: {rule}. Correct it there.", path=path) from None
     except (RecursionError, MemoryError, ValueError):
-        raise PayloadError(f"{path}: must be Python of ordinary depth. This is no configuration.", path=path) from None
+        raise _too_deep(path) from None
     calls.sort(key=lambda call: call.line)
     return Program(calls=tuple(calls), assignments=tuple(sorted(made)), imports=frozenset(names.imported.values()))
 
 
-class _Names:
+def parsed(text: str, path: str) -> ast.Module:
+    """Return the syntax tree of a file; PayloadError for one that is too long or too deep, or no Python."""
+    if len(text) > MAX_CHARACTERS:
+        rule = f"must not be longer than {MAX_CHARACTERS} characters"
+        raise PayloadError(f"{path}: {rule}. Give the part that configures.", path=path)
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        rule = f"must be Python; {error.msg}"
+        raise PayloadError(f"{path}, line {error.lineno or 1}: {rule}. Correct it there.", path=path) from None
+    except (RecursionError, MemoryError, ValueError):
+        raise _too_deep(path) from None
+
+
+def _too_deep(path: str) -> PayloadError:
+    return PayloadError(f"{path}: must be Python of ordinary depth. This is no configuration.", path=path)
+
+
+class Names:
     """Values of a file's names: imports, and constants of its top level."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -144,13 +156,13 @@ def _callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
     return (node.args[0], node.args[1:]) if wraps else (node.func, node.args)
 
 
-def _call(names: _Names, node: ast.Call, callee: ast.expr, positional: list[ast.expr]) -> Call:
+def _call(names: Names, node: ast.Call, callee: ast.expr, positional: list[ast.expr]) -> Call:
     plain: dict[str, Any] = {}
     undecided: dict[str, str] = {}
-    written = {"": _source(callee), **{str(place): _source(item) for place, item in enumerate(positional)}}
+    written = {"": source_of(callee), **{str(place): source_of(item) for place, item in enumerate(positional)}}
     for keyword in node.keywords:
         name = keyword.arg or "**"
-        written[name] = _source(keyword.value)
+        written[name] = source_of(keyword.value)
         is_plain, value = names.plain(keyword.value)
         if keyword.arg is not None and is_plain:
             plain[name] = value
@@ -168,7 +180,8 @@ def _call(names: _Names, node: ast.Call, callee: ast.expr, positional: list[ast.
     )
 
 
-def _source(node: ast.AST) -> str:
+def source_of(node: ast.AST) -> str:
+    """Return an expression as it is written, its beginning where it is long."""
     try:
         return ast.unparse(node)[:120]
     except (RecursionError, ValueError):

@@ -11,6 +11,7 @@ from bridge.interop import accelerate, nemo2
 from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import Run, runs_of
 from bridge.interop.megatron_bridge import importer as megatron_bridge
+from bridge.interop.megatron_bridge.program import StatedRun, runs_in
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.table import rows
@@ -117,7 +118,13 @@ def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterato
     if LOOKS.search(document.text) is None:
         return
     program = program_of(document.text, document.path, WORDS.fullmatch)
+    assigned = runs_in(document, is_assigned=True) if _imports_bridge(program.imports) else ()
+    for found in assigned:
+        yield _of_assigned(found, document, name)
+    read = frozenset[int]().union(*(found.lines for found in assigned))
     for call in program.calls:
+        if call.line in read:
+            continue
         says, payload = _stated_by(call) if PACKAGE.fullmatch(call.path) else ("", None)
         place = f"line {call.line}"
         system, evidence = megatron_bridge.SYSTEM, f"calls `{call.written['']}`"
@@ -136,6 +143,18 @@ def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterato
     if wanted & {call.name for call in program.calls}:
         for run in runs_of(document, nemo2.SYSTEM.name):
             yield Source.of(replace(run, evidence=f"names `{run.imported.label}`"), name, "program")
+
+
+def _imports_bridge(imports: Iterable[str]) -> bool:
+    return any(f"{module}.".startswith(("megatron.bridge.", "bridge.")) for module in imports)
+
+
+def _of_assigned(found: StatedRun, document: Document, name: str) -> Source:
+    """Return a precision that a program assigns to the `mixed_precision` of a run."""
+    imported = replace(megatron_bridge.import_of_program(found.stated), label=found.label)
+    evidence = "assigns `mixed_precision`"
+    run = Run(document=document, system=megatron_bridge.SYSTEM, evidence=evidence, imported=imported)
+    return Source.of(run, name, "program")
 
 
 def _stated_by(call: Call) -> tuple[str, Any]:

@@ -5,11 +5,13 @@ The files are read by the readers of `convert`; the order in which sources win, 
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bridge.errors import BridgeError, PayloadError
+from bridge.interop import frameworks
 from bridge.interop.conversion import runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.launches import PRECISION_WORDS
@@ -19,11 +21,16 @@ from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
 from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_matchers, of_program, of_variables
 from bridge.interop.systems import candidates
 
+STATING = re.compile(ROWS["stating keys"])
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
 """Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")
 CERTAIN = 0.5
 """The least certainty of a system that is read."""
+STARTING = ("started program", "launch script", "program")
+"""Kinds of sources that start a run."""
+PROJECT = ("project", "build-system", "tool")
+"""Tables of a Python project's own file."""
 NAMED = {("program", True): "started program", ("deepspeed", False): "unnamed deepspeed"}
 """Kind, and whether another file names it -> kind of source."""
 
@@ -50,9 +57,19 @@ class Survey:
         return tuple(source for source in self.sources if source not in ranked)
 
     @property
-    def agree(self) -> bool:
-        """Whether all of them say the same."""
-        return len({source.precision for source in self.ranked}) <= 1
+    def undecided(self) -> tuple[Source, ...]:
+        """The scripts and programs that do not say what they train in.
+
+        A file that leaves it to the trainer above is none: those that the trainer reads stand in the list too.
+        """
+        return tuple(source for source in self.partial if source.kind in STARTING)
+
+    @property
+    def agree(self) -> bool | None:
+        """Whether all of them say the same; None: those that say it do, and others were not judged."""
+        if len({source.precision for source in self.ranked}) > 1:
+            return False
+        return None if self.undecided or self.unread else True
 
     @property
     def top(self) -> list[Source]:
@@ -62,8 +79,23 @@ class Survey:
 
     @property
     def winner(self) -> Source | None:
-        """The source that wins, None where nothing was found or the first place is shared by two that differ."""
-        return self.top[0] if len({source.precision for source in self.top}) == 1 else None
+        """The source that wins.
+
+        None where nothing was found, where the first place is shared by two that differ, and where one that stands as
+        high or higher leaves it to another.
+        """
+        if len({source.precision for source in self.top}) != 1 or self.above:
+            return None
+        return self.top[0]
+
+    @property
+    def above(self) -> tuple[Source, ...]:
+        """The undecided sources that stand as high as those that win, or higher."""
+        if not self.ranked:
+            return ()
+        kinds = list(ORDER)
+        place = kinds.index(self.ranked[0].kind)
+        return tuple(source for source in self.undecided if kinds.index(source.kind) <= place)
 
 
 def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> Survey:
@@ -131,6 +163,24 @@ def _of_configuration(document: Document, name: str) -> list[Source]:
     """Return the sources in a configuration of a system that is certain enough: a project is full of other YAML."""
     if is_per_module(document.mapping):
         return [of_matchers(document, name)]
+    framework = frameworks.recognise(document)
+    if framework is not None and not framework.is_converted:
+        raise PayloadError(framework.refusal(document.path))
     likely = [system for system, found in candidates(document)[:1] if found.certainty >= CERTAIN]
+    is_other = bool(likely) or (document.kind == "toml" and any(key in document.mapping for key in PROJECT))
+    stating = None if is_other else next(_stating_keys(document.mapping), None)
+    if stating is not None:
+        rule = "no system is recognised in it, and a key states a precision"
+        raise PayloadError(f"{document.path}: {rule}. Look at {stating}.")
     kinds = [ROWS["configurations"].get(system.name, "training file") for system in likely]
     return [Source.of(run, name, kind) for kind in kinds for run in runs_of(document)]
+
+
+def _stating_keys(settings: Mapping[str, Any], where: str = "", depth: int = 8) -> Iterator[str]:
+    """Yield the dotted keys whose value states a precision; a null and a switch that is off state none."""
+    for key, value in settings.items():
+        name = f"{where}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and depth:
+            yield from _stating_keys(value, name, depth - 1)
+        elif value not in (None, False) and STATING.fullmatch(str(key)):
+            yield name

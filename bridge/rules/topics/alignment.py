@@ -1,8 +1,11 @@
 """Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
 
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
+from bridge.rules.fields import whole_number
 from bridge.rules.rule import error, info, warning
 from bridge.rules.violation import Violation, all_of
 
@@ -99,6 +102,57 @@ def _odd_blocks(run: RuleContext) -> list[Violation]:
     return found
 
 
+PADDED_TO = 16
+"""Tokens that a packed batch is padded to a multiple of where nothing states another number."""
+BLOCK = 128
+"""The side of a block of blockwise scaling."""
+
+
+def _odd_packs(run: RuleContext) -> list[Violation]:
+    """Return the violation of packed batches whose padding leaves no multiple of an alignment on a rank.
+
+    Blockwise scaling runs ragged blocks, which PB503 is about; a remedy avoids them too.
+    """
+    data, alignment = run.data, _alignment(run)
+    options = data.dataset_kwargs if isinstance(data.dataset_kwargs, Mapping) else {}
+    is_packed = data.enable_offline_packing or data.packed_sequence_specs
+    if not is_packed or options.get("pad_to_max_length") or not alignment:
+        return []
+    padded = whole_number(options.get("pad_seq_length_to_mult", PADDED_TO))
+    if not padded or padded < 1:
+        return []
+    ranks, batch = run.parallel.of_tokens, run.train.micro_batch_size or 1
+    multiple = BLOCK if run.scheme == "blockwise" else alignment[0]
+    if not padded * batch % (multiple * ranks):
+        return []
+    return [
+        Violation(
+            severity=None if padded * batch % (alignment[0] * ranks) else "warning",
+            padded=padded,
+            batch=f" x {batch} samples" if batch > 1 else "",
+            by=_ranks_of_tokens(run),
+            left=_words_of_share(padded * batch, ranks),
+            multiple=multiple,
+            needed=math.lcm(padded, multiple * ranks // math.gcd(multiple * ranks, batch)),
+        )
+    ]
+
+
+def _ranks_of_tokens(run: RuleContext) -> str:
+    """Return the ranks that share the tokens of a batch, in words."""
+    parallel, factors = run.parallel, []
+    if parallel.sequence_parallel:
+        factors.append(f"TP {parallel.tensor} with sequence parallelism")
+    if parallel.context > 1:
+        factors.append(f"CP {parallel.context}")
+    return " x ".join(factors) or "one rank"
+
+
+def _words_of_share(padded: int, ranks: int) -> str:
+    """Return the number that the tokens of a rank are a multiple of; of none, where a rank gets a broken part."""
+    return f"a multiple of {padded // ranks} tokens" if not padded % ranks else "no whole number of tokens"
+
+
 def _projection_width(run: RuleContext) -> list[Violation]:
     """Return the width of a mixer's input projection: Megatron asserts the whole, Transformer Engine a rank's part."""
     mixer = run.shape.state_space or run.shape.delta_net
@@ -177,5 +231,20 @@ RULES = (
         source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
         "issue 1647, 2023-06-27",
         evidence="weak",
+    ),
+    error(
+        id="PB507",
+        title="packed batches that the GEMMs do not take",
+        setting="data.dataset_kwargs",
+        when=all_of("is_low", "not is_emulated", find=_odd_packs),
+        message="a packed batch is padded to a multiple of {padded} tokens{batch} (pad_seq_length_to_mult), which "
+        "leaves {left} on a rank ({by}), and {run.scheme} takes multiples of {multiple}",
+        remedies=(
+            "set data.dataset_kwargs.pad_seq_length_to_mult={needed}",
+            "set data.dataset_kwargs.pad_to_max_length=True",
+        ),
+        source="Megatron Bridge 0.2.0 to 0.6.2 data/packing/gpt_sft.py:198 (before 0.6 data/datasets/sft.py) and "
+        "data/datasets/gpt_sft.py:95; Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec, "
+        "pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issues 2892 and 2911 (2026-04-21)",
     ),
 )

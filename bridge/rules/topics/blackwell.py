@@ -3,7 +3,8 @@
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import contradiction, error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
-from bridge.rules.violation import all_of
+from bridge.rules.versions import at_least
+from bridge.rules.violation import Violation, all_of
 
 _THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
 """Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
@@ -11,6 +12,22 @@ _THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_m
 
 def _overlaps(run: RuleContext) -> bool:
     return bool(run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
+
+
+def _wrong_fp4_weights(run: RuleContext) -> list[Violation]:
+    """Return the violation of weights stored in FP4, and the releases that are right and that the run has not."""
+    needed = (("Transformer Engine", "2.14", run.te), ("megatron-core", "0.18", run.mcore))
+    missing = [f"{title} {least}" for title, least, version in needed if at_least(version, least) is not True]
+    return [Violation(releases=" and ".join(missing))]
+
+
+def _transforms(run: RuleContext) -> bool:
+    """Return whether NVFP4's tensors go through the random Hadamard transform, as they do unless a variable says no."""
+    return run.environment.get("NVTE_NVFP4_DISABLE_RHT") != "1"
+
+
+def _casts_to_bf16(run: RuleContext) -> bool:
+    return bool(run.model.enable_autocast) and run.model.autocast_dtype == "bf16"
 
 
 RULES = (
@@ -96,9 +113,9 @@ RULES = (
         title="FP4 weights before Transformer Engine 2.14",
         setting="fp4_param_gather",
         versions=(te(until="2.14"),),
-        when=all_of("fp4", "gathers_fp4", "not is_emulated"),
+        when=all_of("fp4", "gathers_fp4", "not is_emulated", find=_wrong_fp4_weights),
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
-        remedies=("use Transformer Engine 2.14 and megatron-core 0.18", "set fp4_param_gather=False"),
+        remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352",
         evidence="reported",
     ),
@@ -107,10 +124,10 @@ RULES = (
         title="FP4 weights before megatron-core 0.18",
         setting="fp4_param_gather",
         versions=(mcore(until="0.18"),),
-        when=all_of("fp4", "gathers_fp4", "not is_emulated"),
+        when=all_of("fp4", "gathers_fp4", "not is_emulated", find=_wrong_fp4_weights),
         message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts masters from the "
         "rounded weights",
-        remedies=("use megatron-core 0.18 and Transformer Engine 2.14", "set fp4_param_gather=False"),
+        remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352; megatron-core 0.16.1 fp4_utils.py",
         evidence="reported",
     ),
@@ -148,11 +165,9 @@ RULES = (
         id="PB252",
         title="NVFP4 outside BF16",
         setting="fp4",
-        when=all_of(
-            "fp4", "not is_bf16", lambda run: not (run.model.enable_autocast and run.model.autocast_dtype == "bf16")
-        ),
+        when=all_of("scheme is nvfp4", "not is_bf16", _transforms, lambda run: not _casts_to_bf16(run)),
         message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {run.mode}",
         remedies=("choose a bf16 recipe",),
-        source="Transformer Engine 2.20 pytorch/csrc/quantizer.cpp",
+        source="Transformer Engine 2.8, 2.14 and 2.20 pytorch/csrc/quantizer.cpp",
     ),
 )

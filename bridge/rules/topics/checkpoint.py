@@ -1,8 +1,11 @@
 """What is read of a checkpoint, and adapters on low-precision weights."""
 
-from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.rule import te, warning
-from bridge.rules.violation import Violation, all_of, violations
+from packaging.specifiers import SpecifierSet
+
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import warning
+from bridge.rules.versions import VersionRange
+from bridge.rules.violation import Violation, all_of
 
 
 def _odd_rank(run: RuleContext) -> list[Violation]:
@@ -17,14 +20,15 @@ RULES = (
         id="PB542",
         title="delayed scaling's state is pickled",
         setting="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
-        versions=(te(since="2.20"),),
+        versions=(VersionRange(product="te", versions=SpecifierSet(">=2.16.1,!=2.17.0")),),
         when=all_of(
             *("is_resumed", "scheme is delayed", "has_environment"),
             lambda run: run.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1",
         ),
         message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
         remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
-        source="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
+        source="Transformer Engine 2.16.1, 2.17.1, 2.18 and 2.20 pytorch/module/base.py, _extra_state.py (pull request "
+        "3123); 2.16.0 and 2.17.0 have it not",
     ),
     warning(
         id="PB544",
@@ -41,12 +45,13 @@ RULES = (
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
         when=all_of(
-            "has_peft",
-            find=lambda run: violations({f"{one}_param_gather": getattr(run, f"gathers_{one}") for one in FAMILIES}),
+            *("has_peft", "gathers_fp8", "not is_emulated"),
+            find=lambda run: [Violation(severity=None if run.scheme == "blockwise" else "info")],
         ),
-        message="frozen base weights have no master weights to be cast from, and crashes were reported",
-        remedies=("set it to False",),
+        message="frozen base weights that are stored in FP8 were reported to crash under blockwise scaling (GEMM with "
+        "Float8BlockwiseQTensor requires GEMM_READY format), and under another scheme to take the memory of FP16",
+        remedies=("set fp8_param_gather=False",),
         source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",
-        evidence="reported",
+        evidence="weak",
     ),
 )

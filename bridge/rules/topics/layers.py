@@ -1,5 +1,6 @@
 """First and last layers in BF16: counts that act, counts that Megatron refuses, and layers that do not listen."""
 
+from bridge.errors import RunConfigError
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS
@@ -36,6 +37,20 @@ def _stated_zero(run: RuleContext) -> bool:
     on = run.is_low and run.stated.get("first_last_layers_bf16", run.model.first_last_layers_bf16)
     zero = all(run.stated.get(name, getattr(run.model, name)) == 0 for name in LAYER_COUNTS)
     return bool(on and zero and (run.precision is None or all(name in run.stated for name in LAYER_COUNTS)))
+
+
+def _low_prediction(run: RuleContext) -> list[Violation]:
+    """Return the linear layers of multi-token prediction that compute in FP8 or FP4."""
+    try:
+        layers = [layer for layer in run.plan.layers if layer.is_mtp]
+    except RunConfigError:  # PB619 names it
+        return []
+    linears = [module for layer in layers for module in layer.modules if module.kind == "linear"]
+    schemes = [module.scheme for module in linears if module.scheme is not None]
+    if not schemes:
+        return []
+    named = " and ".join(dict.fromkeys(schemes))
+    return [Violation(low=len(schemes), linears=len(linears), schemes=named)]
 
 
 RULES = (
@@ -157,5 +172,21 @@ RULES = (
         "counts keep blocks, not pairs of them",
         remedies=("count blocks",),
         source="megatron-core 0.16.1 ssm/mamba_block.py, fp8_utils.is_first_last_bf16_layer",
+    ),
+    warning(
+        id="PB272",
+        title="prediction layers that nothing keeps in BF16",
+        setting="model.keep_mtp_spec_in_bf16",
+        when=all_of("is_whole", "is_low", "model.keep_mtp_spec_in_bf16", find=_low_prediction),
+        message="has no effect: neither Megatron Bridge nor Megatron Core reads it, and {low} of the {linears} linear "
+        "layers of multi-token prediction compute in {schemes}",
+        remedies=(
+            'state mixed_precision.modules=[{{select:"mtp.*",precision:bf16}}]',
+            'give model.quant_recipe a matcher of "mtp.*" in a run of Megatron Bridge',
+            "accept it, and set model.keep_mtp_spec_in_bf16=False",
+        ),
+        source="NVIDIA-NeMo/Megatron-Bridge of 2026-08-22 models/hybrid/hybrid_provider.py:167, which declares it, "
+        "nemotronh/nemotron_h_bridge.py:328 and recipes, which set it; megatron-core 0.16.1 to Megatron-LM main of "
+        "2026-08-22 transformer/multi_token_prediction.py: the FP8 context of every prediction layer",
     ),
 )

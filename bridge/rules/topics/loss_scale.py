@@ -2,7 +2,7 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, contradiction, error, info, no_effect, warning
+from bridge.rules.rule import PARSER, contradiction, error, no_effect, warning
 from bridge.rules.violation import Violation, all_of, violations, without_effect
 
 LARGEST = 2**128 - 2**104
@@ -122,14 +122,18 @@ RULES = (
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
-    info(
+    warning(
         id="PB149",
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
-        when=all_of("has_dynamic_scale", "shape.is_moe", "has_optimizer"),
-        message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
-        "only the first scales the loss",
-        remedies=("watch the two scales", "choose a bf16 recipe, which has none"),
-        source="Megatron-LM main of 2026-08-22 optimizer/optimizer.py ChainedOptimizer",
+        when=all_of(*("has_dynamic_scale", "shape.is_moe", "has_optimizer"), lambda run: run.parallel.expert > 1),
+        message="dense and expert parameters have optimizers of their own under expert parallelism, each with its own "
+        "dynamic loss scale, and only the first scales the loss: after an overflow that only one of them sees, the "
+        "gradients of the experts are unscaled by another number",
+        remedies=("choose a bf16 recipe, which has none", "set optimizer.loss_scale=1024, for example", "use EP 1"),
+        source="megatron-core 0.16.1 and 0.19.2 optimizer/optimizer.py MixedPrecisionOptimizer.prepare_grads and "
+        "ChainedOptimizer, optimizer/__init__.py, extensions/transformer_engine.py:644",
+        explanation="Each optimizer looks for inf in its own gradients and backs its own scale off. The step is "
+        "skipped for both, but the two scales differ from then on, by a factor of two at each such overflow.",
     ),
 )

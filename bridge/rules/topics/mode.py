@@ -67,6 +67,20 @@ def _weights_are_not_cast(run: RuleContext) -> bool:
     return run.precision is None and run.is_fp32 and run.model.params_dtype in ("fp16", "bf16")
 
 
+def _low_without_mode(run: RuleContext) -> list[Violation]:
+    """Return the violation of FP8 or FP4 without a mode, which neither the recipe nor a run without one states."""
+    family = "fp8" if run.fp8 else "fp4"
+    value = getattr(run, family)
+    if run.precision is not None:
+        state, confirm = "state bf16=True", "state fp32=True, if that is meant"
+        return [] if run.stated.get("fp32") else [Violation(family, value=value, state=state, confirm=confirm)]
+    if not run.is_whole or not run.has_model or {"bf16", "fp16"} & run.sections["model"].stated:
+        return []
+    state = "set model.bf16=True and optimizer.bf16=True (--bf16 of Megatron-LM)"
+    confirm = "silence this if FP32 is meant"
+    return [Violation(f"model.{family}", value=value, state=state, confirm=confirm)]
+
+
 RULES = (
     contradiction(
         id="PB101",
@@ -231,13 +245,10 @@ RULES = (
         title="FP8 or FP4 without a mode",
         setting="fp8",
         sync="reported",
-        when=all_of(
-            *("precision", "is_low", "is_fp32", lambda run: not run.stated.get("fp32")),
-            find=lambda run: [Violation("fp8" if run.fp8 else "fp4", value=run.fp8 or run.fp4)],
-        ),
+        when=all_of("is_low", "is_fp32", find=_low_without_mode),
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, weights and "
         "activations too",
-        remedies=("state bf16=True", "state fp32=True, if that is meant"),
+        remedies=("{state}", "{confirm}"),
         source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
     ),
     contradiction(

@@ -346,7 +346,7 @@ RULES = (
         when=selected_modules.in_another_scheme,
         message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, which Transformer "
         "Engine refuses in the first step",
-        remedies=("store the weights in {run.mode} (fp8_param_gather=False, fp4_param_gather=False)", "choose bf16"),
+        remedies=("store the weights in {run.mode} ({unstored})", "choose bf16"),
         source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
     ),
     error(

@@ -25,6 +25,40 @@ def _lacks_the_fused_mlp(run: RuleContext) -> bool:
     return run.target.is_before(10) or is_off
 
 
+LARGEST_FP16 = 65_504
+EXACT_BF16 = 256
+"""The largest whole number up to which BF16 has every one."""
+
+
+def _half_precision_counts(run: RuleContext) -> list[Violation]:
+    """Return the violation of token counts that the dtype of the model cannot hold.
+
+    From 256 on two neighbours in BF16 are 2 apart, from 512 on 4, and so on.
+    """
+    topk, experts = run.model.moe_router_topk, run.model.num_moe_experts
+    length, batch = run.model.seq_length or run.data.seq_length, run.train.global_batch_size
+    routed = length * batch * topk if length and batch else None
+    if run.is_fp16:
+        if routed is not None and routed <= LARGEST_FP16:
+            return []
+        step = f"{routed:,} in a step" if routed is not None else "tokens of a step x top-k"
+        effect = f"their sum, {step}, is inf above {LARGEST_FP16:,}: no bias goes down, and nothing is balanced"
+        severity = "error" if routed is not None else None
+        return [Violation(effect=effect, balanced=_balanced_by_loss(run), severity=severity)]
+    mean = routed // experts if routed is not None else 40_000
+    if mean <= EXACT_BF16:
+        return []
+    spacing = 2 ** (mean.bit_length() - 8)
+    effect = f"the sign of an update is wrong near balance: at {mean:,} tokens two counts are {spacing:,} apart"
+    return [Violation(effect=effect, balanced=_balanced_by_loss(run))]
+
+
+def _balanced_by_loss(run: RuleContext) -> str:
+    """Return the words that balance a run without a bias of experts; none where a loss balances it already."""
+    is_unbalanced = run.model.moe_router_load_balancing_type in ("none", ["none"], None)
+    return " and model.moe_router_load_balancing_type=aux_loss" if is_unbalanced else ""
+
+
 of_experts = partial(all_of, "shape.is_moe")
 _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 
@@ -109,10 +143,11 @@ RULES = (
         when=of_experts(
             *("model.use_transformer_engine_op_fuser", "is_low", "scheme is not mxfp8"),
             lambda run: not (run.fp4 and run.environment.get("FP4_RECIPE") == "nvfp4"),
+            find=lambda run: [Violation(variable="set FP4_RECIPE=nvfp4" if run.scheme == "nvfp4" else "")],
         ),
         message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with FP4_RECIPE=nvfp4 set; this "
         "run asks for {run.scheme}",
-        remedies=("set it to False", "choose an MXFP8 recipe", "set FP4_RECIPE=nvfp4 for an NVFP4 run"),
+        remedies=("set it to False", "choose an MXFP8 recipe", "{variable}"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
     ),
     error(
@@ -221,5 +256,27 @@ RULES = (
         explanation="Without expert parallelism Megatron reduces the experts' gradients with those of the dense "
         "layers, over the data-parallel ranks. Experts that tensor parallelism does not split have copies on the "
         "tensor-parallel ranks too, which see other tokens each and drift apart.",
+    ),
+    warning(
+        id="PB439",
+        title="token counts of experts in half precision",
+        setting="model.moe_router_enable_expert_bias",
+        versions=(mcore(until="0.20"),),
+        when=of_experts(
+            *("is_half", "model.moe_router_enable_expert_bias", "model.moe_router_bias_update_rate"),
+            find=_half_precision_counts,
+        ),
+        message="the token counts of the experts are kept in {run.mode} (Float16Module casts the buffer "
+        "local_tokens_per_expert), so that {effect}",
+        remedies=(
+            "use a Megatron Core with pull request 7081 (2026-09-04)",
+            "set model.moe_router_enable_expert_bias=False{balanced}",
+        ),
+        source="megatron-core 0.16.1 and 0.19.2 transformer/moe/router.py, transformer/moe/moe_utils.py "
+        "get_updated_expert_bias, transformer/module.py Float16Module; executed with 0.16.1; NVIDIA/Megatron-LM pull "
+        "request 7081, 2026-09-04",
+        explanation="Counts are added up over micro-batches and ranks, and only the sign of their distance from the "
+        "mean moves a bias. In BF16 counts near the mean are rounded to it or beyond it. In FP16 the mean is inf, so "
+        "that every expert seems to have too few tokens.",
     ),
 )

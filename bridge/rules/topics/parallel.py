@@ -6,21 +6,43 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision.fields import COMMAND_LINE
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, warning
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
-from bridge.rules.topics.alignment import tokens, widths
+from bridge.rules.topics.alignment import tokens
 from bridge.rules.violation import Violation, all_of
 
-_WEIGHT_SHARDS = (
-    *("gtp_weight_remat_size", "expert_gtp_weight_remat_size"),
-    *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
-)
-"""Sizes of Megatron's generalised tensor parallelism: weights are gathered when they are used."""
+
+def weight_shards(run: RuleContext) -> str:
+    """Return the setting that would shard no weight beyond tensor parallelism, where one is sharded; else "".
+
+    Megatron's generalised tensor parallelism gathers such weights when they are used. A number of shards counts those
+    of tensor parallelism too.
+    """
+    model, ranks = run.model, run.parallel
+    sizes = (
+        ("tensor_parallel_num_weight_shards", ranks.tensor),
+        ("expert_tensor_parallel_num_weight_shards", ranks.expert_tensor),
+        ("gtp_weight_remat_size", 1),
+        ("expert_gtp_weight_remat_size", 1),
+    )
+    sharded = [f"model.{name}={least}" for name, least in sizes if (getattr(model, name) or least) > least]
+    return " and ".join(sharded)
 
 
-def _shards_weights(run: RuleContext) -> bool:
-    return any((getattr(run.model, name) or 1) > 1 for name in _WEIGHT_SHARDS)
+def _unstored_shards(run: RuleContext) -> list[Violation]:
+    """Return the violation of sharded MXFP8 weights: the first of the two settings that is missing, and both."""
+    held = {"fp8_param_gather": run.gathers_fp8, "reuse_grad_buf_for_mxfp8_param_ag": run.reuses_buffer}
+    missing = [name for name, is_on in held.items() if not is_on]
+    if not missing:
+        return []
+    needed = " and ".join(f"{name}=True" for name in missing)
+    return [Violation(missing[0], needed=needed, unsharded=weight_shards(run))]
+
+
+def _odd_gather(run: RuleContext) -> bool:
+    """Return whether a size of the tensors that sequence parallelism gathers is known to be no multiple of 128."""
+    return any(size % 128 for size in (run.model.hidden_size, tokens(run)) if size)
 
 
 def _broken_replicas(run: RuleContext) -> list[Violation]:
@@ -56,10 +78,11 @@ def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
     return [Violation(where=where, length=length)]
 
 
-def _blockwise_gather(run: RuleContext) -> list[Violation]:
-    sizes = [size for size in (*(width.size for width in widths(run)), tokens(run)) if size is not None]
-    is_odd = not sizes or any(size % 128 for size in sizes)
-    return [Violation(align="make tokens per rank and widths multiples of 128" if is_odd else "")]
+def _without_sequence_parallelism(run: RuleContext) -> list[Violation]:
+    needed = "set sequence_parallel=True"
+    if run.parallel.tensor == 1:
+        needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
+    return [Violation(needed=needed)]
 
 
 def cut_unevenly(
@@ -122,20 +145,26 @@ RULES = (
         id="PB401",
         title="blockwise scaling under sequence parallelism",
         setting="fp8_recipe",
-        when=all_of("scheme is blockwise", "parallel.sequence_parallel", "not is_emulated", find=_blockwise_gather),
-        message="gathering blockwise tensors over TP {run.parallel.tensor} with sequence parallelism was reported to "
-        "fail (all-gather requires a quantizable tensor)",
-        remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
-        source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
+        versions=(te(until="2.14"),),
+        when=all_of("scheme is blockwise", "parallel.sequence_parallel", "not is_emulated", _odd_gather),
+        message="gathering blockwise tensors whose sides are no multiples of 128 over TP {run.parallel.tensor} with "
+        "sequence parallelism was reported to fail (all-gather requires a quantizable tensor)",
+        remedies=(
+            "make the tokens of a rank and hidden_size multiples of 128",
+            "use Transformer Engine 2.14",
+            "use fp8_recipe='tensorwise'",
+        ),
+        source="NVIDIA/TransformerEngine issue 2393, 2025-11-17; Transformer Engine 2.9, 2.13 and 2.14 "
+        "pytorch/distributed.py _start_all_gather_fp8_blockwise: 2.14 dequantizes them first",
         evidence="reported",
     ),
     warning(
         id="PB402",
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
-        when=all_of("model.tp_comm_overlap", "not parallel.sequence_parallel"),
+        when=all_of("model.tp_comm_overlap", "not parallel.sequence_parallel", find=_without_sequence_parallelism),
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
-        remedies=("set sequence_parallel=True", "set it to False, as it will be"),
+        remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     warning(
@@ -156,9 +185,11 @@ RULES = (
         title="sharded weights and FP4 without FP4 weights",
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
-        when=all_of("fp4", _shards_weights, "not gathers_fp4"),
+        when=all_of(
+            *("fp4", weight_shards, "not gathers_fp4"), find=lambda run: [Violation(unsharded=weight_shards(run))]
+        ),
         message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
-        remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
+        remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
     error(
@@ -166,13 +197,10 @@ RULES = (
         title="sharded weights and MXFP8 without MXFP8 weights",
         setting="fp8_param_gather",
         versions=(mcore(since="0.19"),),
-        when=all_of("scheme is mxfp8", _shards_weights, lambda run: not (run.gathers_fp8 and run.reuses_buffer)),
-        message="weights sharded for tensor parallelism keep no {run.mode} copy: stored otherwise they are never "
-        "updated",
-        remedies=(
-            "set fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
-            "set the number of weight shards to 1",
-        ),
+        when=all_of("scheme is mxfp8", weight_shards, "not has_megatron_fsdp", find=_unstored_shards),
+        message="weights sharded for tensor parallelism keep no {run.mode} copy, and are stored in MXFP8 and gathered "
+        "through the gradient buffer: Megatron refuses anything else",
+        remedies=("set {needed}", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
     error(
@@ -259,5 +287,23 @@ RULES = (
         message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
         remedies=("change the number of layers or of stages", "say how many the first and the last stage have"),
         source="megatron-core 0.16.1 transformer_block.py get_num_layers_to_build",
+    ),
+    error(
+        id="PB415",
+        title="sharded MXFP8 weights under Megatron-FSDP",
+        setting="ddp.use_megatron_fsdp",
+        versions=(mcore(since="0.19"),),
+        when=all_of(
+            *("scheme is mxfp8", weight_shards, "has_megatron_fsdp"),
+            find=lambda run: [Violation(unsharded=weight_shards(run))],
+        ),
+        message="Megatron-FSDP turns reuse_grad_buf_for_mxfp8_param_ag off, which weights sharded for tensor "
+        "parallelism need under MXFP8: they keep no {run.mode} copy",
+        remedies=(
+            "set ddp.use_megatron_fsdp=False, for the distributed optimizer instead",
+            "set {unsharded}, which shards no weight further",
+        ),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 and main of 2026-08-22; NVIDIA-NeMo/"
+        "Megatron-Bridge pull request 6131, 2026-09-17",
     ),
 )

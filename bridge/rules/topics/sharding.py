@@ -204,6 +204,23 @@ RULES = (
         remedies=("set use_precision_aware_optimizer=True", "set it to False"),
         source="megatron-core 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
     ),
+    warning(
+        id="PB333",
+        title="Megatron-FSDP without FP32 masters",
+        setting="megatron_fsdp_main_params_dtype",
+        versions=(mcore(since="0.17"),),
+        when=all_of(
+            *("has_megatron_fsdp", "is_half", "has_optimizer", "not has_precision_aware", "not gathers_fp8"),
+            lambda run: run.ddp.megatron_fsdp_main_params_dtype in (run.mode, None),
+        ),
+        message="the optimizer steps on {run.mode} weights: an update that is small against a weight rounds away",
+        remedies=("set megatron_fsdp_main_params_dtype=fp32", "accept {run.mode} weights"),
+        source="megatron-core 0.17.1 to 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: the main "
+        "weights have this dtype, and without one the weights themselves are the main weights",
+        explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
+        "in 256 or less). FP32 masters keep the sum. Transformer Engine's Adam keeps them where the optimizer is "
+        "precision-aware.",
+    ),
     error(
         id="PB334",
         title="gradients that the precision-aware optimizer does not read",

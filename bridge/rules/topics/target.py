@@ -52,6 +52,17 @@ def _unknown_versions(run: RuleContext) -> list[Violation]:
     return [Violation(floors=" and ".join(floors))] if floors else []
 
 
+FORMATS = {"delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+"""Scheme -> the format of its GEMMs, as `Gpu.formats` calls it. NVIDIA's GPUs are judged by their capability."""
+
+
+def _lacks_the_format(run: RuleContext) -> list[Violation]:
+    gpu, needed = run.target.gpu, FORMATS.get(run.scheme or "")
+    if not run.needs_gpu_formats or gpu is None or run.capability is not None or needed is None:
+        return []
+    return [Violation(formats=", ".join(gpu.formats))] if needed not in gpu.formats else []
+
+
 def _not_emulated(run: RuleContext) -> list[Violation]:
     return violations(
         {
@@ -208,7 +219,10 @@ RULES = (
         id="PB614",
         title="scheme on a GPU that is not NVIDIA's",
         setting="target.gpu",
-        when=all_of("needs_gpu_formats", "capability is None", "target.gpu is not None"),
+        when=all_of(
+            *("needs_gpu_formats", "capability is None", "target.gpu is not None"),
+            lambda run: not _lacks_the_format(run),
+        ),
         message="the rules for {run.scheme} were read in NVIDIA's Transformer Engine; the ROCm one has gates of its "
         "own",
         remedies=("run a few steps and compare the loss with BF16",),
@@ -272,5 +286,16 @@ RULES = (
         message="the rules know Transformer Engine from 2.7 on; what this release refuses or ignores is not found",
         remedies=("use Transformer Engine 2.7",),
         source="this project: the releases that it supports",
+    ),
+    error(
+        id="PB621",
+        title="GPU without the scheme's format",
+        setting="target.gpu",
+        when=_lacks_the_format,
+        message="its matrix units multiply {formats}, and {run.scheme} is none of them",
+        remedies=("use GPUs that have it", "choose a recipe that they run (`precision-bridge support-matrix`)"),
+        source="AMD CDNA 3 and CDNA 4 white papers; ROCm/TransformerEngine pull requests 167 (2025-04-16: FP8 on "
+        "gfx94x and gfx95x) and 234 (2025-07-18: MXFP8 on gfx950); meta-pytorch/MSLK pull request 381 (2026-06-10: "
+        "NVFP4 on none)",
     ),
 )

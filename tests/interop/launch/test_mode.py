@@ -143,7 +143,7 @@ def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
 def test_overrides_of_a_recipe_that_is_not_read_state_no_mode(override: str) -> None:
     run = only(f"python run_recipe.py --recipe llama3_8b_pretrain_config mixed_precision.{override}")
     found = run.system.name, run.imported.decided_by, run.imported.semantics
-    assert found == ("megatron-bridge", "the recipe that run_recipe.py loads", "unstated")
+    assert found == ("megatron-bridge", "the recipe llama3_8b_pretrain_config", "unstated")
     assert run.imported.config.stated == {override.partition("=")[0]}
 
 
@@ -170,9 +170,9 @@ def test_ms_swift_turns_on_the_switch_of_its_torch_dtype(program: str, dtype: st
     assert imported.mode_is_stated
 
 
-def test_ms_swifts_megatron_is_read_with_the_switches_of_megatron_lm() -> None:
-    imported = only("megatron rlhf --external_plugins plugin.py --bf16 true --tensor_model_parallel_size 2").imported
-    assert (imported.config.mode, imported.mode_is_stated) == ("bf16", True)
+def test_ms_swifts_megatron_is_not_read_with_the_switches_of_megatron_lm() -> None:
+    with pytest.raises(PayloadError, match=r"looks like ms-swift \(it starts `megatron rlhf`\)"):
+        only("megatron rlhf --external_plugins plugin.py --bf16 true --tensor_model_parallel_size 2")
 
 
 @pytest.mark.parametrize(

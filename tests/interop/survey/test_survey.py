@@ -316,6 +316,7 @@ def test_the_command_prints_a_verdict(project: Path, capsys) -> None:
         "configs/ds.json wins (unnamed deepspeed): nothing names it here, so that it counts, and then first,",
         "  where it is given by hand.",
         "Without it, configs/accelerate.yaml wins (accelerate file).",
+        "This is about the files that were read; those that were not are named below.",
     ]
 
 
@@ -378,3 +379,53 @@ def test_a_linked_folder_is_said_to_be_passed_over(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").symlink_to("here")
     assert survey(tmp_path, {}).limits == ("folders that are symbolic links were not followed: 1",)
+
+
+# -- what was not judged -----------------------------------------------------------------------------------------------
+
+FP8 = "python3 train.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --bf16 --fp8-format e4m3\n"
+OPEN = "python3 train.py --num-layers 4 --hidden-size 64 --num-attention-heads 4\n"
+
+
+def printed_of(tmp_path: Path, capsys, **files: str) -> str:
+    for name, text in files.items():
+        (tmp_path / name.replace("_", ".")).write_text(text)
+    assert main(["sources", str(tmp_path)]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_script_that_leaves_its_mode_open_is_not_said_to_agree(tmp_path: Path, capsys) -> None:
+    printed = printed_of(tmp_path, capsys, one_sh=FP8, two_sh=OPEN)
+    assert "1 of 2 states it: bf16 + fp8 delayed (left open by two.sh)." in printed
+    assert "All agree" not in printed
+    assert survey(tmp_path, {}).agree is None
+    assert survey(tmp_path, {}).winner is None
+
+
+def test_a_file_that_is_not_read_is_counted_and_named_with_the_reason(tmp_path: Path, capsys) -> None:
+    policy = "policy: {precision: bfloat16, megatron_cfg: {enabled: true}}\n"
+    printed = printed_of(tmp_path, capsys, one_sh=FP8, a_yaml=policy, b_yaml=policy)
+    assert "1 of 3 states it: bf16 + fp8 delayed (not read: 2)." in printed
+    assert "not read: 2 files (a.yaml, b.yaml): looks like NeMo RL (it has `policy.megatron_cfg`)" in printed
+
+
+def test_a_folder_of_files_that_are_not_read_is_not_said_to_hold_none(tmp_path: Path, capsys) -> None:
+    policy = "policy: {precision: bfloat16, megatron_cfg: {enabled: true}}\n"
+    printed = printed_of(tmp_path, capsys, a_yaml=policy)
+    assert printed.startswith("No source of precision was read. not read: ")
+
+
+def test_a_configuration_of_no_known_system_whose_keys_state_a_precision_is_named(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, a_yaml="train: {engine: {precision: bf16}}\n", b_yaml="precision: null\nlayers: 2\n")
+    assert [*found.unread] == ["a.yaml"]
+    assert found.unread["a.yaml"].endswith("a key states a precision. Look at train.engine.precision.")
+
+
+def test_a_precision_that_a_program_assigns_is_a_source(tmp_path: Path) -> None:
+    text = (
+        "from megatron.bridge.recipes.common import base\ndef one():\n    cfg = base()\n    cfg.mixed_precision = {}\n"
+    )
+    recipes = {"a_py": '"bf16_mixed"', "b_py": '"bf16_with_mxfp8_mixed"'}
+    found = surveyed(tmp_path, **{name: text.replace("{}", recipe) for name, recipe in recipes.items()})
+    assert [(one.path, one.precision) for one in found.ranked] == [("a.py", "bf16"), ("b.py", "bf16 + fp8 mxfp8")]
+    assert found.agree is False

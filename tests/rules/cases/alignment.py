@@ -2,6 +2,8 @@
 
 from tests.rules.cases.runs import BLOCKWISE, CURRENT, CURRENT_ALL, DENSE, H100, HYBRID, full, run
 
+SPLIT = dict(DENSE, seq_length=4096, tensor_model_parallel_size=4, sequence_parallel=True, context_parallel_size=2)
+PACKED = {"seq_length": 4096, "enable_offline_packing": True}
 MAMBA = dict(HYBRID, hybrid_layer_pattern="M" * DENSE["num_layers"])
 
 CASES = {
@@ -41,5 +43,15 @@ CASES = {
     "PB506": (
         full(CURRENT, H100, dict(DENSE, hidden_size=1024, num_attention_heads=8, ffn_hidden_size=4096)),
         full(CURRENT, H100, DENSE),
+    ),
+    "PB507": (
+        full(CURRENT, H100, SPLIT, data=PACKED, train={"micro_batch_size": 1}),
+        full(
+            CURRENT,
+            H100,
+            SPLIT,
+            data=dict(PACKED, dataset_kwargs={"pad_seq_length_to_mult": 128}),
+            train={"micro_batch_size": 1},
+        ),
     ),
 }

@@ -61,4 +61,8 @@ CASES = {
         full(CURRENT_ALL, "h100x8,te2.7,cuda12.9,mcore0.19.2", dict(DENSE, cuda_graph_impl="transformer_engine")),
     ),
     "PB271": (full(CURRENT, H100, HYBRID), full(CURRENT, H100, DENSE)),
+    "PB272": (
+        full(CURRENT_ALL, H100, dict(DENSE, mtp_num_layers=1, keep_mtp_spec_in_bf16=True)),
+        full(CURRENT_ALL, H100, dict(DENSE, mtp_num_layers=1)),
+    ),
 }

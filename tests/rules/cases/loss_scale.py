@@ -33,5 +33,8 @@ CASES = {
         run("bf16_mixed", model=DENSE, optimizer={"optimizer": "muon", "loss_scale": 8.0}),
         run("bf16_mixed", model=DENSE, optimizer={"optimizer": "adam", "loss_scale": 8.0}),
     ),
-    "PB149": (run("fp16_mixed", model=MOE, optimizer=OVERLAP), run("bf16_mixed", model=MOE, optimizer=OVERLAP)),
+    "PB149": (
+        run("fp16_mixed", model=dict(MOE, expert_model_parallel_size=2), optimizer=OVERLAP),
+        run("fp16_mixed", model=MOE, optimizer=OVERLAP),
+    ),
 }

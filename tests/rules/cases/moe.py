@@ -3,6 +3,14 @@
 from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MOE, MXFP8, NVFP4, PADDED_MOE, full, run
 
 UNSPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
+BIASED = dict(
+    MOE,
+    num_moe_experts=128,
+    moe_router_topk=8,
+    seq_length=4096,
+    moe_router_enable_expert_bias=True,
+    moe_router_score_function="sigmoid",
+)
 NCCLEP = dict(
     PADDED_MOE,
     moe_token_dispatcher_type="flex",  # noqa: S106  a dispatcher
@@ -66,5 +74,9 @@ CASES = {
     "PB438": (
         run("bf16_mixed", "mcore0.18.2", model=dict(MOE, **UNSPLIT)),
         run("bf16_mixed", "mcore0.18.2", model=dict(MOE, **UNSPLIT, expert_model_parallel_size=2)),
+    ),
+    "PB439": (
+        run("bf16_mixed", "mcore0.19.2", model=BIASED, train={"global_batch_size": 512}),
+        run("bf16_mixed", "mcore0.19.2", model=BIASED, train={"global_batch_size": 1}),
     ),
 }

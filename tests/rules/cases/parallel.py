@@ -6,7 +6,9 @@ from tests.rules.cases.runs import (
     DENSE,
     H100,
     INTERLEAVED,
+    MEGATRON_FSDP,
     MXFP8,
+    MXFP8_FSDP,
     NVFP4,
     OVERLAPPED,
     SEQUENCE_PARALLEL,
@@ -14,12 +16,20 @@ from tests.rules.cases.runs import (
     run,
 )
 
-WEIGHT_SHARDS = dict(DENSE, tensor_parallel_num_weight_shards=2)
+WEIGHT_SHARDS = dict(DENSE, tensor_parallel_num_weight_shards=4)
 
 LAID_OUT = dict(DENSE, overlap_p2p_comm=True, batch_p2p_comm=False)
 
 CASES = {
-    "PB401": (run(BLOCKWISE, H100, model=SEQUENCE_PARALLEL), run(BLOCKWISE, H100, model=DENSE)),
+    "PB401": (
+        run(BLOCKWISE, H100, model=dict(SEQUENCE_PARALLEL, seq_length=4000), train={"micro_batch_size": 1}),
+        run(
+            BLOCKWISE,
+            "h100x8,te2.14,cuda12.9,mcore0.19.2",
+            model=dict(SEQUENCE_PARALLEL, seq_length=4000),
+            train={"micro_batch_size": 1},
+        ),
+    ),
     "PB402": (run("bf16_mixed", model=dict(DENSE, tp_comm_overlap=True)), run("bf16_mixed", model=OVERLAPPED)),
     "PB403": (full(MXFP8, B200, dict(OVERLAPPED, ffn_hidden_size=14400)), full(MXFP8, B200, OVERLAPPED)),
     "PB404": (full(dict(NVFP4, fp4_param_gather=False), B200, WEIGHT_SHARDS), full(NVFP4, B200, WEIGHT_SHARDS)),
@@ -75,5 +85,14 @@ CASES = {
     "PB413": (
         run("bf16_mixed", model=dict(DENSE, num_layers=30, pipeline_model_parallel_size=4)),
         run("bf16_mixed", model=dict(DENSE, num_layers=32, pipeline_model_parallel_size=4)),
+    ),
+    "PB415": (
+        full(MXFP8_FSDP, B200, dict(WEIGHT_SHARDS, tensor_model_parallel_size=2), ddp=MEGATRON_FSDP),
+        full(
+            MXFP8_FSDP,
+            B200,
+            dict(DENSE, tensor_model_parallel_size=2, tensor_parallel_num_weight_shards=2, mla_down_proj_fusion=True),
+            ddp=MEGATRON_FSDP,
+        ),
     ),
 }

@@ -4,6 +4,14 @@ from tests.rules.cases.runs import B200, CURRENT, DELAYED, DENSE, H100, MXFP8, P
 
 RECOMPUTED = dict(PADDED_MOE, recompute_granularity="selective", recompute_modules=["moe_act"])
 
+FP8_ATTENTION = dict(MXFP8, fp8_dot_product_attention=True)
+PREDICTION = dict(
+    DENSE, mtp_num_layers=1, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+)
+CAPTURED_EXPERTS = dict(
+    PADDED_MOE, moe_grouped_gemm=True, cuda_graph_impl="transformer_engine", cuda_graph_modules=["attn", "moe"]
+)
+
 CASES = {
     "PB461": (full(DELAYED, H100, RECOMPUTED), full(DELAYED, H100, dict(RECOMPUTED, recompute_modules=["core_attn"]))),
     "PB464": (
@@ -41,5 +49,21 @@ CASES = {
                 gtp_weight_remat_size=2,
             ),
         ),
+    ),
+    "PB469": (
+        full(FP8_ATTENTION, B200, dict(DENSE, recompute_granularity="selective", recompute_modules=["core_attn"])),
+        full(FP8_ATTENTION, B200, dict(DENSE, recompute_granularity="selective", recompute_modules=["mlp"])),
+    ),
+    "PB471": (
+        full(CURRENT, "h100x8,te2.9,cuda12.9,mcore0.17.1", PREDICTION),
+        full(CURRENT, "h100x8,te2.9,cuda12.9,mcore0.18.0", PREDICTION),
+    ),
+    "PB473": (
+        full("fp16_mixed", H100, dict(DENSE, cuda_graph_impl="transformer_engine")),
+        full("fp16_mixed", H100, dict(DENSE, cuda_graph_impl="local")),
+    ),
+    "PB475": (
+        full(CURRENT, "h100x8,te2.16,cuda12.9,mcore0.19.2", CAPTURED_EXPERTS),
+        full(CURRENT, "h100x8,te2.17,cuda12.9,mcore0.19.2", CAPTURED_EXPERTS),
     ),
 }

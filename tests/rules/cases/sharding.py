@@ -55,6 +55,10 @@ CASES = {
         full(dict(BF16_FSDP, megatron_fsdp_use_decoupled_grad=True), H100, ddp=MEGATRON_FSDP),
         full(BF16_FSDP, H100, ddp=MEGATRON_FSDP),
     ),
+    "PB333": (
+        full(BF16_FSDP, H100, ddp=dict(MEGATRON_FSDP, megatron_fsdp_main_params_dtype="bf16")),
+        full(BF16_FSDP, H100, ddp=MEGATRON_FSDP),
+    ),
     "PB334": (
         full(BF16_FSDP, H100, optimizer=PRECISION_AWARE, ddp=MEGATRON_FSDP),
         full(

@@ -2,6 +2,8 @@
 
 from tests.rules.cases.runs import B200, BF16, BLOCKWISE, CURRENT, CUSTOM, DENSE, H100, MXFP8, NVFP4, full, run
 
+MXFP8_COMPUTE = dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)
+
 CASES = {
     "PB601": (run(CURRENT), run(CURRENT, H100)),
     "PB602": (full(CURRENT, "a100x8,te2.9,cuda12.9,mcore0.19.2"), full(CURRENT, "l40x8,te2.9,cuda12.9,mcore0.19.2")),
@@ -35,4 +37,5 @@ CASES = {
         full("bf16_mixed", H100, DENSE),
     ),
     "PB620": (full(CURRENT, "h100x8,te2.6,cuda12.9,mcore0.19.2"), full(CURRENT, H100)),
+    "PB621": (full(MXFP8_COMPUTE, "mi325xx8,mcore0.19.2"), full(MXFP8_COMPUTE, "mi355xx8,mcore0.19.2")),
 }

@@ -1,0 +1,174 @@
+"""Frameworks whose files are recognised and not read: named by a sign that only they have, and refused alike."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import PayloadError
+from bridge.interop import frameworks
+from bridge.interop.conversion import runs_of
+from bridge.interop.launch.alternatives import launches
+from bridge.interop.reading.document import Document
+from bridge.interop.table import rows
+
+NEMO_RL = (
+    "policy: {precision: bfloat16, megatron_cfg: {enabled: true, fp8_cfg: {fp8: e4m3}}}\ngrpo: {max_num_steps: 5}\n"
+)
+PRIMUS = "modules:\n  pre_trainer: {framework: megatron, config: a.yaml, model: b.yaml, overrides: {fp8: hybrid}}\n"
+ACTOR = "_target_: verl.workers.config.ActorConfig\ncheckpoint: {save_contents: [model]}\n"
+AUTOMODEL = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config, torch_dtype: bfloat16}
+optimizer: {_target_: torch.optim.AdamW}
+"""
+SWIFT = "model: m\ndataset: [d]\nmicro_batch_size: 1\nsplit_dataset_ratio: 0.01\nbf16: true\n"
+PRIME = '[trainer.model]\nname = "m"\n[trainer.model.quantization]\ntype = "mxfp8"\n[inference.model]\nname = "m"\n'
+FILES = {
+    "grpo.yaml": (NEMO_RL, "NeMo RL", "has `policy.megatron_cfg`", "trains on Megatron Core here"),
+    "dpo.yaml": ("defaults: ../dpo.yaml\npolicy: {precision: fp16}\n", "NeMo RL", "has `defaults`", "where policy."),
+    "primus.yaml": (PRIMUS, "Primus", "has `modules`", "trains on Megatron Core here"),
+    "titan.yaml": (PRIMUS.replace("megatron", "torchtitan"), "Primus", "has `modules`", "another framework than"),
+    "actor.yaml": (ACTOR, "verl", "names the class `verl.workers.config.ActorConfig`", "under the strategy `megatron`"),
+    "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),
+    "sft.yaml": (SWIFT, "ms-swift", "has `micro_batch_size` and `split_dataset_ratio`", "on Megatron Core here"),
+    "rl.toml": (PRIME, "prime-rl", "has `trainer.model` and `inference`", "without Megatron Core"),
+    "train.py": ("import verl.trainer\n", "verl", "imports `verl`", "under the strategy `megatron`"),
+}
+LAUNCHES = {
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron": ("verl", "starts `verl.trainer"),
+    "python3 -m recipe.dapo.main +actor_rollout_ref.actor.fp8=hybrid": ("verl", "has `actor_rollout_ref.actor.fp8`"),
+    "megatron sft --model m --fp8_recipe blockwise --num_train_epochs 1": ("ms-swift", "starts `megatron sft`"),
+    "megatron pt --model m --train_iters 10": ("ms-swift", "starts `megatron pt`"),
+    "megatron rlhf --rlhf_type grpo --model m --bf16 true": ("ms-swift", "starts `megatron rlhf`"),
+    "colossalai run --nproc_per_node 2 train.py --mixed_precision bf16": ("ColossalAI", "starts with `colossalai`"),
+    "bash ./runner/primus-cli direct -- train pretrain --config a.yaml": ("Primus", "starts `primus-cli direct`"),
+    "torchrun primus/cli/main.py train pretrain --config a.yaml": ("Primus", "starts `primus/cli/main.py`"),
+    "flagscale train aquila --config a.yaml": ("FlagScale", "starts `flagscale train`"),
+    "automodel finetune llm -c a.yaml": ("NeMo Automodel", "starts `automodel finetune`"),
+    "uv run automodel a.yaml --nproc-per-node 8": ("NeMo Automodel", "starts `automodel a.yaml`"),
+    "uv run rl @ rl.toml --output-dir out": ("prime-rl", "starts `rl @`"),
+    "uv run examples/run_grpo.py policy.megatron_cfg.enabled=true": ("NeMo RL", "starts `run_grpo.py`"),
+}
+ANOTHERS = (
+    "python run_grpo.py --learning_rate 1e-4",
+    "python train.py --mixed_precision bf16",
+    "torchrun pretrain_gpt.py --bf16 --num-layers 2",
+    "python megatron_gpt_pretraining.py trainer.precision=bf16",
+    "am i --a b.yaml",
+    "primus-cli direct -- preflight --quick",
+    "sft --config a.toml",
+    "swift sft --model m --torch_dtype bfloat16",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusals(name: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Return what the commands about a run, and `convert`, print about a file that they refuse."""
+    found = set()
+    for words in (["check", "--config"], ["plan", "--config"], ["memory", "--config"], ["convert"]):
+        assert main([*words, name]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        found.add(printed.err.strip())
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_command_refuses_a_file_with_the_same_sentence(name: str, folder: Path, capsys) -> None:
+    text, framework, evidence, runs = FILES[name]
+    (folder / name).write_text(text)
+    (sentence,) = refusals(name, capsys)
+    assert sentence.startswith(f"{name}: looks like {framework} (it {evidence}")
+    assert runs in sentence
+    assert sentence.endswith("No command reads it, `convert` neither.")
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("command", LAUNCHES)
+def test_every_command_refuses_a_launch_with_the_same_sentence(command: str, folder: Path, capsys) -> None:
+    framework, evidence = LAUNCHES[command]
+    (folder / "run.sh").write_text(f"#!/bin/bash\nexport A=1\n{command}\n")
+    (sentence,) = refusals("run.sh", capsys)
+    assert sentence.startswith(f"run.sh: looks like {framework} (it {evidence}")
+
+
+@pytest.mark.parametrize("command", ANOTHERS)
+def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: str) -> None:
+    assert frameworks.of_launches(launches(f"#!/bin/bash\n{command}\n")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from nemotronh import x",
+        "import verlog",
+        "'import verl'",
+        "# import verl",
+        "from .verl import x",
+        "import primusql",
+        "x = (",
+    ],
+)
+def test_a_part_of_a_word_is_no_import(text: str) -> None:
+    assert frameworks.recognise(Document.of_text(text, "a.py")) is None
+
+
+def test_a_launch_of_a_framework_next_to_one_that_is_read_is_named_in_its_report() -> None:
+    text = "#!/bin/bash\ntorchrun pretrain_gpt.py --bf16 --num-layers 2\npython3 -m verl.trainer.main_ppo a=fp8\n"
+    (run,) = runs_of(Document.of_text(text, "run.sh"))
+    (left,) = [one for one in run.imported.unmapped if one.value == "verl"]
+    assert left.detail.startswith("it starts `verl.trainer.main_ppo`, so that it looks like verl, which trains on")
+    assert left.detail.endswith("and is not read")
+
+
+def test_a_file_of_flagscale_is_converted_and_planned_by_none(folder: Path, capsys) -> None:
+    text = (
+        "system: {use_distributed_optimizer: true, precision: {fp16: true, accumulate_allreduce_grads_in_fp32: true}}\n"
+    )
+    (folder / "train.yaml").write_text(f"{text}model: {{num_layers: 2, optimizer: {{initial_loss_scale: 1024}}}}\n")
+    (run,) = runs_of(Document.load("train.yaml"))
+    assert run.system.name == "megatron-lm"
+    assert run.imported.config.stated_values["initial_loss_scale"] == 1024.0
+    assert run.imported.config.fp16
+    sentences = set()
+    for command in ("check", "plan", "memory"):
+        assert main([command, "--config", "train.yaml"]) == 2
+        sentences.add(capsys.readouterr().err)
+    (sentence,) = sentences
+    assert sentence.startswith("train.yaml: looks like FlagScale (it has `system` and `model` with arguments")
+    assert "`precision-bridge convert train.yaml` reads what it states of the precision." in sentence
+
+
+def test_the_command_in_a_refusal_can_be_typed_for_a_name_with_a_space(folder: Path, capsys) -> None:
+    (folder / "my train.yaml").write_text("system: {precision: {bf16: true}}\nmodel: {num_layers: 2}\n")
+    assert main(["check", "--config", "my train.yaml"]) == 2
+    assert "`precision-bridge convert 'my train.yaml'`" in capsys.readouterr().err
+
+
+def test_a_system_that_is_named_reads_a_file_of_a_framework_too() -> None:
+    document = Document.of_text(SWIFT, "sft.yaml")
+    with pytest.raises(PayloadError, match="looks like ms-swift"):
+        runs_of(document)
+    (run,) = runs_of(document, "megatron-lm")
+    assert run.imported.config.bf16
+
+
+def test_the_reference_lists_the_frameworks_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
+    for name, row in rows("frameworks")["frameworks"].items():
+        packages = ", ".join(f"`{one}`" for one in row["modules"].split())
+        assert f"| {name} | {packages} | {row['runs']} |\n" in page
+
+
+def test_every_row_of_the_table_can_be_recognised() -> None:
+    for name, row in rows("frameworks")["frameworks"].items():
+        for package in row["modules"].split():
+            found = frameworks.recognise(Document.of_text(f"import {package}.x\n", "a.py"))
+            assert found is not None
+            assert found.name == name
