@@ -69,7 +69,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
             memory_bytes=run.memory_bytes,
             uncounted=run.uncounted,
             missing=run.missing,
-            unread=(*run.prediction.uncounted, *dict.fromkeys(unknown.values())),
+            unread=tuple(dict.fromkeys((*run.prediction.uncounted, *unknown.values()))),
         )
     )
     counted = run.parallel.world_size

@@ -218,7 +218,7 @@ def memory_table(
 
 
 def _fits(rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]) -> Text:
-    least = "at least " if missing else ""
+    least = "at least " if missing and not unread else ""
     needed = f"  {least}{size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}"
     if unread:
         return Text(f"{needed}: no verdict, since {', '.join(unread)} may change what is counted.", style="yellow")

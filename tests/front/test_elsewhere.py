@@ -111,6 +111,15 @@ class TestPerModuleFile:
             _, printed = answered(tmp_path, script, "modules", "--json", capsys=capsys)
             assert [one["id"] for one in json.loads(printed)["findings"]] == ["PB290"]
 
+    def test_check_asks_no_width_of_layers_that_it_keeps_in_bf16(self, tmp_path, capsys):
+        script = f"{RUN} --ffn-hidden-size 100 --fp8-format hybrid --fp8-recipe tensorwise"
+        for pattern, is_found in (("", True), ("*.mlp.*", False), ("*.self_attention.*", True), ("*", False)):
+            option = f"{OPTION} te.yaml" if pattern else ""
+            (tmp_path / "te.yaml").write_text(RECIPE.replace("*.self_attention.*", pattern))
+            words = ("check", "--target", "h100x8,te2.9,cuda12.9")
+            _, printed = answered(tmp_path, f"{script} {option}", *words, capsys=capsys)
+            assert ("PB502" in printed) is is_found, pattern
+
     def test_arguments_in_a_file_of_yaml_name_one_too(self, tmp_path):
         (tmp_path / "te.yaml").write_text(RECIPE)
         sizes = (
@@ -181,10 +190,12 @@ class TestLayerSource:
 class TestUnreadOptions:
     """Options that bear on the bytes and that nothing reads."""
 
+    WITHOUT_A_VOCABULARY = RUN.replace("--vocab-size 1024 ", "")
     OPTIONS = "--ds-sequence-parallel-size 4 --pad-vocab-size-to 250880 --zero-stage 1"
 
     def test_they_are_named_and_memory_has_no_verdict(self, tmp_path, capsys):
-        script = f"{RUN.replace('--num-layers 4', '--num-layers 400')} --hidden-size 16384 {self.OPTIONS}"
+        run = self.WITHOUT_A_VOCABULARY.replace("--num-layers 4", "--num-layers 400")
+        script = f"{run} --hidden-size 16384 {self.OPTIONS}"
         reading = read(tmp_path, script).reading
         named = "--ds-sequence-parallel-size, --pad-vocab-size-to, --zero-stage"
         assert (
@@ -198,6 +209,7 @@ class TestUnreadOptions:
         assert code == 0
         assert f"no verdict, since {named} may change what is counted." in printed
         assert "fit" not in printed
+        assert "at least" not in printed
         code, printed = answered(tmp_path, script, "check", "--target", "h100x8", capsys=capsys)
         assert (code, "PB618" in printed) == (0, False)
         code, printed = answered(tmp_path, script, "memory", "--target", "h100x8", "--fit", capsys=capsys)
@@ -216,6 +228,23 @@ class TestUnreadOptions:
             "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
         ]
         assert reading.opened["model.num_layers_in_first_pipeline_stage"] == "--pp-partition-method"
+
+    @pytest.mark.parametrize(
+        ("stated", "option", "rule"),
+        [
+            ("--pipeline-model-parallel-size 3", "--pp-partition-method type:transformer", "PB413"),
+            ("--tensor-model-parallel-size 3", "--my-tensor-parallel-size 8", "PB408"),
+            ("--ffn-hidden-size 100 --fp8-format hybrid", "--spec my.layers spec", "PB502"),
+            ("--num-experts 6 --expert-model-parallel-size 4", "--moe-expert-parallel-size 3", "PB408"),
+        ],
+    )
+    def test_no_error_rests_on_a_setting_that_an_option_may_change(self, tmp_path, stated, option, rule, capsys):
+        words = ("check", "--target", "h100x24,te2.9,cuda12.9")
+        code, printed = answered(tmp_path, f"{RUN} {stated}", *words, capsys=capsys)
+        assert (code, f"error {rule}" in printed) == (2, True)
+        code, printed = answered(tmp_path, f"{RUN} {stated} {option}", *words, capsys=capsys)
+        assert (code, f"info {rule}" in printed, "cannot be judged" in printed) == (0, True, True)
+        assert f"since {option.split()[0]}" in printed
 
 
 ENGINE = (

@@ -78,6 +78,13 @@ def implementation(arguments: Mapping[str, Any]) -> str | None:
     return _specs().get(words[-1].rpartition(".")[2])
 
 
+def layer_settings() -> tuple[str, ...]:
+    """Return the settings that say nothing certain where another module builds the layers."""
+    from bridge.interop.megatron_lm.flags import TABLE  # most files have no such module
+
+    return tuple(TABLE.data["of the layers"])
+
+
 def _specs() -> Mapping[str, str]:
     """Return the last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
     from bridge.interop.megatron_lm.flags import TABLE  # a saved config of Megatron Bridge has no such option

@@ -13,7 +13,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files.debug_features import FEATURES, SECTION
 from bridge.front.files.field_names import fields_of, has_text, newer_fields, own_fields, release_of
-from bridge.front.files.layer_source import unplanned_spec
+from bridge.front.files.layer_source import layer_settings, unplanned_spec
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import OWNERS, PRECISION, SECTIONS
 from bridge.precision import strict_yaml
@@ -79,6 +79,7 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         names = newer_fields(fields, role) if is_whole else []
         newer |= {f"{role}.{name}": fields.pop(name) for name in names}
     release, reason = release_of(held, is_whole=is_whole)
+    unplanned = unplanned_spec(own)
     read_too = _read_features(sections, path.parent)
     return FileReading(
         framework=MEGATRON_BRIDGE,
@@ -87,7 +88,8 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         environment={str(key): str(value) for key, value in (environment or {}).items()},
         own_fields=own,
         unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
-        unplanned=unplanned_spec(own),
+        unplanned=unplanned,
+        opened=dict.fromkeys(layer_settings(), unplanned.partition(":")[0]) if unplanned is not None else {},
         read_too=read_too,
         release=release,
         release_reason=reason,

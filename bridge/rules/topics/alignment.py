@@ -23,6 +23,23 @@ def tokens(run: RuleContext) -> int | None:
     return int(seq * batch // ranks) if not seq % ranks else None
 
 
+GEMMS_OF = {
+    "model.ffn_hidden_size": ("linear_fc1", "linear_fc2", "shared_experts.linear_fc1", "shared_experts.linear_fc2"),
+    "model.moe_ffn_hidden_size": ("experts.linear_fc1", "experts.linear_fc2"),
+    "model.kv_channels": ("linear_qkv", "linear_proj"),
+}
+"""Width -> the linear layers that have it; any other width is one of all linear layers."""
+
+
+def _low_modules(run: RuleContext) -> set[str] | None:
+    """Return the modules that compute in FP8 or FP4 somewhere under a per-module recipe; None without one."""
+    selection = run.selection if run.model.quant_recipe is not None else None
+    if selection is None:
+        return None
+    modules = [*selection.left, *(module for row in selection.rows for module in row.taken)]
+    return {module.module for module in modules if module.scheme is not None}
+
+
 class Width(NamedTuple):
     """A width that GEMMs contract over or produce."""
 
@@ -36,7 +53,8 @@ class Width(NamedTuple):
 def widths(run: RuleContext) -> list[Width]:
     """Return the widths that GEMMs contract over or produce.
 
-    A width that does not divide by the ranks is left out: that is a fault of its own (PB408).
+    A width that does not divide by the ranks is left out: that is a fault of its own (PB408). So is one whose linear
+    layers a per-module recipe keeps in the dtype of the run.
     """
     model, heads, tp, etp = run.model, run.model.num_attention_heads, run.parallel.tensor, run.parallel.expert_tensor
     qkv = 0
@@ -49,11 +67,12 @@ def widths(run: RuleContext) -> list[Width]:
         ("model.kv_channels", " x (heads + 2 x groups)", qkv, "TP", tp),
         ("model.moe_ffn_hidden_size", "", model.moe_ffn_hidden_size if run.shape.is_moe else 0, "expert TP", etp),
     )
-    return [
-        Width(path, f"{how} / {by} {ranks}" if ranks > 1 else how, whole // ranks)
-        for path, how, whole, by, ranks in sizes
-        if whole and not whole % ranks
-    ]
+    low, found = _low_modules(run), []
+    for path, how, whole, by, ranks in sizes:
+        is_high = low is not None and low.isdisjoint(GEMMS_OF.get(path, low))
+        if whole and not whole % ranks and not is_high:
+            found.append(Width(path, f"{how} / {by} {ranks}" if ranks > 1 else how, whole // ranks))
+    return found
 
 
 def _alignment(run: RuleContext) -> tuple[int, ...]:
@@ -67,7 +86,7 @@ def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
 
 def _refused_tokens(run: RuleContext) -> list[Violation]:
     held, alignment = tokens(run), _alignment(run)
-    if held is None or not alignment:
+    if held is None or not alignment or _low_modules(run) == set():
         return []
     multiple = alignment[0]
     nearest = -(-held // multiple) * multiple
