@@ -126,7 +126,7 @@ RULES = (
         id="PB149",
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
-        when=all_of("has_dynamic_scale", "shape.is_moe", "has_optimizer"),
+        when=all_of("has_dynamic_scale", "has_optimizer", "model.num_moe_experts", "shape.is_moe"),
         message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
         "only the first scales the loss",
         remedies=("watch the two scales", "choose a bf16 recipe, which has none"),

@@ -25,7 +25,7 @@ def _lacks_the_fused_mlp(run: RuleContext) -> bool:
     return run.target.is_before(10) or is_off
 
 
-of_experts = partial(all_of, "shape.is_moe")
+of_experts = partial(all_of, "model.num_moe_experts", "shape.is_moe")
 _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 
 
