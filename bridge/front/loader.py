@@ -170,8 +170,11 @@ class RunValues:
         """Refuse a run that cannot be planned.
 
         Those are a mode that nothing states, values of a wrong type, fields that resemble one of Megatron's (a model
-        provider's own fields resemble none), sizes that are not stated, and a precision that can never be right.
+        provider's own fields resemble none), sizes that are not stated, and a precision that can never be right. So is
+        a model with other layers than a language model's.
         """
+        if self.reading.other_layers is not None:
+            raise RunConfigError(str(self.reading.unplanned))
         self.require_mode()
         sections = {key: read_section(key, self.section(key)) for key in ROLES}
         for section in sections.values():
