@@ -231,6 +231,22 @@ def test_packed_batches_have_to_leave_a_ranks_multiple(
     )
 
 
+@pytest.mark.parametrize(
+    ("packed", "expected"),
+    [
+        ({}, "set data.in_batch_packing_pad_to_multiple_of=128"),
+        ({"in_batch_packing_pad_to_multiple_of": 16}, "set data.in_batch_packing_pad_to_multiple_of=128"),
+        ({"in_batch_packing_pad_to_multiple_of": 128}, None),
+        ({"defer_in_batch_packing_to_step": True}, None),  # by code of the model's own
+    ],
+)
+def test_rows_that_are_packed_in_their_batch_have_to_leave_it_too(packed: dict[str, Any], expected: str | None) -> None:
+    data = {"seq_length": 4096, "enable_in_batch_packing": True, **packed}
+    model = {**DENSE, "seq_length": 4096, **SPLIT}
+    finding = found("PB507", full(CURRENT, H100, model, data=data, train={"micro_batch_size": 4}))
+    assert (finding.remedies if finding is not None else ()) == ((expected,) if expected else ())
+
+
 def test_batches_that_are_not_packed_are_judged_by_their_length_alone() -> None:
     model = {**DENSE, "seq_length": 4096, **SPLIT}
     for data in ({}, {"enable_offline_packing": False}, {"packed_sequence_specs": None}):
