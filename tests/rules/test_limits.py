@@ -125,15 +125,26 @@ def test_counts_in_fp16_say_that_nothing_is_balanced() -> None:
     )
 
 
+SPLIT_OTHERWISE = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
+
+
 @pytest.mark.parametrize(
-    ("experts", "loss_scale", "expected"), [(1, None, None), (8, None, "warning"), (8, 1024.0, None)]
+    ("layout", "loss_scale", "release", "expected"),
+    [
+        ({}, None, "0.19.2", None),
+        ({"expert_model_parallel_size": 8}, None, "0.16.1", "warning"),
+        ({"expert_model_parallel_size": 8}, None, "0.19.2", "warning"),
+        ({"expert_model_parallel_size": 8}, 1024.0, "0.19.2", None),
+        (SPLIT_OTHERWISE, None, "0.18.2", None),
+        (SPLIT_OTHERWISE, None, "0.19.2", "warning"),
+    ],
 )
 def test_two_scalers_part_where_experts_have_an_optimizer_of_their_own(
-    experts: int, loss_scale: float | None, expected: str | None
+    layout: dict[str, Any], loss_scale: float | None, release: str, expected: str | None
 ) -> None:
-    model = dict(MOE, expert_model_parallel_size=experts)
     precision = recipe("fp16_mixed", loss_scale=loss_scale) if loss_scale else "fp16_mixed"
-    assert severity("PB149", run(precision, "h100x8", model=model, optimizer=OVERLAP)) == expected
+    case = run(precision, f"h100x8,mcore{release}", model={**MOE, **layout}, optimizer=OVERLAP)
+    assert severity("PB149", case) == expected
 
 
 def test_sharded_mxfp8_weights_are_told_what_is_missing_and_nothing_else() -> None:
@@ -218,6 +229,22 @@ def test_packed_batches_have_to_leave_a_ranks_multiple(
         name,
         f"set data.dataset_kwargs.pad_seq_length_to_mult={multiple}",
     )
+
+
+@pytest.mark.parametrize(
+    ("packed", "expected"),
+    [
+        ({}, "set data.in_batch_packing_pad_to_multiple_of=128"),
+        ({"in_batch_packing_pad_to_multiple_of": 16}, "set data.in_batch_packing_pad_to_multiple_of=128"),
+        ({"in_batch_packing_pad_to_multiple_of": 128}, None),
+        ({"defer_in_batch_packing_to_step": True}, None),  # by code of the model's own
+    ],
+)
+def test_rows_that_are_packed_in_their_batch_have_to_leave_it_too(packed: dict[str, Any], expected: str | None) -> None:
+    data = {"seq_length": 4096, "enable_in_batch_packing": True, **packed}
+    model = {**DENSE, "seq_length": 4096, **SPLIT}
+    finding = found("PB507", full(CURRENT, H100, model, data=data, train={"micro_batch_size": 4}))
+    assert (finding.remedies if finding is not None else ()) == ((expected,) if expected else ())
 
 
 def test_batches_that_are_not_packed_are_judged_by_their_length_alone() -> None:

@@ -21,9 +21,10 @@ def _captured_experts(run: RuleContext) -> list[Violation]:
     Layers are captured as a whole where no part is named.
     """
     field = "cuda_graph_modules" if at_least(run.mcore, "0.18") is not False else "cuda_graph_scope"
-    given = getattr(run.model, field) or []
-    named = [given] if isinstance(given, str) else given
-    parts = {str(getattr(one, "name", one)).rpartition(".")[2] for one in named} - {"full", "none"}
+    parts: set[str] = set()
+    for given in (run.model.cuda_graph_modules, run.model.cuda_graph_scope):
+        named = [given] if isinstance(given, str) else given or []
+        parts |= {str(getattr(one, "name", one)).rpartition(".")[2] for one in named} - {"full", "none"}
     if run.model.cuda_graph_impl != "transformer_engine" or (parts and "moe" not in parts):
         return []
     return [Violation(f"model.{field}", field=field)]
