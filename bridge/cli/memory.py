@@ -60,7 +60,7 @@ def _memory(chosen: argparse.Namespace) -> int:
     show_planned(values)
     if chosen.fit:
         sys.stdout.flush()  # the search takes a while
-        show(fit_table(fit(run, is_sound=_soundness(values, run))))
+        show(fit_table(fit(run, is_sound=_soundness(values, run)), run.missing))
     return planned_code(values)
 
 

@@ -79,6 +79,8 @@ def test_a_file_of_a_frozen_multimodal_model_is_counted_so_and_has_no_verdict(
     assert "; not counted: vision tower." in shown
     assert "are left" not in shown
     assert "note: The language model is frozen" in shown
+    main(["memory", "--config", str(tmp_path / "run.yaml"), "--target", "b200x8", "--fit"])
+    assert "Not counted, so that it may not fit: vision tower." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
