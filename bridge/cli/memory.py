@@ -81,7 +81,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
     show_planned(values)
     if fits:
         sys.stdout.flush()  # the search takes a while
-        show(fit_table(fit(run, is_sound=_soundness(values, run))))
+        show(fit_table(fit(run, is_sound=_soundness(values, run)), run.missing))
 
 
 def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], bool]:

@@ -229,10 +229,12 @@ def _fits(rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str],
     return Text(f"{needed}: {size(memory_bytes - rank.total)} are left for what is not counted.")
 
 
-def fit_table(report: FitReport) -> RenderableType:
-    """Return the changes with which a run fits as something rich can print."""
+def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
+    """Return the changes with which a run fits, but for `missing` parts, as something rich can print."""
     ended = f"  {report.untried} layouts were not tried: the search over a model of so many layers ends early."
     notes = [Text(ended, style="yellow")] if report.untried else []
+    if missing:
+        notes.append(Text(f"  Not counted, so that it may not fit: {', '.join(missing)}.", style="yellow"))
     if not report.options:
         return Group(Text("  No layout that was tried fits.", style="red"), *notes)
     rows: list[Row] = [

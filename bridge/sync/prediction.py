@@ -314,7 +314,7 @@ def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> S
 
     Under None and delayed the fused Adam holds the masters (of BF16 weights: 2 bytes of remainders a parameter), under
     any other value Megatron holds them (FP32: 4 bytes). The owner's own value stays. Weights stored in FP4 can be
-    updated from Megatron's masters alone.
+    updated from Megatron's masters alone, so that an owner without a value gets the one that the config reads.
 
     Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, optimizer_config.py
     __post_init__, distrib_optimizer.py _build_model_and_main_param_groups.
@@ -325,8 +325,8 @@ def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> S
             "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None would change that"
         )
         return made(own, "keep", owner.role, why)
-    if config.fp4 and config.reading("fp4_param") and reading not in FUSED_RECIPES:
-        why = f"under {own} the first step fails on FP4 weights; Megatron's FP32 masters take 4 bytes a parameter"
+    if own is None and config.fp4 and config.reading("fp4_param") and reading not in FUSED_RECIPES:
+        why = "under None the first step fails on FP4 weights; Megatron's FP32 masters take 4 bytes a parameter"
         return made(reading, "derive", "mode", why)
     return made(own, "agree", owner.role, "its own value, which the precision-aware optimizer reads")
 

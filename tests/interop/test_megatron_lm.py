@@ -409,3 +409,11 @@ def test_an_unresolved_variable_leaves_the_mode_unstated() -> None:
     (run,) = megatron_lm.import_all(Document.of_text("torchrun pretrain_gpt.py --num-layers 2 $MODEL_ARGS", "run.sh"))
     assert run.decided_by == "$MODEL_ARGS, which only the run knows,"
     assert run.semantics == "unstated"
+
+
+def test_fp4_weights_bring_the_recipe_that_the_precision_aware_optimizer_needs() -> None:
+    stored = {"bf16": True, "fp4": "e2m1", "fp4_param_gather": True, "use_precision_aware_optimizer": True}
+    words = megatron_lm.export(MixedPrecisionConfig(**stored)).payload
+    assert words[words.index("--fp8-recipe") + 1] == "tensorwise"
+    plain = MixedPrecisionConfig(**{**stored, "fp4_param_gather": False})
+    assert "--fp8-recipe" not in megatron_lm.export(plain).payload

@@ -79,6 +79,8 @@ def test_a_file_of_a_frozen_multimodal_model_is_counted_so_and_has_no_verdict(
     assert "; not counted: vision tower." in shown
     assert "are left" not in shown
     assert "note: The language model is frozen" in shown
+    main(["memory", "--config", str(tmp_path / "run.yaml"), "--target", "b200x8", "--fit"])
+    assert "Not counted, so that it may not fit: vision tower." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,9 @@ def test_the_vocabulary_of_a_known_tokenizer_is_that_of_its_name(
         ("/checkpoints/Meta-Llama-3.1-8B-Instruct/", 128256),
         ("Qwen/Qwen3.5-35B-A3B", 248320),
         ("Qwen/Qwen3-30B-A3B", 151936),
-        ("gpt2", None),
+        ("GPT2BPETokenizer", 50257),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", None),
+        ("HuggingFaceTokenizer", None),
         ("", None),
         (None, None),
         (7, None),

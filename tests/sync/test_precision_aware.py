@@ -58,6 +58,8 @@ def test_weights_stored_in_fp4_get_masters_that_megatron_keeps() -> None:
     (row,) = (row for row in rows if row.path == "optimizer.fp8_recipe")
     assert (row.new, row.verdict) == ("tensorwise", "derive")
     assert "FP32 masters take 4 bytes a parameter" in row.why
+    optimizer = {"use_precision_aware_optimizer": True, "fp8_recipe": "delayed"}
+    assert predict(config, {"optimizer": optimizer}).values["optimizer"]["fp8_recipe"] == "delayed"  # PB356
 
 
 @pytest.mark.parametrize("stated", [None, "delayed"])

@@ -100,7 +100,9 @@ def _bias_fusion(start: Start) -> bool:
 
 
 def _vocabulary(start: Start) -> int | None:
-    return vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_model"))
+    """Return the vocabulary of the run's tokenizer, where the name of it or of its kind is known."""
+    named = (start.value(f"{ARGUMENT}.tokenizer_{part}") for part in ("model", "type"))
+    return next((size for size in map(vocab_size_of, named) if size is not None), None)
 
 
 def _in_both(name: str, value: Any) -> dict[str, Any]:

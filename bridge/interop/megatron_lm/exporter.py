@@ -12,6 +12,7 @@ from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.fields import FUSED_RECIPES
 from bridge.rules.inert import SCALER_SCHEDULE
 
 TITLE = "Megatron-LM 0.20"
@@ -65,7 +66,18 @@ def _mode_and_scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Itera
     for field in (*SCHEME, *LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE):
         if acting.get(field) is not None and (field in SCHEME or config.is_stated(field)):
             yield field, builder.values[field]
+    if not config.fp8 and _needs_masters_of_megatron(builder, acting):
+        yield "fp8_recipe", builder.values["fp8_recipe"]
     yield from ((field, True) for field in SWITCHES if acting.get(field))
+
+
+def _needs_masters_of_megatron(builder: ExportBuilder, acting: Mapping[str, Any]) -> bool:
+    """Return whether FP4 weights need an FP8 recipe that Megatron-LM's default, delayed, is not (PB356).
+
+    Its precision-aware optimizer reads the recipe without FP8 too, and cannot update FP4 weights under delayed.
+    """
+    is_aware = bool(acting.get("use_precision_aware_optimizer") and acting.get("fp4_param_gather"))
+    return is_aware and builder.values["fp8_recipe"] not in FUSED_RECIPES
 
 
 def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

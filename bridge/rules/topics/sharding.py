@@ -256,7 +256,7 @@ RULES = (
         ),
         message="leaves one data-parallel rank to each expert, whose gradient buffer is not sharded then: "
         "Megatron-FSDP {effect} in each micro-batch of a step, and expert gradients are wrong",
-        remedies=("set model.expert_model_parallel_size={fewer}", "set ddp.use_megatron_fsdp=False"),
+        remedies=("set model.expert_model_parallel_size={fewer}", "use the distributed optimizer"),
         source="NVIDIA/Megatron-LM issue 6660, 2026-08-19; megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and main of "
         "2026-08-22, distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py _bucket_group_gradient_reduce, "
         "megatron_fsdp.py _grad_acc",
