@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bridge.front.files.layer_spec import OF_MODELOPT
 from bridge.interop.megatron_lm.flags import TABLE
 
 LAYERS: tuple[str, ...] = tuple(TABLE.data["of the layers"])
@@ -16,23 +17,16 @@ LAYERS: tuple[str, ...] = tuple(TABLE.data["of the layers"])
 SPECS: Mapping[str, str] = TABLE.data["specs"]
 """Last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
 CORE = "megatron.core.models."
-PLANNED = ("megatron.core.", "megatron.bridge.")
-"""Beginnings of the import paths of functions that build the layers which their config describes."""
 BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
 """Arguments that name what builds the model, or its layers."""
-FIELD = re.compile(r"_spec\Z")
-"""Fields of a model's own class that do."""
 OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
 OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
-OF_MODELOPT = "ModelOpt changes the layers as its configuration says, and they cannot be planned"
 LIBRARIES = {
     **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), OF_KITCHEN),
     **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), OF_MODELOPT),
 }
 """Argument by which another library changes the layers -> why they cannot be planned, as a clause."""
-RESTORED = "model.restore_modelopt_state"
-"""The same of a saved config."""
 WORD = re.compile(r"[^\s\[\]',\"]+")
 
 
@@ -51,20 +45,6 @@ def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
             return f"{option}: {LIBRARIES[name]}."
         if BUILDER.search(name) and words and not is_known(words):
             return f"{option}: the layers are built by that module and cannot be planned."
-    return None
-
-
-def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
-
-    Args:
-        fields: Dotted key of a field of the model's own class -> its value; a function is its import path.
-    """
-    for path, value in fields.items():
-        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
-            return f"{path}: {value} builds the layers, and they cannot be planned."
-        if path == RESTORED and value:
-            return f"{path}: {OF_MODELOPT}."
     return None
 
 

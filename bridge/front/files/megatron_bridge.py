@@ -13,7 +13,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files.debug_features import FEATURES, SECTION
 from bridge.front.files.field_names import fields_of, has_text, newer_fields, own_fields, release_of
-from bridge.front.files.layer_source import LAYERS, unplanned_spec
+from bridge.front.files.layer_spec import unplanned_spec
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import OWNERS, PRECISION, SECTIONS
 from bridge.precision import strict_yaml
@@ -83,11 +83,20 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         own_fields=own,
         unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
         unplanned=unplanned,
-        opened=dict.fromkeys(LAYERS, unplanned.partition(":")[0]) if unplanned is not None else {},
+        opened=_opened(unplanned),
         read_too=read_too,
         release=release,
         release_reason=reason,
     )
+
+
+def _opened(unplanned: str | None) -> dict[str, str]:
+    """Return the settings that say nothing certain where a model has no plan -> what decides them, as a noun."""
+    if unplanned is None:
+        return {}
+    from bridge.front.files.layer_source import LAYERS  # reads a table of Megatron-LM's, which few files need
+
+    return dict.fromkeys(LAYERS, unplanned.partition(":")[0])
 
 
 def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
