@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.errors import bounded
 from bridge.front.files.deepspeed_engine import NAME, Engine, engine_of
 from bridge.front.files.layer_source import LAYERS, implementation, unplanned_layers
 from bridge.front.files.precision_file import FIELD, precision_file
@@ -76,7 +77,7 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
         for one in paths:
             opened.setdefault(one, f"--{_written(name)}")
     named = [f"--{_written(name)}" for name in unread if name != SPLIT]
-    unknown = [*engine.unknown, *([UNREAD.format(options=", ".join(named))] if named else [])]
+    unknown = [*map(bounded, engine.unknown), *([UNREAD.format(options=", ".join(named))] if named else [])]
     if SPLIT in unread:
         unknown.append(OF_THE_SPLIT)
     uncounted = [f"--{_written(name)}" for name in unread]
@@ -85,10 +86,10 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     return Elsewhere(
         sections=sections,
         unknown=tuple(unknown),
-        unplanned=unplanned,
+        unplanned=bounded(unplanned) if unplanned is not None else None,
         uncounted=tuple(uncounted),
         opened=opened,
-        read_too=read_too,
+        read_too=tuple(map(bounded, read_too)),
     )
 
 
