@@ -227,6 +227,15 @@ class TestUnreadOptions:
         ]
         assert reading.opened["model.num_layers_in_first_pipeline_stage"] == "--pp-partition-method"
 
+    def test_a_misspelt_argument_may_change_the_field_that_is_meant(self, tmp_path):
+        reading = read(tmp_path, f"{RUN} --tensor-model-paralel-size 4").reading
+        assert reading.opened["model.tensor_model_parallel_size"] == "--tensor-model-paralel-size"
+        assert reading.uncounted == ("--tensor-model-paralel-size",)
+        assert [one for one in reading.unknown if "paralel" in one] == [
+            "--tensor-model-paralel-size: no argument of Megatron-LM that is known, and it is not read. "
+            "Did you mean --tensor-model-parallel-size?"
+        ]
+
     @pytest.mark.parametrize(
         ("stated", "option", "rule"),
         [

@@ -15,7 +15,7 @@ from bridge.front.files.layer_source import LAYERS, implementation, unplanned_la
 from bridge.front.files.precision_file import FIELD, precision_file
 from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE, is_engine
-from bridge.interop.megatron_lm.flags import dest
+from bridge.interop.megatron_lm.flags import dest, fields_of, misspelt
 from bridge.interop.megatron_lm.sections import Values
 from bridge.interop.megatron_lm.unread import unread_options
 
@@ -73,10 +73,12 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
             model["quant_recipe"] = found.content
             read_too += (found.sentence,)
     unread = {name: paths for name, paths in unread_options(arguments).items() if name not in engine.read}
+    slips = {} if run.has_end else misspelt(arguments)
+    unread |= {name: fields_of(meant) for name, meant in slips.items() if fields_of(meant)}
     for name, paths in unread.items():
         for one in paths:
             opened.setdefault(one, f"--{_written(name)}")
-    named = [f"--{_written(name)}" for name in unread if name != SPLIT]
+    named = [f"--{_written(name)}" for name in unread if name != SPLIT and name not in slips]
     unknown = [*map(bounded, engine.unknown), *([UNREAD.format(options=", ".join(named))] if named else [])]
     if SPLIT in unread:
         unknown.append(OF_THE_SPLIT)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.front.files.layer_spec import OF_MODELOPT
+from bridge.front.files.layer_spec import OF_KITCHEN, OF_MODELOPT
 from bridge.interop.megatron_lm.flags import TABLE
 
 LAYERS: tuple[str, ...] = tuple(TABLE.data["of the layers"])
@@ -21,7 +21,6 @@ BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|mo
 """Arguments that name what builds the model, or its layers."""
 OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
-OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
 LIBRARIES = {
     **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), OF_KITCHEN),
     **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), OF_MODELOPT),

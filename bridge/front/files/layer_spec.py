@@ -12,6 +12,17 @@ FIELD = re.compile(r"_spec\Z")
 """Fields of a model's own class that hold what builds the layers."""
 OF_MODELOPT = "ModelOpt changes the layers as its configuration says, and they cannot be planned"
 RESTORED = "model.restore_modelopt_state"
+OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
+KITCHEN = ("use_kitchen", "use_kitchen_attention")
+
+
+def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
+    """Return why a run with layers of the library Kitchen cannot be planned, as a sentence; None without them."""
+    model = sections.get("model")
+    for name in KITCHEN:
+        if isinstance(model, Mapping) and model.get(name):
+            return f"model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
+    return None
 
 
 def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
