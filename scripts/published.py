@@ -86,7 +86,7 @@ def fit_of(run: PlannedRun) -> str:
     if not run.memory.largest.total or run.memory_bytes is None:
         return "not known"
     if run.overflow is None:
-        return "fits"
+        return "not known" if run.missing else "fits"
     return "may fit" if run.overflow.severity == "warning" else "does not fit"
 
 

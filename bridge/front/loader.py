@@ -19,7 +19,18 @@ from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did
 from bridge.front.decode import decoded_sections, refuse_impossible_sizes
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading, RunChoice
-from bridge.front.problems import MADE_BY, PRECISION, RUN_KEYS, SECTIONS, GivenRun, Layer, Origins, Problems, leaves
+from bridge.front.problems import (
+    MADE_BY,
+    NOT_KNOWN,
+    PRECISION,
+    RUN_KEYS,
+    SECTIONS,
+    GivenRun,
+    Layer,
+    Origins,
+    Problems,
+    leaves,
+)
 from bridge.precision.fields import COMMAND_LINE
 from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
@@ -74,10 +85,14 @@ class RunValues:
         """The declared target; None: none is declared."""
         return self.sections.get("target")
 
-    @property
-    def origin_of(self) -> Callable[[str], str]:
-        """Dotted key ("model.hidden_size") -> who set it."""
-        return self.problems.origins.of
+    def origin_of(self, path: str) -> str:
+        """Return who set a setting ("model.hidden_size"); "default", "assumed" or "open" where nobody did."""
+        if path in self.reading.opened or path in self.reading.open_values:
+            return "open"
+        if self.weakness(path) is not None:
+            return "assumed"
+        origin = self.problems.origins.of(path)
+        return "default" if origin == NOT_KNOWN else origin
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -110,6 +125,7 @@ class RunValues:
             is_bridge=self.reading.framework == MEGATRON_BRIDGE,
             weaknesses=self.weakness if self.has_weaknesses else None,
             mode_decided_by=self.reading.mode_decided_by,
+            other_layers=self.reading.other_layers,
             **options,
         )
 
@@ -154,8 +170,11 @@ class RunValues:
         """Refuse a run that cannot be planned.
 
         Those are a mode that nothing states, values of a wrong type, fields that resemble one of Megatron's (a model
-        provider's own fields resemble none), sizes that are not stated, and a precision that can never be right.
+        provider's own fields resemble none), sizes that are not stated, and a precision that can never be right. So is
+        a model with other layers than a language model's.
         """
+        if self.reading.other_layers is not None:
+            raise RunConfigError(str(self.reading.unplanned))
         self.require_mode()
         sections = {key: read_section(key, self.section(key)) for key in ROLES}
         for section in sections.values():

@@ -31,6 +31,10 @@ RUN_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
 KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
 
 
+NOT_KNOWN = "configuration"
+"""Origin of a key that no layer set."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """One of the configs that a run is composed of."""
@@ -79,7 +83,7 @@ class Origins:
             around = around.rpartition(".")[0]
         inside = (own for known, own in self.values.items() if known.startswith(f"{key}."))
         own = self.values[around] if around else next(inside, None)
-        return [*own][-1] if own else "configuration"
+        return [*own][-1] if own else NOT_KNOWN
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""

@@ -1,7 +1,8 @@
 """The only room that imports megatron.core or transformer_engine at run time.
 
 Importing it imports `megatron.core` once, without its warnings about optional packages (Apex, Transformer Engine, a
-CUDA tool chain). The module that would have used a missing package reports it where it matters. In a process that was
+CUDA tool chain), and changes nothing of it, of torch or of logging. The module that would have used a missing package
+reports it where it matters. What a run needs is replaced by `training_process`, for its length. In a process that was
 declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is imported first, over a stand-in.
 
     Process          this process among the ranks, set up and taken down by `training_process`: device shim, `Peers`,
@@ -19,27 +20,10 @@ declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is impo
 `training` makes all of them for a run; rooms below know only what they leave in the files of one.
 """
 
-import logging
 import warnings
-from contextlib import nullcontext
-from unittest.mock import patch
 
-import torch
-
-from bridge.megatron.device import has_cuda
+from bridge.megatron.quiet import quiet_loggers
 from bridge.preflight.te_cpu import declared
-
-_QUIET = {
-    "megatron": logging.WARNING,  # at INFO it prints whole configs
-    "megatron.core.models.gpt.gpt_model": logging.ERROR,  # 0.19 announces HybridModel at every construction
-    "megatron.core.tensor_parallel.random": logging.ERROR,  # fires at each RNG fork where the CPU has the one generator
-    "megatron.core.dist_checkpointing.strategies.torch": logging.ERROR,  # 0.19: on asynchronous saving, not used here
-    "torch.utils.cpp_extension": logging.ERROR,  # 0.17 and later make it report a missing CUDA at import
-}
-for _name, _level in _QUIET.items():
-    _logger = logging.getLogger(_name)
-    if _logger.level == logging.NOTSET:
-        _logger.setLevel(_level)
 
 _capability = declared()
 if _capability is not None:
@@ -47,20 +31,9 @@ if _capability is not None:
 
     install(_capability)
 
-# Without CUDA nothing is compiled: torch's compiler alone would take 45 MiB, and a C++ compiler seconds per function.
-with (
-    warnings.catch_warnings(),
-    nullcontext() if has_cuda() else patch.object(torch, "compile", lambda function: function),
-):
+with warnings.catch_warnings(), quiet_loggers():
     warnings.simplefilter("ignore")
     import megatron.core.distributed
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
-    import megatron.core.pipeline_parallel
-
-    from bridge.megatron.hybrid.kernels import import_layers
-
-    if not has_cuda():
-        megatron.core.jit.disable_jit_fuser()  # of layers that are imported now, also where another program began
-    import_layers()
-    import megatron.core.models.mamba.mamba_layer_specs
+    import megatron.core.pipeline_parallel  # noqa: F401 imported once, without its warnings

@@ -38,7 +38,9 @@ from torch.distributed.rendezvous import rendezvous
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm
 from bridge.megatron.agreement import require_agreement
+from bridge.megatron.hybrid.kernels import stand_ins
 from bridge.megatron.peers import Peers, in_time
+from bridge.megatron.quiet import quiet_loggers
 from bridge.megatron.replacement import fitting, replaced
 from bridge.megatron.stop_request import StopRequest, noted_signals
 from bridge.megatron.without_te import OF_LAYERS
@@ -117,6 +119,7 @@ def training_process(
     launch, notes = _Launch(), list[str]()
     with ExitStack() as stack:
         request = stack.enter_context(noted_signals())
+        stack.enter_context(quiet_loggers())
         _repair(stack)
         where = _enter_device(stack, launch, model, notes)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -200,6 +203,10 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
         torch.cuda.set_device(launch.local_rank)
         return torch.device("cuda", launch.local_rank)
     stack.enter_context(device.cpu_as_cuda())
+    # A C++ compiler would take seconds per function, and its sums may be others.
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    if getattr(model, "is_hybrid_model", False) or getattr(model, "experimental_attention_variant", None):
+        stack.enter_context(stand_ins())
     notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
     slow = wide_gemm.slow_dtypes()
     concerned = [dtype for dtype in slow if dtype in _gemm_dtypes(model)]

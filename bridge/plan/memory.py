@@ -164,7 +164,7 @@ def _rank(
             bytes_of["gradients"] += round(group.gradients * gradient)
             bytes_of["master weights"] += group.masters * _master_bytes(settings)
             bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
-            step += group.states * FP32_BYTES if is_narrow and not settings.owns_masters else 0
+            step += group.states * FP32_BYTES if is_narrow and settings.casts_gradients else 0
             if settings.is_hybrid_device and not settings.fsdp:
                 _offload(group, settings, bytes_of, host_bytes_of)
     bytes_of["activations"] = activation_bytes(plan, places, workload)

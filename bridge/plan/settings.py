@@ -23,6 +23,8 @@ HYBRID_FP4 = "0.17"
 """First megatron-core whose hybrid blocks enter the FP4 context."""
 OWN_MASTERS = "0.17"
 """First megatron-core whose Megatron-FSDP reads `megatron_fsdp_main_params_dtype`."""
+DECOUPLED = "0.18"
+"""First megatron-core whose Megatron-FSDP hands the precision-aware optimizer gradients in their own dtype."""
 ABSORBED = "0.17"
 """First megatron-core whose sparse attention multiplies by the weight of the key-value up projection itself."""
 
@@ -77,6 +79,8 @@ class Settings:
     """Megatron-FSDP shards what its strategy says."""
     owns_masters: bool = False
     """Precision-aware optimizer: the fused Adam holds the masters itself."""
+    casts_gradients: bool = True
+    """The optimizer's step makes FP32 gradients of narrower ones."""
     master: str | None = "fp32"
     """Dtype of the optimizer's copy of the weights; None: it steps on the weights."""
     exp_avg: str = "fp32"
@@ -162,7 +166,7 @@ class Settings:
             notes=_notes(run),
             **_gradients(ddp, mode, mcore),
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
-            **{**_states(optimizer, mode), **_fsdp(ddp, mcore)},
+            **{**_states(optimizer, mode), **_fsdp(optimizer, ddp, mcore)},
         )
 
 
@@ -189,7 +193,7 @@ def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped
     }
 
 
-def _fsdp(ddp: Mapping[str, Any], mcore: Version | None) -> dict[str, Any]:
+def _fsdp(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version | None) -> dict[str, Any]:
     """Return the settings of Megatron-FSDP, which keeps masters of its own: of FP32 weights too."""
     if not ddp["use_megatron_fsdp"]:
         return {}
@@ -197,7 +201,14 @@ def _fsdp(ddp: Mapping[str, Any], mcore: Version | None) -> dict[str, Any]:
         master = "fp32" if ddp["preserve_fp32_weights"] else None
     else:
         master = ddp["megatron_fsdp_main_params_dtype"]
-    return {"fsdp": True, "master": master, "remainders": False, "offload_share": 0.0}
+    is_decoupled = optimizer["use_precision_aware_optimizer"] and at_least(mcore, DECOUPLED) is not False
+    return {
+        "fsdp": True,
+        "master": master,
+        "remainders": False,
+        "offload_share": 0.0,
+        "casts_gradients": not is_decoupled,
+    }
 
 
 def _states(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
@@ -213,6 +224,7 @@ def _states(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
         "layer_wise": bool(optimizer.get("use_layer_wise_distributed_optimizer"))
         or str(optimizer["optimizer"]).startswith("dist_"),
         "owns_masters": owns,
+        "casts_gradients": not owns,
         "master": None if mode == "fp32" else kept,
         "exp_avg": _stored(optimizer["exp_avg_dtype"]) if has_own_dtypes else "fp32",
         "exp_avg_sq": _stored(optimizer["exp_avg_sq_dtype"]) if has_own_dtypes else "fp32",

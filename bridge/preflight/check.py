@@ -12,7 +12,7 @@ sections of a run that a file was read into. Nothing heavy is imported.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from bridge.sync.schedule import Phase
 
 
+OF_LAYERS = frozenset({"model.num_layers"})
+"""Settings that say how many layers a language model has; who reads its shape reads them too."""
 LAYERS = (
     *("model.num_layers", "model.hybrid_layer_pattern", "model.pipeline_model_parallel_size"),
     *("model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
@@ -64,6 +66,8 @@ class Setup(RuleContext):
         choice: What `auto` was resolved to, for reports.
         weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
         mode_decided_by: What decides the mode where nothing states it, as a noun.
+        other_layers: The kind of the model where its layers are none of a language model's: rules that read them are
+            not asked.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
@@ -81,6 +85,7 @@ class Setup(RuleContext):
         choice: Choice | None = None,
         weaknesses: Weaknesses | None = None,
         mode_decided_by: str | None = None,
+        other_layers: str | None = None,
         **sections: Any,
     ) -> None:
         self.unknown, self.malformed = {}, []
@@ -108,6 +113,8 @@ class Setup(RuleContext):
         self.choice = choice
         self._weaknesses = weaknesses
         self.mode_decided_by = mode_decided_by
+        self.other_layers = other_layers
+        self.not_asked: list[str] = []
 
     def _stated(self, given: Mapping[str, Any]) -> MixedPrecisionConfig:
         """Return the config of plain fields; keys that are none, and values of a wrong type, are noted."""
@@ -143,6 +150,13 @@ class Setup(RuleContext):
                 return None
         deciders = filter(None, map(self._weaknesses, paths))
         return next(deciders, None)
+
+    def leaves_out(self, rule: str, paths: Collection[str]) -> bool:
+        """Return whether a rule is not asked, as it read the layers of a model that has others; and note that."""
+        if self.other_layers is None or OF_LAYERS.isdisjoint(paths):
+            return False
+        self.not_asked.append(rule)
+        return True
 
     def is_own_known(self, path: str) -> bool:
         """Return whether the value that an owner holds before the sync is stated, or a known default."""
@@ -239,6 +253,17 @@ class Report:
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
     @property
+    def not_asked(self) -> str | None:
+        """Which rules were not asked, and why, as a sentence; None where all were."""
+        rules = sorted(self.setup.not_asked)
+        if self.setup.other_layers is None or not rules:
+            return None
+        noun = (
+            "1 rule that reads its layers was" if len(rules) == 1 else f"{len(rules)} rules that read its layers were"
+        )
+        return f"The model is {self.setup.other_layers}: {noun} not asked ({', '.join(rules)})."
+
+    @property
     def verdict(self) -> str:
         """The worst severity found, or "ok"."""
         return next((severity for severity in SEVERITIES if self.of(severity)), "ok")
@@ -304,6 +329,7 @@ def check_run(
     prediction: Prediction | None = None,
     weaknesses: Weaknesses | None = None,
     mode_decided_by: str | None = None,
+    other_layers: str | None = None,
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 
@@ -319,6 +345,7 @@ def check_run(
         prediction: The run after the sync, where the caller has made it: its target and its precision count.
         weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
         mode_decided_by: What decides the mode where nothing states it, as a noun.
+        other_layers: The kind of the model where its layers are none of a language model's.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -339,6 +366,7 @@ def check_run(
         "is_bridge": is_bridge,
         "weaknesses": weaknesses,
         "mode_decided_by": mode_decided_by,
+        "other_layers": other_layers,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(Setup(**given, **known, choice=choice), reasons)

@@ -29,6 +29,8 @@ def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
             lines.extend(_finding(finding))
     lines.extend(((f"silenced {one.id} {one.path}: {one.silenced}", "dim"),) for one in report.silenced)
     lines.append(((verdict_line(report), ""),))
+    if report.not_asked is not None:
+        lines.append(((f"  {report.not_asked}", ""),))
     return lines
 
 
@@ -51,6 +53,7 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
         "exit_code": report.exit_code(strict=strict),
         "findings": [finding_dict(finding) for finding in report.findings],
         "silenced": [finding_dict(finding) for finding in report.silenced],
+        "not_asked": report.not_asked,
     }
 
 

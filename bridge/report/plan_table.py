@@ -152,7 +152,7 @@ def align_table(report: AlignmentReport) -> RenderableType:
                 "layers": gemm.layers,
                 "module": gemm.module,
                 "M": f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-",
-                "N": str(gemm.outputs),
+                "N": str(gemm.outputs) if gemm.outputs else "-",
                 "K": str(gemm.inputs),
                 "runs in": gemm.scheme or "high precision",
                 "fits": verdict,

@@ -7,7 +7,7 @@ Megatron has none (`seq_length`, `target.te`), None stands for "not known", and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
@@ -137,6 +137,10 @@ class RuleContext:
     def of_precision(cls, config: PrecisionConfig) -> RuleContext:
         """Return the context of a config alone: every owner holds what the config reads as."""
         return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
+
+    def leaves_out(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  a check leaves some out
+        """Return whether a rule that read these settings is not asked; a check leaves out some of them."""
+        return False
 
     def unknown_among(self, paths: Iterable[str]) -> dict[str, str]:
         """Return those of some settings whose values are assumed or open -> what decides each."""

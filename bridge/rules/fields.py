@@ -70,6 +70,9 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "enable_offline_packing": ("bool", False),
         "packed_sequence_specs": ("any", None),
         "dataset_kwargs": ("any", None),
+        "enable_in_batch_packing": ("bool", False),
+        "defer_in_batch_packing_to_step": ("bool", False),
+        "in_batch_packing_pad_to_multiple_of": ("int", 1),
     },
     "peft": {
         "type": ("any", None),

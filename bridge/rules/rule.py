@@ -122,7 +122,7 @@ def findings_of(rule: Rule, context: RuleContext) -> list[RuleFinding]:
     """Return what one rule finds in `context`: nothing where the versions rule it out."""
     with reads() as paths:
         violations = rule.when(context)
-    if not violations:
+    if context.leaves_out(rule.id, paths) or not violations:
         return []
     holds = {one: _holds(one, context) for one in rule.versions}
     if False in holds.values():

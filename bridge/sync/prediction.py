@@ -26,7 +26,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import off_switches
 from bridge.rules.fields import DEFAULTS, FUSED_RECIPES, PAIRS
 from bridge.rules.inert import BUFFER
-from bridge.rules.reads import Values, kept_property
+from bridge.rules.reads import Values, kept_property, note
 from bridge.rules.section import ROLES, Section, read_section
 from bridge.rules.shape.model import ModelShape, read_shape
 from bridge.rules.shape.parallel import Parallel, read_parallel
@@ -79,6 +79,7 @@ class Prediction:
     def refuse_unplanned(self) -> None:
         """Raise a RunConfigError where a source of the layers, or of their precision, is not read."""
         if self.unplanned is not None:
+            note("model.num_layers")
             raise RunConfigError(self.unplanned)
 
     def changed(self, changes: Mapping[str, Any]) -> Prediction:

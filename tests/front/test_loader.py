@@ -186,7 +186,7 @@ def test_values_are_read_without_torch_and_megatron(file):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert RunValues(precision=None).origin_of("model.x") == "configuration"
+    assert RunValues(precision=None).origin_of("model.x") == "default"
 
 
 def test_a_named_pipe_is_refused_instead_of_read_for_ever(tmp_path):

@@ -1,5 +1,7 @@
 """Megatron-LM's files: arguments that become the fields of the configs, and what it sets at start."""
 
+import json
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -271,3 +273,47 @@ def test_fp4_weights_need_another_fp8_recipe_than_the_parsers_default(tmp_path, 
     capsys.readouterr()
     assert main(["plan", *words]) == 0
     assert "master fp32 (sharded)" in capsys.readouterr().out
+
+
+# -- models with other layers ------------------------------------------------------------------------------------------
+
+OTHER_MODELS = {
+    "BERT": "torchrun pretrain_bert.py --num-layers 4 --seq-length 512",
+    "an encoder and a decoder": "torchrun pretrain_t5.py --encoder-num-layers 4 --decoder-num-layers 4",
+    "a vision model": "torchrun pretrain_vision_classify.py --num-layers 4 --img-h 224 --img-w 224",
+}
+OF_ALL = (
+    "--hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --fp16 --fp8-format hybrid --fp8-recipe tensorwise"
+)
+
+
+@pytest.mark.parametrize("kind", OTHER_MODELS)
+def test_a_model_with_other_layers_is_asked_every_rule_that_needs_none(tmp_path, kind, capsys):
+    (tmp_path / "run.sh").write_text(f"{OTHER_MODELS[kind]} {OF_ALL} --tensor-model-parallel-size 3\n")
+    words = ["--config", str(tmp_path / "run.sh"), "--target", "h100x8,te2.9,cuda12.9"]
+    assert main(["check", *words, "--json"]) == 2
+    printed = json.loads(capsys.readouterr().out)
+    assert "PB406" in {one["id"] for one in printed["findings"]}
+    assert re.fullmatch(
+        rf"The model is {kind}: \d+ rules that read its layers were not asked \(.*PB413.*\)\.", printed["not_asked"]
+    )
+    assert main(["check", *words]) == 2
+    assert f"  {printed['not_asked']}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "memory", "align", "modules"])
+def test_a_model_with_other_layers_is_refused_where_layers_are_planned(tmp_path, command, capsys):
+    (tmp_path / "run.sh").write_text(f"{OTHER_MODELS['an encoder and a decoder']} {OF_ALL}\n")
+    assert main([command, "--config", str(tmp_path / "run.sh")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"{tmp_path / 'run.sh'}: describes an encoder and a decoder, whose layers cannot be planned, "
+        "got '--encoder-num-layers'. Give a run of a language model.\n"
+    )
+
+
+def test_a_language_model_is_asked_every_rule(tmp_path, capsys):
+    (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --num-layers 4 {OF_ALL}\n")
+    main(["check", "--config", str(tmp_path / "run.sh"), "--json"])
+    assert json.loads(capsys.readouterr().out)["not_asked"] is None

@@ -44,7 +44,7 @@ def test_an_unknown_program_decides_the_mode_and_no_error_rests_on_its_defaults(
     assert "\nerror" not in out
     assert "\nwarning" not in out
     assert (
-        "info PB346 optimizer.use_distributed_optimizer = False (configuration): cannot be judged: "
+        "info PB346 optimizer.use_distributed_optimizer = False (assumed): cannot be judged: "
         "optimizer.use_distributed_optimizer, ddp.use_megatron_fsdp and ddp.use_custom_fsdp are not known, since "
         "train.py may set them; the rule is about: precision-aware optimizer that is not distributed.\n"
     ) in out

@@ -92,6 +92,15 @@ def test_a_class_has_its_own_defaults_of_what_it_freezes(
     assert content["not_counted"] == ["vision tower"]
 
 
+def test_a_class_that_is_not_known_has_the_parts_whose_configs_stand_in_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = {"vision_config": {"depth": 27}, "audio_config": {"depth": 12}, "sound_config": None}
+    content, shown = memory(saved(tmp_path, configs, "somebody.models.OmniProvider"), capsys)
+    assert content["not_counted"] == ["vision tower", "audio encoder"]
+    assert "; not counted: vision tower, audio encoder." in shown
+
+
 def test_a_model_of_text_alone_has_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, shown = memory(saved(tmp_path, {}, "megatron.bridge.models.gpt_provider.GPTModelProvider"), capsys)
     assert content["not_counted"] == []

@@ -9,7 +9,7 @@ from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
 from bridge.rules.shape.parallel import Parallel
-from bridge.rules.versions import installed
+from bridge.rules.versions import installed, parse_version
 from tests import warm
 from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
 
@@ -108,3 +108,18 @@ def test_each_of_several_equal_experts_has_its_place():
     matrix = Parameter(name="weight", rows=2, columns=6, **words)
     vector = Parameter(name="bias", rows=1, columns=8, **words)
     assert _laid_out([matrix, vector, vector, vector, vector], ranks=None).held == 12 + 4 * 8
+
+
+def test_decoupled_gradients_are_not_cast_in_the_step() -> None:
+    ddp = {**case(FULL, "bf16_mixed", {}, {})["ddp"], "megatron_fsdp_main_grads_dtype": "bf16"}
+    model = {**SHAPE, "vocab_size": 256}
+    cast = {}
+    for version in ("0.17.1", "0.19.2"):
+        for is_aware in (False, True):
+            optimizer = {"use_distributed_optimizer": True, "use_precision_aware_optimizer": is_aware}
+            precision = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
+            parallel = Parallel.of(model).on_enough(RANKS)
+            owners = {"optimizer": {**optimizer, "fp8_recipe": "tensorwise"}, "ddp": ddp}
+            plan = precision_plan(precision, model, parallel, **owners, mcore=parse_version(version))
+            cast[version, is_aware] = memory_report(plan, ddp=ddp).ranks[0].step_bytes > 0
+    assert cast == {("0.17.1", False): True, ("0.17.1", True): True, ("0.19.2", False): True, ("0.19.2", True): False}

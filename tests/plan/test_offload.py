@@ -1,8 +1,10 @@
 """`optimizer_cpu_offload`: HybridDeviceOptimizer's FP32 masters and moments, on the host and on the GPU."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from bridge.cli.main import main
 from bridge.plan.memory import RankMemory, memory_report
@@ -99,3 +101,38 @@ def test_a_script_of_megatron_lm_offloads_all_and_its_dtypes_have_no_effect(tmp_
     assert "-> fp32 master weights" in shown
     assert shown.count("warning PB358") == 2
     assert "PB360" not in shown
+
+
+class Shard:
+    """A parameter's shard as HybridDeviceOptimizer asks it, without memory on a GPU."""
+
+    def __init__(self, size: int, dtype: torch.dtype = torch.bfloat16, *, is_cuda: bool = True) -> None:
+        self.size, self.dtype, self.is_cuda = size, dtype, is_cuda
+
+    def numel(self) -> int:
+        return self.size
+
+    def detach(self) -> "Shard":
+        return Shard(self.size, self.dtype, is_cuda=self.is_cuda)
+
+    clone = pin_memory = detach
+
+    def cpu(self) -> "Shard":
+        return Shard(self.size, self.dtype, is_cuda=False)
+
+    def float(self) -> "Shard":
+        return Shard(self.size, torch.float32, is_cuda=self.is_cuda)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_megatrons_own_optimizer_moves_that_share_and_steps_in_fp32_alone(fraction: float) -> None:
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+
+    groups = [{"params": [Shard(size) for size in (100, 200, 50)]}, {"params": [Shard(10) for _ in range(5)]}]
+    run = SimpleNamespace(param_groups=groups, param_update_in_fp32=True, pin_cpu_params=True)
+    on_host, on_gpu, *_ = HybridDeviceOptimizer._get_sub_optimizer_param_groups(run, fraction)
+    host, gpu = ([one for group in part for one in group["params"]] for part in (on_host, on_gpu))
+    assert {one.dtype for one in (*host, *gpu)} == {torch.float32}
+    moved, stayed = (sum(one.size for one in part) for part in (host, gpu))
+    assert moved + stayed == 400
+    assert {0.0: moved == 0, 0.3: 120 <= moved < 320, 1.0: stayed == 0}[fraction]

@@ -94,13 +94,13 @@ def test_an_fp32_residual_of_the_owners_own_is_refused_too() -> None:
     ("mode", "batch", "changes", "expected"),
     [
         ("bf16", 512, {}, "warning"),
-        ("bf16", None, {}, "warning"),
+        ("bf16", None, {}, "info"),  # the tokens of a step are not known
         ("bf16", 1, {}, None),  # 256 tokens for an expert, the last number up to which BF16 counts exactly
         ("bf16", 2, {}, "warning"),
         ("fp16", 512, {}, "error"),
         ("fp16", 1, {"seq_length": 8188}, None),  # 65,504 in all
         ("fp16", 1, {"seq_length": 8192}, "error"),
-        ("fp16", None, {}, "warning"),  # the tokens of a step are not known
+        ("fp16", None, {}, "info"),
         ("fp32", 512, {}, None),
         ("bf16", 512, {"moe_router_bias_update_rate": 0.0}, None),
         ("bf16", 512, {"moe_router_enable_expert_bias": False}, None),
@@ -110,12 +110,14 @@ def test_counts_in_half_precision_are_named_where_they_are_wrong(
     mode: str, batch: int | None, changes: dict[str, Any], expected: str | None
 ) -> None:
     name = "fp32" if mode == "fp32" else f"{mode}_mixed"
-    case = run(name, "mcore0.19.2", model={**BIASED, **changes}, train={"global_batch_size": batch})
+    case = run(name, "mcore0.19.2", model={**BIASED, **changes}, optimizer=OVERLAP, train={"global_batch_size": batch})
     assert severity("PB439", case) == expected
 
 
 def test_counts_in_fp16_say_that_nothing_is_balanced() -> None:
-    finding = found("PB439", run("fp16_mixed", "mcore0.19.2", model=BIASED, train={"global_batch_size": 512}))
+    finding = found(
+        "PB439", run("fp16_mixed", "mcore0.19.2", model=BIASED, optimizer=OVERLAP, train={"global_batch_size": 512})
+    )
     assert finding is not None
     assert finding.rule == (
         "the token counts of the experts are kept in fp16 (Float16Module casts the buffer local_tokens_per_expert), so "
@@ -123,15 +125,26 @@ def test_counts_in_fp16_say_that_nothing_is_balanced() -> None:
     )
 
 
+SPLIT_OTHERWISE = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
+
+
 @pytest.mark.parametrize(
-    ("experts", "loss_scale", "expected"), [(1, None, None), (8, None, "warning"), (8, 1024.0, None)]
+    ("layout", "loss_scale", "release", "expected"),
+    [
+        ({}, None, "0.19.2", None),
+        ({"expert_model_parallel_size": 8}, None, "0.16.1", "warning"),
+        ({"expert_model_parallel_size": 8}, None, "0.19.2", "warning"),
+        ({"expert_model_parallel_size": 8}, 1024.0, "0.19.2", None),
+        (SPLIT_OTHERWISE, None, "0.18.2", None),
+        (SPLIT_OTHERWISE, None, "0.19.2", "warning"),
+    ],
 )
 def test_two_scalers_part_where_experts_have_an_optimizer_of_their_own(
-    experts: int, loss_scale: float | None, expected: str | None
+    layout: dict[str, Any], loss_scale: float | None, release: str, expected: str | None
 ) -> None:
-    model = dict(MOE, expert_model_parallel_size=experts)
     precision = recipe("fp16_mixed", loss_scale=loss_scale) if loss_scale else "fp16_mixed"
-    assert severity("PB149", run(precision, "h100x8", model=model, optimizer=OVERLAP)) == expected
+    case = run(precision, f"h100x8,mcore{release}", model={**MOE, **layout}, optimizer=OVERLAP)
+    assert severity("PB149", case) == expected
 
 
 def test_sharded_mxfp8_weights_are_told_what_is_missing_and_nothing_else() -> None:
@@ -216,6 +229,22 @@ def test_packed_batches_have_to_leave_a_ranks_multiple(
         name,
         f"set data.dataset_kwargs.pad_seq_length_to_mult={multiple}",
     )
+
+
+@pytest.mark.parametrize(
+    ("packed", "expected"),
+    [
+        ({}, "set data.in_batch_packing_pad_to_multiple_of=128"),
+        ({"in_batch_packing_pad_to_multiple_of": 16}, "set data.in_batch_packing_pad_to_multiple_of=128"),
+        ({"in_batch_packing_pad_to_multiple_of": 128}, None),
+        ({"defer_in_batch_packing_to_step": True}, None),  # by code of the model's own
+    ],
+)
+def test_rows_that_are_packed_in_their_batch_have_to_leave_it_too(packed: dict[str, Any], expected: str | None) -> None:
+    data = {"seq_length": 4096, "enable_in_batch_packing": True, **packed}
+    model = {**DENSE, "seq_length": 4096, **SPLIT}
+    finding = found("PB507", full(CURRENT, H100, model, data=data, train={"micro_batch_size": 4}))
+    assert (finding.remedies if finding is not None else ()) == ((expected,) if expected else ())
 
 
 def test_batches_that_are_not_packed_are_judged_by_their_length_alone() -> None:
@@ -379,3 +408,12 @@ def test_megatron_fsdp_has_masters_of_the_dtype_that_is_stated(
     ddp = dict(MEGATRON_FSDP, megatron_fsdp_main_params_dtype=dtype)
     case = full({"bf16": True}, H100, optimizer={**OVERLAP, **optimizer}, ddp=ddp)
     assert severity("PB333", case) == expected
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"), [(None, "warning"), (["core_attn"], "warning"), ([], None), (["mla_up_proj"], None)]
+)
+def test_fp8_attention_is_recomputed_where_its_core_is(modules: list[str] | None, expected: str | None) -> None:
+    model = dict(DENSE, recompute_granularity="selective", recompute_modules=modules)
+    precision = dict(MXFP8, fp8_dot_product_attention=True)
+    assert severity("PB469", full(precision, "b200x8,te2.14,cuda12.9,mcore0.19.2", model)) == expected

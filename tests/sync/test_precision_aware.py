@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from bridge.errors import SyncCheckError
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import FUSED_RECIPES
 from bridge.sync.prediction import predict
@@ -76,3 +77,10 @@ def test_the_report_of_an_fp8_run_says_what_the_derived_switch_changes() -> None
     row = synchronize(config, optimizer=precision_aware(None)).row(f"optimizer.{SWITCH}")
     assert (row.old, row.new) == (True, False)
     assert row.why == "Megatron holds FP32 masters: 4 bytes a parameter, before 2 of a BF16 one with param remainders"
+
+
+def test_a_run_whose_first_step_would_fail_on_fp4_weights_is_refused_where_it_begins() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp4="e2m1", fp4_param_gather=True, fp8_recipe=None)
+    with pytest.raises(SyncCheckError, match="the first step ends in an AttributeError, got None"):
+        synchronize(config, optimizer=precision_aware(None), strict=True)
+    synchronize(config.state("test", fp8_recipe="tensorwise"), optimizer=precision_aware(None), strict=True)

@@ -78,11 +78,15 @@ def test_gradients_that_stay_not_finite_end_the_run(poisoned, tmp_path) -> None:
     assert len(records(tmp_path)) == 12
 
 
-@pytest.mark.parametrize("low", ["delayed", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize(
+    ("low", "stored"), [("delayed", False), ("delayed", True), ("tensorwise", True), ("mxfp8", False), ("nvfp4", False)]
+)
 def test_a_learning_rate_beyond_reason_ends_the_run_by_its_gradients_or_loss_and_not_by_the_audit(
-    low, tmp_path
+    low, stored, tmp_path
 ) -> None:
-    config = tiny(low=low, optimizer={"lr": 1e9, "min_lr": 0.0}, train={"train_iters": 40, "eval_iters": 0})
+    diverges = {"lr": 1e9, "min_lr": 0.0}
+    train = {"train_iters": 40, "eval_iters": 0}
+    config = tiny(low=low, stored=stored, sharded=stored, optimizer=diverges, train=train)
     with pytest.raises(TrainingError, match=r"Lower optimizer\.lr") as raised:
         pretrain(config, run_dir=tmp_path)
     assert not isinstance(raised.value, AuditError)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.errors import bounded
 from bridge.front.files.deepspeed_engine import NAME, Engine, engine_of
-from bridge.front.files.layer_source import LAYERS, implementation, unplanned_layers
+from bridge.front.files.layer_source import implementation, layer_settings, unplanned_layers
 from bridge.front.files.precision_file import FIELD, precision_file
 from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE, is_engine
@@ -61,7 +61,7 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
         model["transformer_impl"] = layers
     unplanned, opened, read_too = unplanned_layers(arguments), dict(engine.opened), engine.read_too
     if unplanned is not None:
-        opened |= dict.fromkeys(LAYERS, unplanned.partition(":")[0])
+        opened |= dict.fromkeys(layer_settings(), unplanned.partition(":")[0])
     unplanned = unplanned or engine.unplanned
     file = arguments.get(PRECISION_FILE)
     if file:

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
 from bridge.front.files.debug_features import unfollowed_features
-from bridge.front.files.layer_spec import unplanned_kitchen
+from bridge.front.files.layer_source import unplanned_kitchen
 from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
@@ -125,6 +125,8 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
 
 def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:
     """Refuse a model of another framework's file whose sizes neither the file nor an override states."""
+    if reading.other_layers is not None:
+        raise RunConfigError(str(reading.unplanned))
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
     if absent and reading.framework == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"

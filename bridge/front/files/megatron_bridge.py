@@ -14,7 +14,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files.debug_features import FEATURES, SECTION
 from bridge.front.files.field_names import fields_of, has_text, newer_fields, own_fields, release_of
-from bridge.front.files.layer_spec import unplanned_spec
+from bridge.front.files.layer_source import layer_settings, unplanned_spec
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.problems import OWNERS, PRECISION, SECTIONS
 from bridge.precision import strict_yaml
@@ -37,6 +37,12 @@ FROZEN = {
     )
 }
 """Class of a model -> the parts that it freezes by default; the other classes freeze none."""
+CONFIGS_OF_ENCODERS = {
+    "vision_config": "freeze_vision_model",
+    "audio_config": "freeze_audio_model",
+    "sound_config": "freeze_sound_encoder",
+}
+"""Field with the config of a part in front of the language model -> the field that freezes that part."""
 LOST = "{path}: the file names a {kind} without its content."
 NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
@@ -84,20 +90,11 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         own_fields=own,
         unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
         unplanned=unplanned,
-        opened=_opened(unplanned),
+        opened=dict.fromkeys(layer_settings(), unplanned.partition(":")[0]) if unplanned is not None else {},
         read_too=read_too,
         release=release,
         release_reason=reason,
     )
-
-
-def _opened(unplanned: str | None) -> dict[str, str]:
-    """Return the settings that say nothing certain where a model has no plan -> what decides them, as a noun."""
-    if unplanned is None:
-        return {}
-    from bridge.front.files.layer_source import LAYERS  # reads a table of Megatron-LM's, which few files need
-
-    return dict.fromkeys(LAYERS, unplanned.partition(":")[0])
 
 
 def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
@@ -119,6 +116,9 @@ def _freeze(model: dict[str, Any], classes: Sequence[str]) -> None:
     frozen = {name for one in classes for name in FROZEN.get(one, ())}
     for name in fields_of(MEGATRON_BRIDGE, classes) & FREEZES:
         model.setdefault(name, name in frozen)
+    for name, switch in CONFIGS_OF_ENCODERS.items():
+        if model.get(name) is not None:
+            model.setdefault(switch, False)
 
 
 class _Container:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.front.files.elsewhere import elsewhere, is_named
@@ -54,6 +55,17 @@ GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
 
+UNPLANNED = "{path}: describes {kind}, whose layers cannot be planned, got {given!r}. Give a run of a language model."
+
+
+class _Kind(NamedTuple):
+    """The kind of a model that is no language model."""
+
+    kind: str
+    given: str
+    """What says so."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
     """The first run of a file."""
@@ -86,7 +98,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     """Return what one run of a file says.
 
     Raises:
-        RunConfigError: It starts no run of Megatron-LM, or one of a model that is no language model.
+        RunConfigError: It starts no run of Megatron-LM.
     """
     try:
         number = choice.number or 1
@@ -102,7 +114,8 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     if document.kind == "shell" and is_engine(written) and report.decided_by is None:
         precision = report.config.to_dict()
     run = _run_of(written, document)
-    _refuse_kind(run, document.path)
+    _refuse_no_arguments(run, document.path)
+    kind = _kind_of(run)
     sections = sections_of(run.given)
     if precision is not None:
         sections["mixed_precision"] = precision
@@ -121,7 +134,8 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         environment={name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown},
         own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
         unknown=(*_unknown(run), *other.unknown),
-        unplanned=other.unplanned,
+        unplanned=UNPLANNED.format(path=document.path, **kind._asdict()) if kind is not None else other.unplanned,
+        other_layers=kind.kind if kind is not None else None,
         uncounted=other.uncounted,
         opened=other.opened,
         read_too=other.read_too,
@@ -209,18 +223,23 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
     return found
 
 
-def _refuse_kind(run: _Run, path: str) -> None:
-    """Refuse a run of a model that has other layers than a language model's decoder, and what is no run at all."""
+def _kind_of(run: _Run) -> _Kind | None:
+    """Return the kind of a model that has other layers than a language model's decoder."""
     for kind, options in KINDS.items():
         own = [name for name in options if name in NULL_OTHERWISE or not run.written.has_end]
         stated = [name for name in own if name in run.given.values]
         if stated:
-            raise _unplanned(path, kind, f"--{stated[0].replace('_', '-')}")
+            return _Kind(kind, f"--{stated[0].replace('_', '-')}")
     named = [PurePosixPath(run.written.launch.name).name, str(run.given.values.get("model_provider", ""))]
     for kind, pattern in PROGRAMS.items():
         for name in named:
             if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
-                raise _unplanned(path, kind, name)
+                return _Kind(kind, name)
+    return None
+
+
+def _refuse_no_arguments(run: _Run, path: str) -> None:
+    """Refuse what is no run at all."""
     if run.open_ends and not run.given.values:
         rule = "takes all arguments of Megatron-LM from elsewhere"
         raise RunConfigError.of(f"{path}: {run.written.label}", rule, run.open_ends[0], "Give the log of the run.")
@@ -228,11 +247,6 @@ def _refuse_kind(run: _Run, path: str) -> None:
         rule, given = "must hold arguments of Megatron-LM's training", next(iter(run.given.values), None)
         place = f"{path}: {run.written.label or 'arguments'}"
         raise RunConfigError.of(place, rule, given, "Give a file of its arguments.")
-
-
-def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
-    rule = f"describes {kind}, whose layers cannot be planned"
-    return RunConfigError.of(path, rule, given, "Give a run of a language model.")
 
 
 def _unknown(run: _Run) -> list[str]:
@@ -255,7 +269,7 @@ def _unknown(run: _Run) -> list[str]:
         found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here.")
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
-    if not run.is_started and not run.written.has_end:
+    if not run.is_started and not run.written.has_end and _kind_of(run) is None:
         kind = "hybrid" if "hybrid_layer_pattern" in run.given.values else "gpt"
         found.append(f"The program: the file does not name it; pretrain_{kind}.py is assumed.")
     return found

@@ -70,6 +70,8 @@ class FileReading:
     """What the file leaves open, as sentences."""
     unplanned: str | None = None
     """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
+    other_layers: str | None = None
+    """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
     uncounted: tuple[str, ...] = ()
     """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
     opened: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +141,7 @@ class FileReading:
     @property
     def open(self) -> tuple[str, ...]:
         """What the file leaves open, as sentences, the source without which there is no plan first."""
-        if self.unplanned is None:
+        if self.unplanned is None or self.other_layers is not None:
             return self.unknown
         return (self.unplanned, *self.unknown)
 

@@ -1,28 +1,24 @@
-"""Compiled packages that layers of Megatron import, and torch code that takes their places where they are missing.
+"""Compiled packages that layers of Megatron call, and torch code that takes their places where they are missing.
 
-`import_layers` imports those layers. A module that is not installed is in place while they are imported and gone
-afterwards, so that no other code takes it for the package.
+`stand_ins` is a part of a run on a CPU: for its length the layers find the torch code under the names of the package.
+Nothing of it exists outside of a run. With CUDA, Megatron's own error names the package that is missing.
 """
 
 import importlib
 import sys
 import types
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 from bridge.megatron.hybrid.state_space import GatedRMSNorm, chunk_scan, convolved_scan
-
-LAYERS = (
-    "megatron.core.ssm.mamba_mixer",
-    "megatron.core.ssm.gated_delta_net",
-    "megatron.core.transformer.experimental_attention_variant.dsa",
-)
-"""Modules of Megatron that import one of the packages."""
-_TENSOR_OPS = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
+from bridge.megatron.replacement import replaced
 
 
 def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -52,36 +48,105 @@ def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     return (y[..., :width] * scale).to(x.dtype)
 
 
-KERNELS: Mapping[str, tuple[str, Mapping[str, Callable[..., Any] | None]]] = {
-    "mamba_ssm.ops.triton.layernorm_gated": ("mamba_ssm", {"RMSNorm": GatedRMSNorm}),
-    "mamba_ssm.ops.triton.ssd_combined": (
-        "mamba_ssm",
-        {"mamba_chunk_scan_combined": chunk_scan, "mamba_split_conv1d_scan_combined": convolved_scan},
+class ShardedGatedNorm(GatedRMSNorm):
+    """The gated norm of a Mamba mixer: its channels are split over the tensor-parallel ranks."""
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+        """Return the weight as a part of the whole, for a checkpoint."""
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"weight": 0},
+            sharded_offsets,
+            tp_group=parallel_state.get_tensor_model_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandIn:
+    """Torch code for one package."""
+
+    package: str
+    modules: tuple[str, ...]
+    """Modules of Megatron that call the package; a release has some of them."""
+    values: Mapping[str, Any]
+    """Name in these modules -> the value without the package."""
+
+
+STAND_INS = (
+    StandIn(
+        package="mamba_ssm",
+        modules=("megatron.core.ssm.mamba_mixer",),
+        values={
+            "HAVE_MAMBA_SSM": True,
+            "RMSNormGated": GatedRMSNorm,
+            "ExtendedRMSNorm": ShardedGatedNorm,
+            "mamba_chunk_scan_combined": chunk_scan,
+            "mamba_split_conv1d_scan_combined": convolved_scan,
+        },
     ),
-    "fla.modules.l2norm": ("fla", {"l2norm": l2norm}),
-    "fla.ops.gated_delta_rule": ("fla", {"chunk_gated_delta_rule": delta_rule}),
-    "fast_hadamard_transform": ("fast_hadamard_transform", {"hadamard_transform": hadamard_transform}),
-    _TENSOR_OPS: ("triton", dict.fromkeys(("tensor_get_slice_after", "tensor_masked_update", "tensor_merge"))),
-}
-"""Module -> the package without which it cannot be imported, and its names; None: only inference calls it."""
+    StandIn(
+        package="fla",
+        modules=("megatron.core.ssm.gated_delta_net",),
+        values={"HAVE_FLA": True, "l2norm": l2norm, "chunk_gated_delta_rule": delta_rule},
+    ),
+    StandIn(
+        package="fast_hadamard_transform",
+        modules=("megatron.core.transformer.experimental_attention_variant.dsa",),
+        values={"hadamard_transform": hadamard_transform},
+    ),
+)
+SPECS = "megatron.core.models.mamba.mamba_layer_specs"
+"""Megatron's spec of a hybrid's layers, which imports the mixer."""
+_OF_TRITON = ("megatron.core.ssm.mamba_mixer", SPECS)
+"""Modules that cannot be imported without Triton. megatron-core 0.19 has no part that can."""
+_TENSOR_OPS = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
+_UNCALLED = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
+"""Functions of that module, which the mixer calls in inference alone."""
+_put_away: dict[str, types.ModuleType] = {}
+"""The modules that need Triton, outside of a run."""
 
 
-def _imported(layer: str) -> types.ModuleType:
-    """Import a module, again where another program imported it without the packages: its functions see the new ones."""
-    before = sys.modules.get(layer)
-    return importlib.import_module(layer) if before is None else importlib.reload(before)
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Put the torch code into Megatron's layers for a ``with`` block, for the packages that are not installed."""
+    with ExitStack() as stack:
+        stack.enter_context(_without_triton())
+        for one in STAND_INS:
+            if find_spec(one.package) is None:
+                layers = [importlib.import_module(name) for name in one.modules if find_spec(name) is not None]
+                stack.enter_context(
+                    replaced((layer, name, value) for layer in layers for name, value in one.values.items())
+                )
+        yield
 
 
-def import_layers() -> None:
-    """Import the layers of this Megatron Core that need the packages."""
-    missing = {name for name, (package, _) in KERNELS.items() if find_spec(package) is None} - sys.modules.keys()
-    for name in missing:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__dict__.update(KERNELS[name][1])
+@contextmanager
+def _without_triton() -> Iterator[None]:
+    """Let the modules that need Triton be imported without it for a ``with`` block, after which they are gone again."""
+    if find_spec("triton") is not None or _OF_TRITON[0] in sys.modules:
+        yield
+        return
+    if not _put_away:
+        stub = sys.modules[_TENSOR_OPS] = types.ModuleType(_TENSOR_OPS)
+        stub.__dict__.update(dict.fromkeys(_UNCALLED))
+        try:
+            _put_away.update({name: importlib.import_module(name) for name in _OF_TRITON})
+        finally:
+            del sys.modules[_TENSOR_OPS]
+    for name, module in _put_away.items():
+        sys.modules[name] = module
+        setattr(*_place_of(name), module)
     try:
-        for layer in LAYERS:
-            with suppress(ModuleNotFoundError):  # a release that has no such layer
-                _imported(layer)
+        yield
     finally:
-        for name in missing:
+        for name in _put_away:
             del sys.modules[name]
+            delattr(*_place_of(name))
+
+
+def _place_of(name: str) -> tuple[types.ModuleType, str]:
+    """Return the package of a module, and its name there."""
+    package, _, child = name.rpartition(".")
+    return sys.modules[package], child

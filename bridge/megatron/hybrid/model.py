@@ -4,6 +4,7 @@ Megatron has a spec of Transformer Engine's layers alone; `local_stack` puts its
 every layer is one kind of block, and counts as a layer of the model.
 """
 
+import importlib
 import sys
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 from megatron.core.extensions import transformer_engine as te
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.models.mamba import MambaModel
-from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from bridge.errors import RunConfigError
 from bridge.megatron.attention import FusedDotProductAttention
+from bridge.megatron.hybrid.kernels import SPECS
 from bridge.megatron.layer_spec import LOCAL, SequenceParallelNorm, with_classes
 from bridge.megatron.replacement import replaced
 from bridge.rules.shape.hybrid import HybridPattern
@@ -35,9 +36,14 @@ NORMS = {
 """Layer -> its norm, and the linear layer behind it, under whose name a checkpoint keeps the norm."""
 
 
+def stack_spec() -> Any:
+    """Return Megatron's spec of a hybrid's layers. Without Triton, its module is there during a run alone."""
+    return importlib.import_module(SPECS).mamba_stack_spec
+
+
 def local_stack(config: Any) -> Any:
     """Return the layers of Megatron's `mamba_stack_spec` with its own in place of Transformer Engine's."""
-    stack, layers = with_classes(mamba_stack_spec.submodules, CLASSES), {}
+    stack, layers = with_classes(stack_spec().submodules, CLASSES), {}
     for name, (norm, linear) in NORMS.items():
         layer = getattr(stack, name)
         parts = {norm: SequenceParallelNorm, "sharded_state_dict_keys_map": {f"{norm}.": f"{linear}.layer_norm_"}}
@@ -54,8 +60,8 @@ def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
         raise RunConfigError("\n".join(map(str, pattern.faults)))
     arguments = {"config": config, "hybrid_override_pattern": pattern.layers, **model}
     if backend in ("te", "te_cpu"):
-        return MambaModel(mamba_stack_spec=mamba_stack_spec, **arguments)
-    stack = replace(mamba_stack_spec, submodules=local_stack(config))
-    block = sys.modules[mamba_stack_spec.module.__module__]
+        return MambaModel(mamba_stack_spec=stack_spec(), **arguments)
+    stack = replace(stack_spec(), submodules=local_stack(config))
+    block = sys.modules[stack.module.__module__]
     with replaced([(block, "TENorm", SequenceParallelNorm)]):  # of the last norm, which no spec has
         return MambaModel(mamba_stack_spec=stack, **arguments)

@@ -20,7 +20,7 @@ from bridge.megatron.agreement import from_all_ranks
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import parts
 from bridge.precision.grouping import grouped
-from bridge.pytorch.record.health import error_limit
+from bridge.pytorch.record.health import error_limit, in_range, scale_of
 from bridge.pytorch.record.modules import places
 from bridge.pytorch.record.te import describe, is_quantised
 
@@ -115,5 +115,6 @@ def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_store
     if not is_stored:
         return torch.equal(held, master.to(held.dtype))
     row = describe(parameter, columnwise=False)
-    norm = master.norm()
-    return bool((held.float() - master).norm() <= error_limit(row.format, row.scheme) * norm) or not norm > 0
+    wanted = in_range(master, row.format, scale_of(parameter))
+    norm = wanted.norm()
+    return bool((held.float() - wanted).norm() <= error_limit(row.format, row.scheme) * norm) or not norm > 0

@@ -34,6 +34,15 @@ def error_limit(format_: str, scheme: str) -> float:
     return 0.5 if scheme == "delayed" else float(2.0 ** -FORMATS[format_].mantissa_bits)
 
 
+def scale_of(stored: Any) -> float | None:
+    """Return the factor that a weight's codes were made with; None where tiles have their own."""
+    held = getattr(stored, "stored", None)  # of an emulated weight
+    scale_inv = getattr(stored, "_scale_inv", None) if held is None else held.scale_inv
+    if not isinstance(scale_inv, torch.Tensor) or scale_inv.numel() != 1 or not scale_inv.is_floating_point():
+        return None
+    return 1 / float(scale_inv)
+
+
 def relative_error(out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None) -> float:
     """Return the Frobenius norm of the error of a result, divided by that of the result in FP32.
 
@@ -49,7 +58,7 @@ def relative_error(out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bi
     return float((out[:rows].float() - wanted).norm() / norm) if is_measurable else 0.0
 
 
-def _in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
+def in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
     """Return values as far as a format reaches with a tensor's scale, which delayed scaling has from earlier steps.
 
     Values that saturate are no fault of the GEMM: a run whose values grow that fast ends by its loss or gradients.
@@ -94,8 +103,11 @@ def of_emulated(
     elif operand.spec.scheme != "delayed":  # whose stored weights keep the scale of the step before
         fresh = stored_operand(quantise(weight, operand.spec, col=False), "weight")
     is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
-    x_MK = _in_range(x_MK, left.spec.format, left.scale)
-    weight = _in_range(weight, operand.spec.format, operand.scale)
+    scale = operand.scale
+    if operand.amax is None and operand.spec.whole_tensor:  # stored codes, with the scale that they were made with
+        scale = 1 / operand.factor
+    x_MK = in_range(x_MK, left.spec.format, left.scale)
+    weight = in_range(weight, operand.spec.format, scale)
     error = relative_error(out, x_MK, weight, bias)
     return _row(place, (operand.spec.format, operand.spec.scheme), error, is_fresh=is_fresh)
 
@@ -121,7 +133,7 @@ def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tupl
             is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
     scales = [getattr(one, "_scale_inv", None) for one in (call.left, call.right)]  # none where tiles have their own
     x_MK, weight = (
-        _in_range(values, format_[0], None if scale_inv is None else 1 / float(scale_inv))
+        in_range(values, format_[0], None if scale_inv is None else 1 / float(scale_inv))
         for values, scale_inv in ((x_MK, scales[0]), (weight, scales[1]))
     )
     return _row(place, format_, relative_error(out, x_MK, weight, call.bias), is_fresh=is_fresh)

@@ -102,10 +102,36 @@ def _odd_blocks(run: RuleContext) -> list[Violation]:
     return found
 
 
-PADDED_TO = 16
-"""Tokens that a packed batch is padded to a multiple of where nothing states another number."""
 BLOCK = 128
 """The side of a block of blockwise scaling."""
+
+
+class Packing(NamedTuple):
+    """Padding of the packed batches of Megatron Bridge."""
+
+    path: str
+    """The setting that holds the multiple."""
+    multiple: int
+    """Number of tokens that a sample of a batch is a multiple of."""
+    samples: int = 1
+    """Samples of a micro-batch that are padded to the same length."""
+    fixed: str = ""
+    """The setting that pads to a fixed length instead; "" where there is none."""
+
+
+def packing(run: RuleContext) -> Packing | None:
+    """Return the padding of a run that packs sequences; None where it packs none, or to a fixed length."""
+    data = run.data
+    if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
+        path = "data.in_batch_packing_pad_to_multiple_of"  # the rows of a micro-batch become one
+        return Packing(path, data.in_batch_packing_pad_to_multiple_of or 1)
+    options = data.dataset_kwargs if isinstance(data.dataset_kwargs, Mapping) else {}
+    is_packed = data.enable_offline_packing or data.packed_sequence_specs
+    multiple = whole_number(options.get("pad_seq_length_to_mult", 16))
+    if not is_packed or options.get("pad_to_max_length") or not multiple:
+        return None
+    path, fixed = "data.dataset_kwargs.pad_seq_length_to_mult", "data.dataset_kwargs.pad_to_max_length"
+    return Packing(path, multiple, run.train.micro_batch_size or 1, fixed)
 
 
 def _odd_packs(run: RuleContext) -> list[Violation]:
@@ -113,27 +139,26 @@ def _odd_packs(run: RuleContext) -> list[Violation]:
 
     Blockwise scaling runs ragged blocks, which PB503 is about; a remedy avoids them too.
     """
-    data, alignment = run.data, _alignment(run)
-    options = data.dataset_kwargs if isinstance(data.dataset_kwargs, Mapping) else {}
-    is_packed = data.enable_offline_packing or data.packed_sequence_specs
-    if not is_packed or options.get("pad_to_max_length") or not alignment:
+    packed, alignment = packing(run), _alignment(run)
+    if packed is None or packed.multiple < 1 or not alignment:
         return []
-    padded = whole_number(options.get("pad_seq_length_to_mult", PADDED_TO))
-    if not padded or padded < 1:
+    ranks, tokens_of_batch = run.parallel.of_tokens, packed.multiple * packed.samples
+    wanted = BLOCK if run.scheme == "blockwise" else alignment[0]
+    if not tokens_of_batch % (wanted * ranks):
         return []
-    ranks, batch = run.parallel.of_tokens, run.train.micro_batch_size or 1
-    multiple = BLOCK if run.scheme == "blockwise" else alignment[0]
-    if not padded * batch % (multiple * ranks):
-        return []
+    each = wanted * ranks // math.gcd(wanted * ranks, packed.samples)
+    setting = ".".join(packed.path.split(".")[:2])
     return [
         Violation(
-            severity=None if padded * batch % (alignment[0] * ranks) else "warning",
-            padded=padded,
-            batch=f" x {batch} samples" if batch > 1 else "",
+            setting,
+            severity=None if tokens_of_batch % (alignment[0] * ranks) else "warning",
+            padded=packed.multiple,
+            name=packed.path.rpartition(".")[2],
             by=_ranks_of_tokens(run),
-            left=_words_of_share(padded * batch, ranks),
-            multiple=multiple,
-            needed=math.lcm(padded, multiple * ranks // math.gcd(multiple * ranks, batch)),
+            left=_words_of_share(tokens_of_batch, ranks),
+            multiple=wanted,
+            needed=f"{packed.path}={math.lcm(packed.multiple, each)}",
+            fixed=f"set {packed.fixed}=True" if packed.fixed else "",
         )
     ]
 
@@ -237,14 +262,12 @@ RULES = (
         title="packed batches that the GEMMs do not take",
         setting="data.dataset_kwargs",
         when=all_of("is_low", "not is_emulated", find=_odd_packs),
-        message="a packed batch is padded to a multiple of {padded} tokens{batch} (pad_seq_length_to_mult), which "
-        "leaves {left} on a rank ({by}), and {run.scheme} takes multiples of {multiple}",
-        remedies=(
-            "set data.dataset_kwargs.pad_seq_length_to_mult={needed}",
-            "set data.dataset_kwargs.pad_to_max_length=True",
-        ),
-        source="Megatron Bridge 0.2.0 to 0.6.2 data/packing/gpt_sft.py:198 (before 0.6 data/datasets/sft.py) and "
-        "data/datasets/gpt_sft.py:95; Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec, "
-        "pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issues 2892 and 2911 (2026-04-21)",
+        message="a packed batch is padded to a multiple of {padded} tokens ({name}), which leaves {left} on a rank "
+        "({by}), and {run.scheme} needs multiples of {multiple}",
+        remedies=("set {needed}", "{fixed}"),
+        source="Megatron Bridge 0.2.0 to 0.6.2 data/packing/gpt_sft.py:198 (before 0.6 data/datasets/sft.py), "
+        "data/datasets/gpt_sft.py:95 and data/packing/in_batch.py; Transformer Engine 2.20 pytorch/utils.py "
+        "assert_dim_for_fp8_exec, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issues 2892 and 2911, "
+        "2026-04-21",
     ),
 )

@@ -3,6 +3,7 @@
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.rules.rule import PARSER, contradiction, error, no_effect, warning
+from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of, violations, without_effect
 
 LARGEST = 2**128 - 2**104
@@ -43,6 +44,19 @@ def _fatal_checks(run: RuleContext) -> list[Violation]:
 def _window(run: RuleContext) -> bool:
     window = run.optimizer.loss_scale_window
     return _bad(window) or window < 1 or window != int(window)
+
+
+def _optimizers_of_experts(run: RuleContext) -> list[Violation]:
+    """Return the violation of experts that are spread over other ranks than the layers, which parts their optimizers.
+
+    Before megatron-core 0.19 expert parallelism alone counts.
+    """
+    if run.parallel.expert > 1:
+        return [Violation(same="expert_model_parallel_size=1")]
+    is_split_otherwise = run.parallel.expert_tensor != run.parallel.tensor
+    if is_split_otherwise and at_least(run.mcore, "0.19"):
+        return [Violation(same=f"expert_tensor_parallel_size={run.parallel.tensor}")]
+    return []
 
 
 RULES = (
@@ -126,11 +140,18 @@ RULES = (
         id="PB149",
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
-        when=all_of(*("has_dynamic_scale", "shape.is_moe", "has_optimizer"), lambda run: run.parallel.expert > 1),
-        message="dense and expert parameters have optimizers of their own under expert parallelism, each with its own "
-        "dynamic loss scale, and only the first scales the loss: after an overflow that only one of them sees, the "
-        "gradients of the experts are unscaled by another number",
-        remedies=("choose a bf16 recipe, which has none", "set optimizer.loss_scale=1024, for example", "use EP 1"),
+        when=all_of(
+            *("has_dynamic_scale", "has_optimizer", "model.num_moe_experts", "shape.is_moe"),
+            find=_optimizers_of_experts,
+        ),
+        message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
+        "only the first scales the loss: after an overflow that only one of them sees, the gradients of the experts "
+        "are unscaled by another number",
+        remedies=(
+            "choose a bf16 recipe, which has none",
+            "set optimizer.loss_scale=1024, for example",
+            "set model.{same}, which makes one optimizer of both",
+        ),
         source="megatron-core 0.16.1 and 0.19.2 optimizer/optimizer.py MixedPrecisionOptimizer.prepare_grads and "
         "ChainedOptimizer, optimizer/__init__.py, extensions/transformer_engine.py:644",
         explanation="Each optimizer looks for inf in its own gradients and backs its own scale off. The step is "

@@ -188,7 +188,7 @@ RULES = (
         id="PB110",
         title="autocast under expert-parallel overlap",
         setting="model.enable_autocast",
-        when=all_of("shape.is_moe", "model.enable_autocast", "model.overlap_moe_expert_parallel_comm"),
+        when=all_of("model.enable_autocast", "model.overlap_moe_expert_parallel_comm", "shape.is_moe"),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters another context "
         "instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),

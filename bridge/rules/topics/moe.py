@@ -31,26 +31,33 @@ EXACT_BF16 = 256
 
 
 def _half_precision_counts(run: RuleContext) -> list[Violation]:
-    """Return the violation of token counts that the dtype of the model cannot hold.
-
-    From 256 on two neighbours in BF16 are 2 apart, from 512 on 4, and so on.
-    """
-    topk, experts = run.model.moe_router_topk, run.model.num_moe_experts
+    """Return the violation of token counts that the dtype of the model cannot hold; an info where there is no count."""
     length, batch = run.model.seq_length or run.data.seq_length, run.train.global_batch_size
-    routed = length * batch * topk if length and batch else None
-    if run.is_fp16:
-        if routed is not None and routed <= LARGEST_FP16:
-            return []
-        step = f"{routed:,} in a step" if routed is not None else "tokens of a step x top-k"
-        effect = f"their sum, {step}, is inf above {LARGEST_FP16:,}: no bias goes down, and nothing is balanced"
-        severity = "error" if routed is not None else None
-        return [Violation(effect=effect, balanced=_balanced_by_loss(run), severity=severity)]
-    mean = routed // experts if routed is not None else 40_000
-    if mean <= EXACT_BF16:
-        return []
-    spacing = 2 ** (mean.bit_length() - 8)
-    effect = f"the sign of an update is wrong near balance: at {mean:,} tokens two counts are {spacing:,} apart"
-    return [Violation(effect=effect, balanced=_balanced_by_loss(run))]
+    balanced = _balanced_by_loss(run)
+    if not length or not batch:
+        return [Violation(effect=_OPEN[run.mode], balanced=balanced, severity="info")]
+    routed = int(length * batch * run.model.moe_router_topk)
+    if run.is_bf16:
+        mean = routed // run.model.num_moe_experts
+        effect = f"{WRONG_SIGN}: at {mean:,} tokens two counts are {_bf16_spacing(mean):,} apart"
+        return [Violation(effect=effect, balanced=balanced)] if mean > EXACT_BF16 else []
+    effect = (
+        f"their sum, {routed:,} in a step, is inf above {LARGEST_FP16:,}: no bias goes down, and nothing is balanced"
+    )
+    return [Violation(effect=effect, balanced=balanced, severity="error")] if routed > LARGEST_FP16 else []
+
+
+WRONG_SIGN = "the sign of an update is wrong near balance"
+_OPEN = {
+    "bf16": f"{WRONG_SIGN}: at 40,000 tokens, for example, two counts are 256 apart",
+    "fp16": f"their sum is inf where the tokens of a step x top-k are above {LARGEST_FP16:,}, and nothing is balanced",
+}
+"""Mode -> the effect where the tokens of a step are not known."""
+
+
+def _bf16_spacing(number: int) -> int:
+    """Return the distance of two neighbours in BF16 above 256: 2 from there on, 4 from 512 on, and so on."""
+    return int(2 ** (number.bit_length() - 8))
 
 
 def _balanced_by_loss(run: RuleContext) -> str:
@@ -59,7 +66,7 @@ def _balanced_by_loss(run: RuleContext) -> str:
     return " and model.moe_router_load_balancing_type=aux_loss" if is_unbalanced else ""
 
 
-of_experts = partial(all_of, "shape.is_moe")
+of_experts = partial(all_of, "model.num_moe_experts", "shape.is_moe")
 _OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 
 
@@ -263,7 +270,7 @@ RULES = (
         setting="model.moe_router_enable_expert_bias",
         versions=(mcore(until="0.20"),),
         when=of_experts(
-            *("is_half", "model.moe_router_enable_expert_bias", "model.moe_router_bias_update_rate"),
+            *("is_half", "has_optimizer", "model.moe_router_enable_expert_bias", "model.moe_router_bias_update_rate"),
             find=_half_precision_counts,
         ),
         message="the token counts of the experts are kept in {run.mode} (Float16Module casts the buffer "

@@ -46,7 +46,7 @@ def _stored_blocks(run: RuleContext) -> list[Violation]:
         path, remedy = "optimizer.main_params_dtype", "set main_params_dtype=fp32"
     elif family == "FP4" and optimizer.fp8_recipe in FUSED_RECIPES:
         path, remedy = "optimizer.fp8_recipe", "set optimizer.fp8_recipe=tensorwise (--fp8-recipe of Megatron-LM)"
-        if run.is_bridge:
+        if run.is_whole and run.is_bridge:
             remedy = "set mixed_precision.fp8_recipe=tensorwise"
     else:
         return []

@@ -51,7 +51,7 @@ def _broken_replicas(run: RuleContext) -> list[Violation]:
         what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
         return [Violation(what=what, rests_on=_sizes_named(what))]
     what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
-    if run.shape.is_moe and count % ranks.expert_replica:
+    if run.model.num_moe_experts and run.shape.is_moe and count % ranks.expert_replica:
         return [Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])]
     return []
 

@@ -7,9 +7,12 @@ from bridge.rules.violation import Violation, all_of
 
 
 def _recomputes_attention(run: RuleContext) -> bool:
-    """Return whether the attention core is recomputed by itself, as it is where no module is named."""
-    modules = run.model.recompute_modules
-    return run.model.recompute_granularity == "selective" and (not modules or "core_attn" in run.recomputed)
+    """Return whether the attention core is recomputed by itself, as it is where nothing says which modules are.
+
+    An empty list says that none is.
+    """
+    is_selective = run.model.recompute_granularity == "selective"
+    return is_selective and (run.model.recompute_modules is None or "core_attn" in run.recomputed)
 
 
 def _captured_experts(run: RuleContext) -> list[Violation]:
@@ -18,9 +21,10 @@ def _captured_experts(run: RuleContext) -> list[Violation]:
     Layers are captured as a whole where no part is named.
     """
     field = "cuda_graph_modules" if at_least(run.mcore, "0.18") is not False else "cuda_graph_scope"
-    given = getattr(run.model, field) or []
-    named = [given] if isinstance(given, str) else given
-    parts = {str(getattr(one, "name", one)).rpartition(".")[2] for one in named} - {"full", "none"}
+    parts: set[str] = set()
+    for given in (run.model.cuda_graph_modules, run.model.cuda_graph_scope):
+        named = [given] if isinstance(given, str) else given or []
+        parts |= {str(getattr(one, "name", one)).rpartition(".")[2] for one in named} - {"full", "none"}
     if run.model.cuda_graph_impl != "transformer_engine" or (parts and "moe" not in parts):
         return []
     return [Violation(f"model.{field}", field=field)]

@@ -2,6 +2,7 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
+from bridge.rules.topics.parallel import weight_shards
 from bridge.rules.violation import Violation, all_of
 
 _ACCUMULATES_LOW = (
@@ -30,6 +31,13 @@ def _unread_accumulation(run: RuleContext) -> list[Violation]:
         elif name == sends and not run.is_sharded:
             found.append(Violation(name, why="without the distributed optimizer gradients are all-reduced"))
     return found
+
+
+def _shards_the_output_head(run: RuleContext) -> bool:
+    """Return whether weights of dense layers, and with them the output head, are sharded beyond tensor parallelism."""
+    model = run.model
+    shards = model.tensor_parallel_num_weight_shards or run.parallel.tensor
+    return shards > run.parallel.tensor or (model.gtp_weight_remat_size or 1) > 1
 
 
 RULES = (
@@ -93,5 +101,20 @@ RULES = (
         message="has no effect: {why}",
         remedies=("drop it",),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:163, :488; 0.19.2 :1365",
+    ),
+    warning(
+        id="PB367",
+        title="gradients of sharded weights reduced in half precision",
+        setting="grad_reduce_in_fp32",
+        versions=(mcore(since="0.19", until="0.20"),),
+        when=all_of(
+            *("is_half", "ddp.grad_reduce_in_fp32", "not has_megatron_fsdp", _shards_the_output_head),
+            find=lambda run: [Violation(unsharded=weight_shards(run))],
+        ),
+        message="the gradient of the output head is reduced over the shards of its weight in {run.mode} before it is "
+        "added up in FP32",
+        remedies=("use megatron-core 0.20", "set {unsharded}, which shards no weight further"),
+        source="megatron-core 0.19.2 tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication; fixed "
+        "in Megatron-LM main of 2026-08-22 (pull request 6624)",
     ),
 )

@@ -54,7 +54,9 @@ def _unread_reduction(run: RuleContext) -> list[Violation]:
     if is_as_asked:
         but = f"; main gradients are {main} and sent in {sent}, as it asks"
         return [Violation(but=but, remedy="leave it, or drop it", severity="info")]
-    remedy = f"set ddp.megatron_fsdp_main_grads_dtype={wanted} and ddp.megatron_fsdp_grad_comm_dtype={wanted} instead"
+    dtypes = {"ddp.megatron_fsdp_main_grads_dtype": main, "ddp.megatron_fsdp_grad_comm_dtype": sent}
+    steps = [f"{name}={wanted}" for name, dtype in dtypes.items() if dtype != wanted]
+    remedy = f"set {' and '.join(steps)} instead"
     return [Violation(but=f"; main gradients are {main} and sent in {sent}", remedy=remedy)]
 
 

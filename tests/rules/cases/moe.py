@@ -1,6 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.moe`."""
 
-from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MOE, MXFP8, NVFP4, PADDED_MOE, full, run
+from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MOE, MXFP8, NVFP4, OVERLAP, PADDED_MOE, full, run
 
 UNSPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
 BIASED = dict(
@@ -76,7 +76,7 @@ CASES = {
         run("bf16_mixed", "mcore0.18.2", model=dict(MOE, **UNSPLIT, expert_model_parallel_size=2)),
     ),
     "PB439": (
-        run("bf16_mixed", "mcore0.19.2", model=BIASED, train={"global_batch_size": 512}),
-        run("bf16_mixed", "mcore0.19.2", model=BIASED, train={"global_batch_size": 1}),
+        run("bf16_mixed", "mcore0.19.2", model=BIASED, optimizer=OVERLAP, train={"global_batch_size": 512}),
+        run("bf16_mixed", "mcore0.19.2", model=BIASED, optimizer=OVERLAP, train={"global_batch_size": 1}),
     ),
 }

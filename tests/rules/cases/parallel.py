@@ -16,6 +16,7 @@ from tests.rules.cases.runs import (
     run,
 )
 
+MXFP8_COMPUTE = dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False, grad_reduce_in_fp32=False)
 WEIGHT_SHARDS = dict(DENSE, tensor_parallel_num_weight_shards=4)
 
 LAID_OUT = dict(DENSE, overlap_p2p_comm=True, batch_p2p_comm=False)
@@ -34,12 +35,8 @@ CASES = {
     "PB403": (full(MXFP8, B200, dict(OVERLAPPED, ffn_hidden_size=14400)), full(MXFP8, B200, OVERLAPPED)),
     "PB404": (full(dict(NVFP4, fp4_param_gather=False), B200, WEIGHT_SHARDS), full(NVFP4, B200, WEIGHT_SHARDS)),
     "PB405": (
-        full(dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False), B200, WEIGHT_SHARDS),
-        full(
-            dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False),
-            B200,
-            dict(DENSE, mla_down_proj_fusion=True),
-        ),
+        full(MXFP8_COMPUTE, B200, WEIGHT_SHARDS),
+        full(MXFP8_COMPUTE, B200, dict(DENSE, mla_down_proj_fusion=True)),
     ),
     "PB406": (
         run("bf16_mixed", "h100x12", model=dict(DENSE, tensor_model_parallel_size=8)),

@@ -43,4 +43,8 @@ CASES = {
         run(dict(BF16_SUMS, reduce_scatter_with_fp32_accumulation=True), model=DENSE, optimizer={}, ddp={}),
         run(BF16_SUMS, model=DENSE, optimizer={}, ddp={}),
     ),
+    "PB367": (
+        run("bf16_mixed", H100, model=dict(DENSE, tensor_parallel_num_weight_shards=2), ddp=OVERLAP),
+        run("bf16_mixed", H100, model=dict(DENSE, mla_down_proj_fusion=True), ddp=OVERLAP),
+    ),
 }

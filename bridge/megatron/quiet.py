@@ -1,0 +1,28 @@
+"""Loggers of Megatron and torch whose lines no user can act on, quiet while we import them or a run goes on."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LEVELS = {
+    "megatron": logging.WARNING,  # at INFO it prints whole configs
+    "megatron.core.models.gpt.gpt_model": logging.ERROR,  # 0.19 announces HybridModel at every construction
+    "megatron.core.tensor_parallel.random": logging.ERROR,  # fires at each RNG fork where the CPU has the one generator
+    "megatron.core.dist_checkpointing.strategies.torch": logging.ERROR,  # 0.19: on asynchronous saving, not used here
+    "torch.utils.cpp_extension": logging.ERROR,  # 0.17 and later make it report a missing CUDA at import
+}
+"""Logger -> its level, where nobody set one."""
+
+
+@contextmanager
+def quiet_loggers() -> Iterator[None]:
+    """Give the loggers their levels for a ``with`` block."""
+    loggers = [logging.getLogger(name) for name in LEVELS]
+    unset = [logger for logger in loggers if logger.level == logging.NOTSET]
+    try:
+        for logger in unset:
+            logger.setLevel(LEVELS[logger.name])
+        yield
+    finally:
+        for logger in unset:
+            logger.setLevel(logging.NOTSET)
