@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, bounded
 from bridge.front.loader import RunValues, load_run
 
 RUN = (
@@ -64,17 +64,15 @@ class TestPerModuleFile:
         code, printed = answered(tmp_path, script, "manifest", "--for", "vllm", "--model-type", "llama", capsys=capsys)
         assert "q_proj" in printed
 
-    @pytest.mark.parametrize("name", ["gone.yaml", "$RECIPE", "other.yaml"])
+    @pytest.mark.parametrize("name", ["gone.yaml", "$RECIPE", "other.yaml", "x" * 300])
     @pytest.mark.parametrize("command", ["plan", "memory", "align", "modules", "manifest", "rehearse"])
     def test_one_that_is_not_there_is_named_and_there_is_no_plan(self, tmp_path, name, command, capsys):
         (tmp_path / "run").mkdir()
         (tmp_path / "other.yaml").write_text(RECIPE)  # elsewhere
         code, printed = answered(tmp_path / "run", f"{FP8} {OPTION} {name}", command, capsys=capsys)
         assert code == 2
-        assert printed == (
-            f"model.quant_recipe: {OPTION} names {name}, which is not found; the precision of the layers that it "
-            "selects is not known. Put the file next to the run's own.\n"
-        )
+        rule = f"{OPTION} names {name}, which is not found; the precision of the layers that it selects is not known"
+        assert printed == bounded(f"model.quant_recipe: {rule}. Put the file next to the run's own.\n")
 
     def test_check_answers_without_it_and_names_it(self, tmp_path, capsys):
         code, printed = answered(tmp_path, f"{FP8} {OPTION} gone.yaml", "check", "--target", "b200x8", capsys=capsys)
@@ -228,6 +226,15 @@ class TestUnreadOptions:
             "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
         ]
         assert reading.opened["model.num_layers_in_first_pipeline_stage"] == "--pp-partition-method"
+
+    def test_a_misspelt_argument_may_change_the_field_that_is_meant(self, tmp_path):
+        reading = read(tmp_path, f"{RUN} --tensor-model-paralel-size 4").reading
+        assert reading.opened["model.tensor_model_parallel_size"] == "--tensor-model-paralel-size"
+        assert reading.uncounted == ("--tensor-model-paralel-size",)
+        assert [one for one in reading.unknown if "paralel" in one] == [
+            "--tensor-model-paralel-size: no argument of Megatron-LM that is known, and it is not read. "
+            "Did you mean --tensor-model-parallel-size?"
+        ]
 
     @pytest.mark.parametrize(
         ("stated", "option", "rule"),

@@ -414,5 +414,9 @@ def test_layers_of_a_spec_of_somebody_else_have_no_plan(tmp_path: Path, spec: st
     unplanned = read(tmp_path, container(model)).reading.unplanned
     sentence = f"model.transformer_layer_spec: {spec} builds the layers, and they cannot be planned."
     assert unplanned == (None if is_planned else sentence)
+    kitchen = read(tmp_path, container({"use_kitchen": True})).reading.unplanned
+    assert (
+        kitchen == "model.use_kitchen: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
+    )
     restored = read(tmp_path, container({"restore_modelopt_state": True})).reading.unplanned
     assert str(restored).startswith("model.restore_modelopt_state: ModelOpt changes the layers")

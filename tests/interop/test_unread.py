@@ -35,7 +35,12 @@ HARMLESS = (
 
 @pytest.mark.parametrize(("name", "setting"), BEARING.items())
 def test_an_option_that_bears_on_the_bytes_is_found_by_its_words(name: str, setting: str) -> None:
-    assert setting in unread_options({name: "8"})[name]
+    assert setting in unread_options({name: "8", "num_experts": "16"})[name]
+
+
+def test_options_about_experts_bear_on_nothing_without_any() -> None:
+    for experts in ({}, {"num_experts": "1"}):
+        assert unread_options({"moe_expert_parallel_size": "8", "moe_min_capacity": "4"} | experts) == {}
 
 
 def test_options_of_other_parts_of_a_program_bear_on_nothing() -> None:

@@ -114,8 +114,8 @@ def _content(run: Arguments, name: str, path: str) -> tuple[str, Mapping[str, An
         file = Path(path).parent / name
         place = str(file)
         try:
-            text = Document.load(file).text if file.is_file() else None
-        except PayloadError:
+            text = Document.load(file).text
+        except (PayloadError, ValueError):
             text = None
     if text is None:
         return "", None

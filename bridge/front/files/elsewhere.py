@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.errors import bounded
 from bridge.front.files.deepspeed_engine import NAME, Engine, engine_of
 from bridge.front.files.layer_source import implementation, layer_settings, unplanned_layers
 from bridge.front.files.precision_file import FIELD, precision_file
 from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE, is_engine
-from bridge.interop.megatron_lm.flags import dest
+from bridge.interop.megatron_lm.flags import dest, fields_of, misspelt
 from bridge.interop.megatron_lm.sections import Values
 from bridge.interop.megatron_lm.unread import unread_options
 
@@ -72,11 +73,13 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
             model["quant_recipe"] = found.content
             read_too += (found.sentence,)
     unread = {name: paths for name, paths in unread_options(arguments).items() if name not in engine.read}
+    slips = {} if run.has_end else misspelt(arguments)
+    unread |= {name: fields_of(meant) for name, meant in slips.items() if fields_of(meant)}
     for name, paths in unread.items():
         for one in paths:
             opened.setdefault(one, f"--{_written(name)}")
-    named = [f"--{_written(name)}" for name in unread if name != SPLIT]
-    unknown = [*engine.unknown, *([UNREAD.format(options=", ".join(named))] if named else [])]
+    named = [f"--{_written(name)}" for name in unread if name != SPLIT and name not in slips]
+    unknown = [*map(bounded, engine.unknown), *([UNREAD.format(options=", ".join(named))] if named else [])]
     if SPLIT in unread:
         unknown.append(OF_THE_SPLIT)
     uncounted = [f"--{_written(name)}" for name in unread]
@@ -85,10 +88,10 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     return Elsewhere(
         sections=sections,
         unknown=tuple(unknown),
-        unplanned=unplanned,
+        unplanned=bounded(unplanned) if unplanned is not None else None,
         uncounted=tuple(uncounted),
         opened=opened,
-        read_too=read_too,
+        read_too=tuple(map(bounded, read_too)),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
 from bridge.front.files.debug_features import unfollowed_features
+from bridge.front.files.layer_source import unplanned_kitchen
 from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
@@ -118,7 +119,7 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     unplanned = reading.unplanned
     if unplanned is not None and start.stated(unplanned.partition(":")[0]) is not None:
         unplanned = None
-    unplanned = unplanned or unfollowed_features(sections)
+    unplanned = unplanned or unfollowed_features(sections) or unplanned_kitchen(sections)
     return replace(reading, derived=found, unknown=tuple(unknown), unplanned=unplanned)
 
 

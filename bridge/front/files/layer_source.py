@@ -27,6 +27,7 @@ LIBRARIES = {
 """Argument by which another library changes the layers -> why they cannot be planned, as a clause."""
 RESTORED = "model.restore_modelopt_state"
 """The same of a saved config."""
+KITCHEN = ("use_kitchen", "use_kitchen_attention")
 WORD = re.compile(r"[^\s\[\]',\"]+")
 
 
@@ -59,6 +60,15 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
             return f"{path}: {value} builds the layers, and they cannot be planned."
         if path == RESTORED and value:
             return f"{path}: {OF_MODELOPT}."
+    return None
+
+
+def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
+    """Return why a run with layers of the library Kitchen cannot be planned, as a sentence; None without them."""
+    model = sections.get("model")
+    for name in KITCHEN:
+        if isinstance(model, Mapping) and model.get(name):
+            return f"model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
     return None
 
 

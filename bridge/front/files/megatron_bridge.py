@@ -6,6 +6,7 @@ keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
     name = held.get(FEATURES) if isinstance(held, Mapping) else None
     places = [folder / name, Path(name)] if isinstance(name, str) and name.isprintable() else []
     for place in places:
-        if place.is_file():
+        if os.path.isfile(place):  # noqa: PTH113  a path may be too long for Path.is_file
             text = strict_yaml.decoded(strict_yaml.read_bytes(place, error=RunConfigError), str(place))
             (content, *_) = strict_yaml.load_all(text, str(place), error=RunConfigError) or (None,)
             sections[SECTION] = {**sections[SECTION], FEATURES: content}

@@ -9,6 +9,7 @@ file counts too where it is such a recipe: scripts name paths of the machine on 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ def precision_file(option: str, name: str, beside: str) -> PrecisionFile:
         beside: Path of the run's own file.
     """
     for path, is_exact in _places(name, Path(beside).parent):
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113  a path may be too long for Path.is_file
             continue
         try:
             if is_exact or is_per_module(Document.load(path).mapping):

@@ -28,7 +28,7 @@ PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
 )
-PATTERN = re.compile(r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\n]*[\]{'][^}\n]*)(?=\})")
+PATTERN = re.compile(r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\]'\n]{0,200}+[\]{'][^}\n]{0,200}+)(?=\})")
 """`${name%%]*`: a pattern with a bracket or a quote, which the grammar takes for one of its own."""
 WORDS = frozenset(
     ("command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"),

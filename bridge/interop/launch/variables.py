@@ -23,9 +23,7 @@ PIECES = re.compile(rf"\\(?P<escaped>.)|{_QUOTES}|{_REST}", re.DOTALL)
 """The pieces of a word, in quotes and outside."""
 PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
-HEREDOC = re.compile(
-    r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>.*?)\n+(?P=end)\s*\)", re.DOTALL
-)
+HEREDOC = re.compile(r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>(?:.*\n)*?)(?P=end)\s*\)")
 """`$(cat <<EOF ...)`, whose output is its own text."""
 DEFAULTS = (":-", "-", ":=", "=")
 
@@ -88,9 +86,9 @@ class Variables:
         value = computed(piece, self.values)
         shown = None if is_split else HEREDOC.fullmatch(piece)
         if shown is not None and shown["quote"]:
-            yield shown["text"]
+            yield shown["text"].rstrip("\n")
         elif shown is not None:
-            yield from self._pieces(shown["text"], is_split=False, is_quoted=True)
+            yield from self._pieces(shown["text"].rstrip("\n"), is_split=False, is_quoted=True)
         else:
             yield piece if value is None else value
 

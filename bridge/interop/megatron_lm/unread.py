@@ -22,6 +22,8 @@ GROUPS = [
 """Words of an option, and the settings that it may change."""
 HARMLESS = re.compile(flags.TABLE.data["harmless words"])
 UNREAD: Mapping[str, list[str]] = flags.TABLE.data["unread arguments"]
+OF_EXPERTS = re.compile(r"(?:^|_)(?:moe|experts?)(?:_|$)")
+"""Options that change nothing in a model without experts."""
 NOTHING = (None, False, "", "0", "0.0", "none", "None", "false", "False")
 """Values with which an option changes nothing."""
 
@@ -33,8 +35,12 @@ def unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
     """
     found = {}
+    has_experts = str(arguments.get("num_experts")) not in (
+        *map(str, NOTHING),
+        "1",
+    )  # DeepSpeed's word for a dense model
     for name, value in arguments.items():
-        if not _is_neutral(name, value):
+        if not _is_neutral(name, value) and (has_experts or not OF_EXPERTS.search(name)):
             opened = _opened(name)
             if opened:
                 found[name] = opened

@@ -200,8 +200,12 @@ def test_branches_do_not_multiply_without_end() -> None:
         "x=(" * 10_000,
         "<<A " * 20_000,
         "".join(f"A{n}=${{A{n - 1}:-$A{n}}}\n" for n in range(1, 900)) + "torchrun t.py $A899 --bf16",
+        "[ " + "${a%]" * 250 + "]" * 200_000,
+        "[ " + "${a%]" * 40_000 + "\n" + "}" * 40_000 + "\ntorchrun t.py --bf16",
+        'X="$(cat <<E\n' + "\n" * 60_000 + ')"\ntorchrun t.py --bf16',
+        "A=1\nB=$((" + "A+" * 20_000 + "A))\ntorchrun t.py --bf16 $B",
     ],
-    ids=range(24),
+    ids=range(28),
 )
 def test_a_hostile_script_is_soon_done(script: str) -> None:
     def read() -> None:
