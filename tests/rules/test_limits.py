@@ -328,6 +328,11 @@ def test_tensor_parallel_overlap_is_told_what_it_lacks() -> None:
     ]
 
 
+@pytest.mark.parametrize(("te", "expected"), [("2.14", "error"), ("2.18", "error"), ("2.19", None), ("2.20", None)])
+def test_nvfp4_trains_on_compute_capability_12_from_te_2_19_on(te: str, expected: str | None) -> None:
+    assert severity("PB604", full(NVFP4, f"rtxprox8,te{te},cuda12.9,mcore0.19.2")) == expected
+
+
 def test_nvfp4_without_its_transform_takes_fp16() -> None:
     precision = {**NVFP4, "bf16": False, "fp16": True}
     assert severity("PB252", full(precision, "b200x8,te2.14,cuda12.9")) == "error"
