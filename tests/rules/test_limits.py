@@ -249,7 +249,8 @@ def test_rows_that_are_packed_in_their_batch_have_to_leave_it_too(packed: dict[s
 
 def test_batches_that_are_not_packed_are_judged_by_their_length_alone() -> None:
     model = {**DENSE, "seq_length": 4096, **SPLIT}
-    for data in ({}, {"enable_offline_packing": False}, {"packed_sequence_specs": None}):
+    unpacked = {"packed_sequence_specs": {"packed_sequence_size": -1}}
+    for data in ({}, {"enable_offline_packing": False}, {"packed_sequence_specs": None}, unpacked):
         assert severity("PB507", full(CURRENT, H100, model, data=data)) is None
     older = {"packed_sequence_specs": {"packed_sequence_size": 4096}}
     assert severity("PB507", full(CURRENT, H100, model, data=older)) == "error"
