@@ -29,6 +29,7 @@ BIG = 7_000_000_000
         ("b200,te2.8,cuda12.9,mcore0.18", "bf16_mixed", "bf16_mixed", MXFP8, MXFP8),
         ("b300,te2.14,cuda12.9,mcore0.18", "bf16_mixed", "bf16_mixed", MXFP8, NVFP4),
         ("rtx50,te2.14,cuda12.9,mcore0.18", "bf16_mixed", "bf16_mixed", CURRENT, CURRENT),
+        ("rtx50,te2.19,cuda12.9,mcore0.18", "bf16_mixed", "bf16_mixed", CURRENT, NVFP4),
         ("mi300x", "bf16_mixed", "bf16_mixed", None, "bf16_mixed"),
         ("cpu", "fp32", "fp32", None, "bf16_autocast_mixed"),
     ],

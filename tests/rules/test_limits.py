@@ -249,7 +249,8 @@ def test_rows_that_are_packed_in_their_batch_have_to_leave_it_too(packed: dict[s
 
 def test_batches_that_are_not_packed_are_judged_by_their_length_alone() -> None:
     model = {**DENSE, "seq_length": 4096, **SPLIT}
-    for data in ({}, {"enable_offline_packing": False}, {"packed_sequence_specs": None}):
+    unpacked = {"packed_sequence_specs": {"packed_sequence_size": -1}}
+    for data in ({}, {"enable_offline_packing": False}, {"packed_sequence_specs": None}, unpacked):
         assert severity("PB507", full(CURRENT, H100, model, data=data)) is None
     older = {"packed_sequence_specs": {"packed_sequence_size": 4096}}
     assert severity("PB507", full(CURRENT, H100, model, data=older)) == "error"
@@ -326,6 +327,11 @@ def test_tensor_parallel_overlap_is_told_what_it_lacks() -> None:
         "use tensor_model_parallel_size=2 or more with sequence_parallel=True",
         "set sequence_parallel=True",
     ]
+
+
+@pytest.mark.parametrize(("te", "expected"), [("2.14", "error"), ("2.18", "error"), ("2.19", None), ("2.20", None)])
+def test_nvfp4_trains_on_compute_capability_12_from_te_2_19_on(te: str, expected: str | None) -> None:
+    assert severity("PB604", full(NVFP4, f"rtxprox8,te{te},cuda12.9,mcore0.19.2")) == expected
 
 
 def test_nvfp4_without_its_transform_takes_fp16() -> None:

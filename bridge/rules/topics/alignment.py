@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
@@ -119,6 +119,12 @@ class Packing(NamedTuple):
     """The setting that pads to a fixed length instead; "" where there is none."""
 
 
+def _has_packs(specs: Any) -> bool:
+    """Return whether releases of Megatron Bridge before 0.6 pack with these specs; a size of -1 packs nothing."""
+    size = specs.get("packed_sequence_size", 1) if isinstance(specs, Mapping) else 1
+    return specs is not None and (whole_number(size) or 1) > 0
+
+
 def packing(run: RuleContext) -> Packing | None:
     """Return the padding of a run that packs sequences; None where it packs none, or to a fixed length."""
     data = run.data
@@ -126,7 +132,7 @@ def packing(run: RuleContext) -> Packing | None:
         path = "data.in_batch_packing_pad_to_multiple_of"  # the rows of a micro-batch become one
         return Packing(path, data.in_batch_packing_pad_to_multiple_of or 1)
     options = data.dataset_kwargs if isinstance(data.dataset_kwargs, Mapping) else {}
-    is_packed = data.enable_offline_packing or data.packed_sequence_specs
+    is_packed = data.enable_offline_packing or _has_packs(data.packed_sequence_specs)
     multiple = whole_number(options.get("pad_seq_length_to_mult", 16))
     if not is_packed or options.get("pad_to_max_length") or not multiple:
         return None

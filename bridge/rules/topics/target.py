@@ -1,7 +1,7 @@
 """Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import error, info, warning
+from bridge.rules.rule import error, info, te, warning
 from bridge.rules.shape.variants import unplanned
 from bridge.rules.versions import Version, at_least, dotted
 from bridge.rules.violation import Violation, all_of, violations
@@ -112,16 +112,18 @@ RULES = (
         id="PB604",
         title="NVFP4 on compute capability 12",
         setting="target.gpu",
+        versions=(te(until="2.19"),),
         when=all_of(_nvfp4_on_rtx),
-        message="NVFP4 trains there without Hadamard transform and stochastic rounding only",
+        message="before Transformer Engine 2.19 NVFP4 trains there without Hadamard transform and stochastic rounding "
+        "only: the fused transform fails, and gradients that are rounded stochastically are zero",
         remedies=(
+            "use Transformer Engine 2.19",
             "set NVTE_NVFP4_DISABLE_RHT=1 and NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=1",
             "choose current scaling",
             "use GPUs of the B200 kind",
         ),
-        source="NVIDIA/TransformerEngine issues 2255 (2025-11-01: no GEMM for the backward pass) and 2956 "
-        "(2026-05-03: the fused transform fails)",
-        evidence="reported",
+        source="NVIDIA/TransformerEngine issues 2255 (2025-11-01) and 2956 (2026-05-03), pull requests 3265 and 3281 "
+        "(2026-08-12), which its branch of release 2.19 has",
     ),
     error(
         id="PB605",
