@@ -95,7 +95,7 @@ class MemoryReport:
             "layout": self.layout,
             "parameters": self.parameters,
             "workload": asdict(self.workload),
-            "ranks": [{**asdict(rank), "total": rank.total} for rank in self.ranks],
+            "ranks": [{**asdict(rank), "total": rank.total, "host": rank.host} for rank in self.ranks],
             "notes": list(self.notes),
         }
 
