@@ -11,7 +11,7 @@ Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_opt
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ OPEN = "<open>"
 VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
 RECOMPUTED = ("checkpoint_activations", "deepspeed_activation_checkpointing", "checkpoint_num_layers")
 """Arguments about recomputation that are read here."""
+ENGINE = "DeepSpeed's engine"
+REDUCED = "ddp.grad_reduce_in_fp32"
 SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
 NOT_COUNTED = f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, which are not counted."
 UNFOLLOWED = re.compile(
@@ -76,35 +78,47 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
     written = run.settings.get(DEEPSPEED_FILE)
     name = "" if written is None else str(written.shown)
     place, content = _content(run, name, path) if name else ("", None)
-    fields, stage, settings = _stated(content)
+    fields, stage, unfollowed = _stated(content)
     if fields is None and mode == "fp16":
         fields = {"fp16": True, "params_dtype": "fp16", "pipeline_dtype": "fp16", "grad_reduce_in_fp32": False}
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
-    is_bf16 = mode == "bf16" if fields is None else bool(fields.get("bf16"))
-    sections: dict[str, dict[str, Any]] = {"model": _recomputed(arguments)}
-    if stage is not None:
-        for one in SHARDED:
-            section, _, switch = one.partition(".")
-            sections.setdefault(section, {})[switch] = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
-    unknown = [NOT_COUNTED]
-    if content is None:
-        unknown.append(NOT_READ.format(file=name or "its name is not stated, and it"))
-    if stage is not None and stage > 1:
-        sharded = "gradients" if stage == 2 else "gradients and weights"
-        unknown.append(f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1.")
-    opened = {} if stage is not None else dict.fromkeys(SHARDED, "DeepSpeed's engine")
+    opened = {} if stage is not None else dict.fromkeys(SHARDED, ENGINE)
     if content is None or fields is None:
-        opened["ddp.grad_reduce_in_fp32"] = "DeepSpeed's engine"
+        opened[REDUCED] = ENGINE
+    is_bf16 = mode == "bf16" if fields is None else bool(fields.get("bf16"))
+    read_too, unplanned = list[str](), None
+    if content is not None:
+        read_too.append(f"--deepspeed_config {name}: read from {place}.")
+    if unfollowed:
+        unplanned = NO_PLAN.format(file=name, settings=" and ".join(unfollowed))
     return Engine(
         precision=fields,
-        sections=sections,
+        sections={"model": _recomputed(arguments), **_sharded(stage, is_bf16=is_bf16)},
         read=(*RECOMPUTED, "zero_stage"),
         opened=opened,
-        read_too=(f"--deepspeed_config {name}: read from {place}.",) if content is not None else (),
-        unknown=tuple(unknown),
-        unplanned=NO_PLAN.format(file=name, settings=" and ".join(settings)) if settings else None,
+        read_too=tuple(read_too),
+        unknown=tuple(_open(stage, name, is_read=content is not None)),
+        unplanned=unplanned,
     )
+
+
+def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
+    """Return the switches of the distributed optimizer at a stage of ZeRO; none where it is not known."""
+    if stage is None:
+        return {}
+    is_sharded = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
+    return {section: {switch: is_sharded} for section, _, switch in (one.partition(".") for one in SHARDED)}
+
+
+def _open(stage: int | None, name: str, *, is_read: bool) -> Iterator[str]:
+    """Yield what the engine leaves open, as sentences."""
+    yield NOT_COUNTED
+    if not is_read:
+        yield NOT_READ.format(file=name or "its name is not stated, and it")
+    if stage is not None and stage > 1:
+        sharded = "gradients" if stage == 2 else "gradients and weights"
+        yield f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1."
 
 
 def _content(run: Arguments, name: str, path: str) -> tuple[str, Mapping[str, Any] | None]:

@@ -5,14 +5,14 @@ Each is read, or named; where one that is not read would change the plan or the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import bounded
 from bridge.front.files.deepspeed_engine import NAME, Engine, engine_of
 from bridge.front.files.layer_source import implementation, layer_settings, unplanned_layers
-from bridge.front.files.precision_file import FIELD, precision_file
+from bridge.front.files.precision_file import FIELD, PrecisionFile, precision_file
 from bridge.interop.megatron_lm.arguments import Arguments
 from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE, is_engine
 from bridge.interop.megatron_lm.flags import dest, fields_of, misspelt
@@ -22,7 +22,7 @@ from bridge.interop.megatron_lm.unread import unread_options
 PRECISION_FILE = "te_precision_config_file"
 NAMED = frozenset({PRECISION_FILE, DEEPSPEED_FILE})
 """Arguments that name a file, which is read or named here."""
-SPLIT = "pp_partition_method"
+SPLIT = "--pp-partition-method"
 UNREAD = "{options}: not read here; the layout, the layers or the bytes may be others than those that are counted."
 OF_THE_SPLIT = "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
 
@@ -52,47 +52,66 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     """
     arguments = given.values | given.unread
     engine = engine_of(run, given.values, mode, path) if is_engine(run) else Engine()
-    sections = {role: dict(fields) for role, fields in engine.sections.items()}
-    model = sections.setdefault("model", {})
-    if engine.precision is not None:
-        sections["mixed_precision"] = dict(engine.precision)
-    layers = implementation(arguments)
-    if layers is not None:
-        model["transformer_impl"] = layers
-    unplanned, opened, read_too = unplanned_layers(arguments), dict(engine.opened), engine.read_too
-    if unplanned is not None:
-        opened |= dict.fromkeys(layer_settings(), unplanned.partition(":")[0])
-    unplanned = unplanned or engine.unplanned
-    file = arguments.get(PRECISION_FILE)
-    if file:
-        found = precision_file(f"--{_written(PRECISION_FILE)}", str(file), path)
-        if found.content is None:
-            unplanned = unplanned or found.sentence
-            opened[FIELD] = f"--{_written(PRECISION_FILE)} {file}"
-        else:
-            model["quant_recipe"] = found.content
-            read_too += (found.sentence,)
-    unread = {name: paths for name, paths in unread_options(arguments).items() if name not in engine.read}
+    layers, file = unplanned_layers(arguments), _precision_file(arguments, path)
     slips = {} if run.has_end else misspelt(arguments)
-    unread |= {name: fields_of(meant) for name, meant in slips.items() if fields_of(meant)}
-    for name, paths in unread.items():
-        for one in paths:
-            opened.setdefault(one, f"--{_written(name)}")
-    named = [f"--{_written(name)}" for name in unread if name != SPLIT and name not in slips]
-    unknown = [*map(bounded, engine.unknown), *([UNREAD.format(options=", ".join(named))] if named else [])]
-    if SPLIT in unread:
-        unknown.append(OF_THE_SPLIT)
-    uncounted = [f"--{_written(name)}" for name in unread]
-    if is_engine(run):
-        uncounted.insert(0, NAME)
+    unread = _unread(arguments, engine, slips)
+    opened, read_too = dict(engine.opened), list(engine.read_too)
+    unplanned = layers or engine.unplanned
+    if layers is not None:
+        opened |= dict.fromkeys(layer_settings(), layers.partition(":")[0])
+    if file is not None and file.content is not None:
+        read_too.append(file.sentence)
+    elif file is not None:
+        opened[FIELD] = f"{_option(PRECISION_FILE)} {arguments[PRECISION_FILE]}"
+        unplanned = unplanned or file.sentence
+    for option, settings in unread.items():
+        for setting in settings:
+            opened.setdefault(setting, option)
     return Elsewhere(
-        sections=sections,
-        unknown=tuple(unknown),
+        sections=_sections(engine, arguments, file),
+        unknown=(*map(bounded, engine.unknown), *_sentences(unread, [_option(name) for name in slips])),
         unplanned=bounded(unplanned) if unplanned is not None else None,
-        uncounted=tuple(uncounted),
+        uncounted=(*([NAME] if is_engine(run) else []), *unread),
         opened=opened,
         read_too=tuple(map(bounded, read_too)),
     )
+
+
+def _precision_file(arguments: Mapping[str, Any], path: str) -> PrecisionFile | None:
+    """Return the per-module recipe that arguments name by its path; None where they name none."""
+    name = arguments.get(PRECISION_FILE)
+    return precision_file(_option(PRECISION_FILE), str(name), path) if name else None
+
+
+def _unread(arguments: Mapping[str, Any], engine: Engine, slips: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return each option that is not read and may bear on the bytes -> the settings that it may change."""
+    found = {name: paths for name, paths in unread_options(arguments).items() if name not in engine.read}
+    for name, meant in slips.items():
+        if fields_of(meant):
+            found[name] = fields_of(meant)
+    return {_option(name): paths for name, paths in found.items()}
+
+
+def _sections(engine: Engine, arguments: Mapping[str, Any], file: PrecisionFile | None) -> dict[str, dict[str, Any]]:
+    """Return section -> fields that an engine, a spec and a per-module recipe set."""
+    sections = {role: dict(fields) for role, fields in engine.sections.items()}
+    model, layers = sections.setdefault("model", {}), implementation(arguments)
+    if engine.precision is not None:
+        sections["mixed_precision"] = dict(engine.precision)
+    if layers is not None:
+        model["transformer_impl"] = layers
+    if file is not None and file.content is not None:
+        model["quant_recipe"] = file.content
+    return sections
+
+
+def _sentences(unread: Mapping[str, tuple[str, ...]], named: Sequence[str]) -> Iterator[str]:
+    """Yield what is said of options that are not read, but for those that are `named` already."""
+    options = [option for option in unread if option not in named and option != SPLIT]
+    if options:
+        yield UNREAD.format(options=", ".join(options))
+    if SPLIT in unread:
+        yield OF_THE_SPLIT
 
 
 def is_named(source: str) -> bool:
@@ -100,5 +119,5 @@ def is_named(source: str) -> bool:
     return dest(source.partition(" ")[0]) in NAMED
 
 
-def _written(name: str) -> str:
-    return name.replace("_", "-")
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -62,9 +62,6 @@ def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
         yield f"{path}.{TYPE_KEY}", "must be TEQuantizationParams", payload[TYPE_KEY], "Correct it."
     if TRAINING not in payload:
         yield path, "must have a training_recipe", list(payload), "Write training_recipe: {} for high precision."
-    for key in payload.keys() - {TYPE_KEY, TRAINING, EVALUATION}:
-        rule = f"a payload has {TYPE_KEY}, {TRAINING} and {EVALUATION} alone"
-        yield f"{path}.{key}", rule, payload[key], "Move it into the training_recipe, or drop it."
     for part in (one for one in (TRAINING, EVALUATION) if one in payload):
         recipe = payload[part]
         if not isinstance(recipe, Mapping):
