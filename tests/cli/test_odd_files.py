@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.main import main
 from tests import warm
 
 
@@ -100,3 +101,34 @@ def test_recipes_from_of_a_checked_config_is_listed_and_run_with_trust_alone(tmp
         warm.run([str(warm.COMMAND), "check", *given, "--trust"], cwd=tmp_path)
         assert (tmp_path / "ran").exists()
         (tmp_path / "ran").unlink()
+
+
+DEEP = 100_000
+DEEPLY_NESTED = {
+    "run.yaml": f"model: {'[' * DEEP}{']' * DEEP}\n",
+    "run.json": f'{{"model": {"[" * DEEP}{"]" * DEEP}}}',
+    "run.toml": f"model = {'[' * DEEP}{']' * DEEP}\n",
+    "run.py": f"import megatron.bridge\nx = {'[' * DEEP}{']' * DEEP}\n",
+    "run.sh": f"{'[[ ' * (DEEP // 2)}{']] ' * (DEEP // 2)}\n",
+    "log.txt": f"{'-' * DEEP} nothing\n{'[' * DEEP}\n",
+}
+
+
+@pytest.mark.parametrize("words", [["check", "--config"], ["memory", "--config"], ["convert"]], ids=" ".join)
+@pytest.mark.parametrize("name", DEEPLY_NESTED)
+def test_nested_brackets_are_refused_in_one_sentence(name: str, words: list[str], tmp_path: Path, capsys) -> None:
+    path = tmp_path / name
+    path.write_text(DEEPLY_NESTED[name])
+    assert main([*words, str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert len(printed.err) < 600
+    assert "recursion" not in printed.err
+
+
+def test_nested_brackets_in_an_override_are_a_text(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python run_recipe.py --recipe a mixed_precision.fp8_recipe={'[' * DEEP}\n")
+    assert main(["convert", str(path)]) == 0
+    assert "mode: not stated; the recipe a decides" in capsys.readouterr().out

@@ -109,17 +109,21 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
         return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
-        following = words[place + 1 :]
-        command = COMMANDS.get(PurePosixPath(word).name)
-        is_command = command is not None and command.match(" ".join(following[:40])) is not None
-        if is_command or (word.endswith(".py") and not word.startswith("-")):
-            return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*following,))
-        if word == "-m" and is_run and following and not following[0].startswith(STARTERS):
-            return Launch(line=line, runner=(*words[:place],), program=following[0], arguments=(*following[1:],))
+        if _is_command(words, place) or (word.endswith(".py") and not word.startswith("-")):
+            return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],))
+        module = words[place + 1] if word == "-m" and is_run and place + 1 < len(words) else None
+        if module is not None and not module.startswith(STARTERS):
+            return Launch(line=line, runner=(*words[:place],), program=module, arguments=(*words[place + 2 :],))
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
         return Launch(line=line, program=words[0], arguments=(*words[first:],))
     return None
+
+
+def _is_command(words: Sequence[Word], place: int) -> bool:
+    """Return whether a word is a command that trains without a Python file on its line."""
+    command = COMMANDS.get(PurePosixPath(words[place]).name)
+    return command is not None and command.match(" ".join(words[place + 1 : place + 41])) is not None
 
 
 def nested_script(words: Sequence[str]) -> str | None:

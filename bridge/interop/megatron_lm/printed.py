@@ -23,8 +23,9 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.precision.values import SPELLINGS, number_of_text
 
-START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
-END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")
+START = re.compile(r"(?<!-)-{8,}+ (?:\w+ )?arguments -{8,}+")
+END = re.compile(r"(?<!-)-{8,}+ end of (?:\w+ )?arguments -{8,}+")
+"""A row of dashes is tried once, from its first one: each of them again takes time with the square of their number."""
 LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}

@@ -11,6 +11,8 @@ from bridge.interop.launch.word import Word
 
 HOLDS_OPTIONS = re.compile(ROWS["holds options"])
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
+LONGEST = 4_096
+"""Characters of a value that is read as YAML."""
 NUMBER = re.compile(r"-\d|-\.\d")
 
 
@@ -87,8 +89,10 @@ def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> Any:
-    """Return a text as YAML reads it, as it is where that fails."""
+    """Return a text as YAML reads it, as it is where that fails or it is longer than any setting."""
+    if not isinstance(value, str) or len(value) > LONGEST:
+        return value
     try:
-        return yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError:
+        return yaml.safe_load(value)
+    except (yaml.YAMLError, RecursionError):
         return value

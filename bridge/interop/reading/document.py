@@ -88,7 +88,10 @@ class Document:
         if self.kind == "toml":
             try:
                 return (tomllib.loads(self.text),)
-            except (tomllib.TOMLDecodeError, RecursionError) as error:
+            except RecursionError:
+                rule, remedy = strict_yaml.TOO_DEEP
+                raise PayloadError(f"{self.path}: {rule}. {remedy}.") from None
+            except tomllib.TOMLDecodeError as error:
                 raise PayloadError(f"{self.path}: must be TOML; {error}. Correct it there.") from None
         return (self.text,)
 
