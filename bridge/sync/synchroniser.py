@@ -391,7 +391,8 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
     by, why = "Megatron", "computed by Megatron's own __post_init__"
     changed = {row.attribute: row for row in rows}
     for name, new in derived.items():
-        made = SyncRow(owner=owner.role, attribute=name, old=owner.value(name), new=new, by=by, why=why)
+        old = getattr(owner.target, name, None)  # a config that waits for `finalize` has not computed it yet
+        made = SyncRow(owner=owner.role, attribute=name, old=old, new=new, by=by, why=why)
         changed[name] = replace(changed.get(name, made), new=new, verdict="derive", by=by, why=why)
     return list(changed.values())
 
