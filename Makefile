@@ -45,12 +45,14 @@ test-interop: setup
 	$(RUN) -m pip install -q --no-deps axolotl==0.19.0 torchtitan==0.3.0
 	$(RUN) $(PYTEST) tests/interop $(ARGS)
 
-# The newest megatron-core needs Python 3.12 and, there, a torch from the package index: a large download. MEGATRON is a
-# source tree of a later one, whose `make -C megatron/core/datasets` was run: of 0.20 the index has no wheel.
+# The newest releases that pyproject.toml admits, torch too, from the package index: a large download. The newest
+# megatron-core needs Python 3.12. MEGATRON is a source tree of a later one, whose `make -C megatron/core/datasets` was
+# run: of 0.20 the index has no wheel.
 MEGATRON ?=
+NEXT_PYTHON ?= python3.12
 test-next:
-	python3.12 -m venv .venv-next
-	.venv-next/bin/python -m pip install -q torch==2.11.0 'megatron-core==0.19.2' -e '.[dev]'
+	$(NEXT_PYTHON) -m venv .venv-next
+	.venv-next/bin/python -m pip install -q --upgrade --upgrade-strategy eager -e '.[dev]'
 	.venv-next/bin/python -m pip install -q --target .venv-next/te transformer-engine==2.20.2 'pydantic>=2' einops
 	PYTHONPATH=$(MEGATRON) .venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.plugins import hide_others
+
 # One thread for each worker of pytest-xdist: the models are tiny, and more threads only wait for each other. The
 # variable is read when torch is imported, so it stands here, and the processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Python keeps what it compiled, even where the environment says otherwise: a hundred processes import the same files.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A machine may have somebody's plugin of recipes, which would be in every list.
+hide_others()
 
 # Compiled kernels and tokenised text of this clone: another one beside it may run its own tests at the same time.
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".pytest_cache" / "home")

@@ -401,7 +401,8 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
         why = "computed by Megatron's own __post_init__"
         if name == FUSED_SWITCH:
             why = MASTERS_OF_FUSED[new is True]
-        made = SyncRow(owner=owner.role, attribute=name, old=owner.value(name), new=new, by=by, why=why)
+        old = getattr(owner.target, name, None)  # a config that waits for `finalize` has not computed it yet
+        made = SyncRow(owner=owner.role, attribute=name, old=old, new=new, by=by, why=why)
         changed[name] = replace(changed.get(name, made), new=new, verdict="derive", by=by, why=why)
     return list(changed.values())
 

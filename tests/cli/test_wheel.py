@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.package import done, sources
+from tests.plugins import python_path
 
 
 def command(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def command(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProc
         f"assert bridge.__file__.startswith({str(installed)!r}), bridge.__file__\n"
         "sys.exit(bridge.cli.main.main())"
     )
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    environment = {**os.environ, "PYTHONPATH": python_path(installed)}
     return done([sys.executable, "-c", code, *words], cwd=cwd, env=environment)
 
 

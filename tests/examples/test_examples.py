@@ -16,6 +16,7 @@ import yaml
 from tests import warm
 from tests.interop.test_nemo2_plugin import PLUGIN, nemo  # noqa: F401  a fixture
 from tests.package import installed_into
+from tests.plugins import python_path
 from tests.recipes.test_peer import PEER, peer, wheel  # noqa: F401  fixtures
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -29,7 +30,7 @@ MEGATRON = (
 
 def printed(example: str, *words: str, cwd: Path, path: Path | None = None) -> str:
     """The last line that an example prints."""
-    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path is not None else {})}
+    environment = {**os.environ, **({"PYTHONPATH": python_path(path)} if path is not None else {})}
     done = warm.run(["python", "-W", "ignore", str(EXAMPLES / example), *words], cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1].strip()
@@ -40,7 +41,7 @@ def test_the_hydra_application_writes_the_chosen_recipe(tmp_path: Path, installe
     report = warm.run(
         ["python", "-W", "ignore", str(EXAMPLES / "hydra_app/app.py"), *words],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env={**os.environ, "PYTHONPATH": python_path(installed)},
     )
     assert report.returncode == 0, report.stderr
     assert "model.fp8: None -> 'hybrid' (set, recipe bf16_with_fp8_current_scaling_mixed: stated)" in report.stdout
@@ -116,7 +117,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(team: Path, *words: str) -> Any:
-    path = os.pathsep.join([str(EXAMPLES.parents[1]), str(team / "site")])
+    path = python_path(EXAMPLES.parents[1], team / "site")
     return warm.run(list(words), cwd=team / "repository", env={**os.environ, "PYTHONPATH": path})
 
 

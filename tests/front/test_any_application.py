@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
+from tests.plugins import python_path
 
 APP = """\
 import sys
@@ -43,7 +44,7 @@ class Application:
         path.write_text(text)
 
     def environment(self, *folders: Path) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [self.installed, *folders]))}
+        return {**os.environ, "PYTHONPATH": python_path(self.installed, *folders)}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return warm.run(["python", "app.py", *words], cwd=self.folder, env=self.environment())

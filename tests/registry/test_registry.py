@@ -10,6 +10,7 @@ import pytest
 from bridge import MIXED_PRECISION_RECIPES, MixedPrecisionConfig, get_mixed_precision_config, register
 from bridge.errors import DuplicateRecipeError, RecipeSourceError, UnknownRecipeError
 from bridge.registry.registry import REGISTRY, Registry, load_recipes_from
+from tests.plugins import python_path
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -188,7 +189,7 @@ def test_recipes_come_from_files_and_modules_that_the_environment_names(tmp_path
         "from bridge import get_mixed_precision_config as get\n"
         "print(get('team-recipe').grad_reduce_in_fp32, get('module_recipe').bf16)",
         BRIDGE_RECIPES=f"{tmp_path}/team_file.py:team_module",
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=python_path(tmp_path),
     )
     assert done.stdout == "False True\n", done.stderr
 
@@ -217,7 +218,7 @@ def test_an_installed_plugin_brings_its_recipes_and_a_broken_one_is_named(tmp_pa
     done = run(
         "from bridge.registry.registry import REGISTRY\n"
         "print('team_recipe' in REGISTRY, 'bf16_mixed' in REGISTRY, REGISTRY.broken)",
-        PYTHONPATH=str(tmp_path),
+        PYTHONPATH=python_path(tmp_path),
     )
     assert done.stdout == "True True {\"plugin 'bad_plugin' (bad_plugin)\": 'RuntimeError: half finished'}\n", (
         done.stderr
@@ -262,7 +263,7 @@ def test_the_built_ins_are_a_plugin_and_the_bridge_does_not_import_them() -> Non
 
 def test_who_takes_a_built_in_recipes_name_is_told_and_the_built_ins_stay(tmp_path: Path) -> None:
     (tmp_path / "dup.py").write_text(TEAM.replace("team_recipe", "bf16_mixed"))
-    done = run("import dup", PYTHONPATH=str(tmp_path))
+    done = run("import dup", PYTHONPATH=python_path(tmp_path))
     assert "DuplicateRecipeError: Recipe 'bf16_mixed' is defined twice" in done.stderr
     done = run(
         "from bridge.registry.registry import load_recipes_from\n"

@@ -7,6 +7,7 @@ import pytest
 from bridge import ConfigContainer, MixedPrecisionConfig, get_mixed_precision_config, runtime_config_update, synchronize
 from bridge.errors import SyncConflictError
 from bridge.preflight.check import Setup, check
+from bridge.training.config import DistributedDataParallelConfig, OptimizerConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 
@@ -92,6 +93,15 @@ def test_log_of_a_sync_is_one_line_where_nothing_was_overridden(megatron_owners,
     assert [record.getMessage() for record in caplog.records] == [
         f"bf16_mixed: 7 fields written (model 4, optimizer 2, ddp 1). Each is in {tmp_path / 'sync.txt'}"
     ]
+
+
+def test_a_value_that_was_not_computed_yet_is_logged_as_none(megatron_owners, caplog) -> None:
+    owners = megatron_owners() | {"optimizer": OptimizerConfig(), "ddp": DistributedDataParallelConfig()}
+    with caplog.at_level(logging.DEBUG):
+        get_mixed_precision_config("bf16_mixed").setup(*owners.values())
+    derived = "optimizer.use_precision_aware_optimizer_no_fp8_or_ds_fp8"
+    assert f"Overwrote {derived}: None -> False" in caplog.messages
+    assert [line for line in caplog.messages if "MISSING" in line or " object at " in line] == []
 
 
 def test_a_conflict_and_a_row_name_the_config_that_states_the_value(megatron_owners) -> None:
