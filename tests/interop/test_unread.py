@@ -23,12 +23,16 @@ BEARING = {
     "weight_int4_format": "model.fp8",
     "my_fp8_recipe": "model.fp8",
     "lora_rank": "model.num_layers",
+    "extra_vocab_size": "model.vocab_size",
+    "padding_free": "train.micro_batch_size",
+    "attention_head_type": "model.num_query_groups",
     "use_checkpoint_args": "model.num_layers",
 }
 HARMLESS = (
     *("rollout_batch_size", "rollout_num_gpus_per_engine", "sglang_expert_parallel_size", "vllm_tensor_parallel_size"),
     *("log_optimizer_states_to_tensorboard", "data_impl", "train_tokens", "lr_decay_tokens", "hf_checkpoint"),
     *("moe_loss_coeff", "eval_prompt_data", "custom_generate_function_path", "prompt_data", "no_offload_train"),
+    *("max_padding_length", "opd_teacher_urls", "filter_zero_reward_samples", "partition_id"),
     *("no_query_key_layer_scaling", "universal_checkpoint", "advantage_estimator", "temperature", "wandb_group"),
 )
 
