@@ -46,6 +46,13 @@ if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
 
 MODE_SWITCHES = ("model.bf16", "model.fp16", "optimizer.bf16", "optimizer.fp16")
+SAME_AS = {
+    "model.hybrid_override_pattern": "model.hybrid_layer_pattern",
+    "data.vocab_size": "model.vocab_size",
+    "data.seq_length": "model.seq_length",
+    "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
+}
+"""Setting that has another name of the same meaning -> that name; where one of them is stated, both are known."""
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
 
@@ -144,12 +151,15 @@ class RunValues:
         origin = self.problems.origins.values.get(path)
         if origin is not None and COMMAND_LINE in origin:
             return None
+        if self._is_stated(SAME_AS.get(path, "")):
+            return None
         of_the_mode = reading.mode_decided_by
         if of_the_mode is not None:
             of_the_mode = reading.unstated_by or of_the_mode.rstrip(",")
-        if path in MODE_SWITCHES and of_the_mode is not None:
-            return of_the_mode
-        if path in reading.opened:
+        if path in MODE_SWITCHES:
+            is_on = self.model.get("bf16") is True or self.model.get("fp16") is True
+            return None if is_on and of_the_mode is None else of_the_mode or reading.unstated_by
+        if path in reading.opened and (reading.unplanned is not None or not self._is_stated(path)):
             return reading.opened[path]
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
@@ -159,6 +169,12 @@ class RunValues:
         if origin is not None and not is_at_start:
             return None
         return reading.unstated_by
+
+    def _is_stated(self, path: str) -> bool:
+        """Return whether the file or the command line states a value that is known before the run."""
+        origin = self.problems.origins.values.get(path)
+        is_at_start = any(one.path == path for one in self.reading.derived)
+        return origin is not None and not is_at_start and path not in self.reading.open_values
 
     def rests_on(self, compute: Callable[[], object]) -> dict[str, str]:
         """Return the assumed and open settings that an answer rests on -> what decides each."""

@@ -48,7 +48,7 @@ class ImportBuilder:
         self.mapped: dict[str, tuple[str, ...]] = {}
         self.unmapped: list[Unmapped] = []
         self.decided_by: str | None = None
-        self.default_mode = "fp32"
+        self.default_mode: str | None = "fp32"
 
     def map(self, setting: str, /, **fields: Any) -> None:
         """Record that `setting` became these fields; none at all: it agrees with what is unstated."""
@@ -109,11 +109,17 @@ class ImportBuilder:
             if name not in fields:
                 self.implied(spell(name), value, why.get(name, ""), **{name: value})
 
-    def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
-        """Leave the mode unstated, and record what decides it, a noun, and the system's own default mode."""
+    def leave_mode(self, decided_by: str, *, default: str | None = "fp32") -> None:
+        """Leave the mode unstated, and record what decides it, a noun, and the system's own default mode.
+
+        Without a default, what decides always states a mode itself.
+        """
         self.decided_by, self.default_mode = decided_by, default
         detail = f"nothing in the file states it; {decided_by} decides"
-        self.report("mode", None, "unsupported", detail, f"Give that, or take {default} with --assume-defaults.")
+        remedy = "Give that."
+        if default is not None:
+            remedy = f"Give that, or take {default} with --assume-defaults."
+        self.report("mode", None, "unsupported", detail, remedy)
 
     def finish(
         self, semantics: str = "", *, label: str = "", recipe: str | None = None, is_whole: bool = True

@@ -84,8 +84,8 @@ class ImportReport:
     """The source that decides the mode where the document does not, as a noun: "the recipe that run_recipe.py loads".
 
     None: the mode is stated, or it is the known default of a program whose whole configuration this is."""
-    default_mode: str = "fp32"
-    """The mode that the system takes where nothing states one; `assume_default` states it."""
+    default_mode: str | None = "fp32"
+    """The mode that the system takes where nothing states one, which `assume_default` states; None: it has none."""
 
     @property
     def mode_is_stated(self) -> bool:
@@ -93,8 +93,11 @@ class ImportReport:
         return self.decided_by is None
 
     def assume_default(self) -> Self:
-        """Return the report with the system's own default stated as the mode, and recorded, where none is stated."""
-        if self.decided_by is None:
+        """Return the report with the system's own default stated as the mode, and recorded, where none is stated.
+
+        A system without a default leaves it open.
+        """
+        if self.decided_by is None or self.default_mode is None:
             return self
         config = type(self.config).from_dict({**self.config.to_dict(), self.default_mode: True})
         detail = f"assumed, since nothing in the file states it; {self.decided_by} decides"

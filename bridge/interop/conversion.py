@@ -179,14 +179,14 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     if run.imported.decided_by is not None:
         where = ", ".join(filter(None, (run.document.path, run.imported.label)))
         rule = f"the precision must be stated; {run.imported.decided_by} decides it"
-        default = f"take {run.imported.default_mode} with --assume-defaults"
-        remedy = f"Give that, or {default}."
+        ways = ["that"]
         if run.document.kind == "shell":
-            remedy = (
-                "Give that, variables of the run with --context variables=..., the log of a run with the arguments it "
-                f"printed, the run's configuration, or {default}."
-            )
-        raise PayloadError(f"{where}: {rule}. {remedy}")
+            ways += ["variables of the run with --context variables=...", "the log of a run with its arguments"]
+            ways.append("the run's configuration")
+        remedy = f"Give {', '.join(ways)}"
+        if run.imported.default_mode is not None:
+            remedy += f", or take {run.imported.default_mode} with --assume-defaults"
+        raise PayloadError(f"{where}: {rule}. {remedy}.")
     if to == OURS:
         return None
     target = system(to)

@@ -146,7 +146,7 @@ def test_the_newest_iteration_of_a_checkpoint_is_read(tmp_path):
 def test_the_newest_release_is_assumed_where_the_file_names_none(tmp_path):
     reading = of_arguments(tmp_path).reading
     assert str(reading.release) == "0.20"
-    assert reading.release_reason == "the file names no release, and this is the newest known one"
+    assert reading.release_reason == "assumed: no release is read from the file, and this is the newest known one"
 
 
 DEEPSPEED = """

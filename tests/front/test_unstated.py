@@ -172,3 +172,44 @@ def test_explain_says_what_may_set_a_value(asked: Any, tmp_path: Path, capsys: p
     file = tmp_path / "run.sh"
     assert main(["explain", "bf16", "--config", str(file)]) == 0
     assert f"model.bf16 is not known from {file}: train.py may set it; False is assumed." in capsys.readouterr().out
+
+
+def test_the_program_decides_before_its_unread_options_and_words_do(asked: Any) -> None:
+    script = f"source models.sh\npython3 train.py {SIZES} ${{MODEL_ARGS[@]}} --engine-kv-cache-dtype fp8_e4m3\n"
+    assert "(train.py, a program whose defaults are not known here, decides)" in asked("check", script)[1]
+
+
+def test_the_variable_that_chooses_a_branch_is_offered_and_works(asked: Any) -> None:
+    script = BRANCHES.replace("torchrun", 'if [ $AC = full ]; then more="--recompute-activations"; fi\ntorchrun')
+    script = script.replace("${options}", "${more} ${options}")
+    _, out, _ = asked("check", script)
+    assert "add --context variables='PR=VALUE'" in out
+    answer = json.loads(asked("plan", script, "--context", "variables='PR=bf16'", "--json")[1])
+    assert answer["precision"] == "bf16, without a recipe"
+
+
+def test_an_option_that_is_not_read_does_not_open_what_is_stated(asked: Any) -> None:
+    layout = "--bf16 --tensor-model-parallel-size 3 --pipeline-model-parallel-size 2 --allgather-cp"
+    code, out, _ = asked("check", f"python3 train.py {SIZES} {layout}\n", *TARGET)
+    assert code == 2
+    assert "error PB408 model.num_attention_heads = 4 (run.sh): does not divide by TP 3" in out
+
+
+def test_a_value_of_a_wrong_type_is_no_value_that_the_run_decides(asked: Any) -> None:
+    script = f"torchrun pretrain_gpt.py --bf16 {SIZES}\n".replace("--num-layers 4", "--num-layers abc")
+    code, out, _ = asked("check", script)
+    assert code == 2
+    assert "error PB121 model.num_layers = 'abc' (run.sh): must be a whole number" in out
+    assert "is decided when the run starts" not in out
+
+
+def test_a_recipe_of_a_program_has_no_default_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "python scripts/training/run_recipe.py --recipe llama3_8b_pretrain_mxfp8_config train.train_iters=10\n"
+    )
+    assert main(["convert", str(file), "--assume-defaults"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("mode: not stated; the recipe llama3_8b_pretrain_mxfp8_config decides\n")
+    assert "--assume-defaults" not in out
+    assert "fp32" not in out

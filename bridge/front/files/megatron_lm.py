@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 from typing import NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
@@ -20,7 +21,7 @@ from bridge.front.files.foreign import no_run_of_megatron
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.interop.launch.alternatives import launches
-from bridge.interop.launch.word import variable_of
+from bridge.interop.launch.word import Word, variable_of
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import INFERENCE, is_engine
@@ -51,6 +52,8 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """The same -> the names of the programs that train it."""
+VARIABLE = re.compile(r"\$\{?(\w+)")
+"""In the condition of a branch."""
 GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
@@ -117,6 +120,8 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     _refuse_no_arguments(run, document.path)
     kind = _kind_of(run)
     sections = sections_of(run.given)
+    if written.has_end is None:
+        _put_malformed(sections, run.given)
     if precision is not None:
         sections["mixed_precision"] = precision
     other = elsewhere(written, run.given, document.path, mode=_mode(run.given))
@@ -144,11 +149,22 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         mode_decided_by=report.decided_by,
         unstated_by=_decider(run, document),
         open_values=_open_values(run),
-        variables=_variables(written),
+        variables=_variables(runs, written),
         runs=tuple(one.label for one in runs) if len(runs) > 1 else (),
         number=number,
         branches=_branches(runs, number),
     )
+
+
+def _put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
+    """Put values that are stated and of a wrong type into the sections, where a rule names them."""
+    for name, text in list(given.unread.items()):
+        paths = fields_of(name)
+        if paths and not Word(text).is_unknown:
+            del given.unread[name]
+            for path in paths:
+                role, _, attribute = path.partition(".")
+                sections[role][attribute] = text
 
 
 def _decider(run: _Run, document: Document) -> str | None:
@@ -159,12 +175,12 @@ def _decider(run: _Run, document: Document) -> str | None:
     if document.kind != "shell":
         is_of_their_tests = GROUP in document.mapping or bool(argument_groups(document.mapping))
         return None if is_of_their_tests else "the command line that names this file"
-    if run.open_ends:
-        return run.open_ends[0]
     if not run.is_started:
         return "the script that uses these arguments"
     program = written.launch.name
-    return None if PROGRAMS_OF_MEGATRON.search(program) else program
+    if not PROGRAMS_OF_MEGATRON.search(program):
+        return program
+    return run.open_ends[0] if run.open_ends else None
 
 
 def _open_values(run: _Run) -> dict[str, str]:
@@ -172,9 +188,13 @@ def _open_values(run: _Run) -> dict[str, str]:
     return {path: text for name, text in run.given.unread.items() for path in fields_of(name)}
 
 
-def _variables(written: Arguments) -> tuple[str, ...]:
-    """Return the variables in the words that may hold further arguments and that only the run knows."""
-    names = (variable_of(word) for word in written.undecided)
+def _variables(runs: Sequence[Arguments], written: Arguments) -> tuple[str, ...]:
+    """Return the variables that may state the mode: those that choose a branch, then those that hold arguments."""
+    names = []
+    for run in runs:
+        if run.launch.line == written.launch.line:
+            names += [name for label in run.launch.decisions for name in VARIABLE.findall(label)]
+    names += [variable_of(word) for word in written.undecided]
     return tuple(dict.fromkeys(filter(None, names)))
 
 

@@ -13,7 +13,7 @@ from bridge.rules.versions import Version
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
 MEGATRON_LM = "Megatron-LM"
-NEWEST = "the file names no release, and this is the newest known one"
+NEWEST = "assumed: no release is read from the file, and this is the newest known one"
 """Reason of a release that is assumed."""
 OF_THE_MODE = "the mode of the run"
 """Reason of values that follow from the mode, whatever program starts the run."""

@@ -27,6 +27,8 @@ STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
 COMMANDS = {name: re.compile(words) for name, words in ROWS["commands"].items()}
 """Command that trains without a Python file on its line -> pattern of the words behind it."""
+STRAY = "whose options belong to no command"
+"""What the note of a line of options without a command says of it."""
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
 

@@ -285,7 +285,7 @@ class Reader(Variables):
         elif first.startswith("-") and len(first) > 1:
             self.stray += map(Word.of, words)
             if self.launches:
-                self.notes[f"line {line}, whose options belong to no command"] = None
+                self.notes[f"line {line}, {starts.STRAY}"] = None
         elif first in ("source", "."):
             name = Word.of("".join(words[1:2]))
             self._read(neighbour(self.path, name), line, f"source {name}")

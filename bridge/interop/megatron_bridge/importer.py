@@ -123,7 +123,7 @@ def _fields(
     _map_fields(stated, prefix, builder, is_ours=is_ours)
     is_open = is_ours or base is not None or not (constructed or prefix)
     if is_open and not any(stated.get(name) for name in MODES):
-        builder.leave_mode(base or "the config that these fields override")
+        builder.leave_mode(base or "the config that these fields override", default=None)
     elif base is not None and not is_ours:
         builder.record("megatron_bridge.is-not-read-and-decides-the", "mixed_precision", None, base=base)
     if is_ours:
@@ -178,7 +178,7 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | N
     is_half = builder.fields.get("fp16") or builder.fields.get("bf16")
     if base is not None:
         if not is_half:
-            builder.leave_mode(base)
+            builder.leave_mode(base, default=None)
         return builder.finish()
     builder.record("megatron_bridge.without-mixed_precision-the-model", "mixed_precision", None)
     builder.fields |= {} if is_half else {"fp32": True}

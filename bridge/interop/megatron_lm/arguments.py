@@ -7,9 +7,9 @@ from itertools import takewhile
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, UNREADABLE, Launch
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, STRAY, UNREADABLE, Launch
 from bridge.interop.launch.script import MODES
-from bridge.interop.launch.word import UNKNOWN, Word, joined
+from bridge.interop.launch.word import UNKNOWN, Word, joined, variable_of
 from bridge.interop.megatron_lm import flags
 from bridge.precision.values import NO, YES
 
@@ -133,17 +133,20 @@ def _decider(run: Arguments) -> str:
     Empty where this is the whole command of one of Megatron-LM's own programs, so that its default decides.
     """
     notes, program = run.launch.notes, run.launch.program
+    own = ""
+    if not PROGRAMS.search(program):
+        own = f"{program.rpartition('/')[2]}, a program whose defaults are not known here,"
     sourced = (note.removeprefix("source ") for note in notes if note.startswith("source "))
     deciders = [
-        *(f"{file}, which the script sources," for file in sourced),
         run.launch.unread,
+        *(note for note in notes if note.endswith(STRAY)),
+        own,
+        *(f"{file}, which the script sources," for file in sourced),
         *(f"{word}, which only the run knows," for word in run.undecided),
         *run.elsewhere,
         *(note for note in notes if not note.endswith(UNREADABLE)),
         *(f"{one.name}, which is no flag of Megatron-LM's," for key, one in run.settings.items() if not _is_known(key)),
     ]
-    if not PROGRAMS.search(program):
-        deciders.append(f"{program.rpartition('/')[2]}, a program whose defaults are not known here,")
     return next(filter(None, deciders), "")
 
 
@@ -159,7 +162,10 @@ def _of_words(words: Sequence[Word]) -> Arguments:
 
 def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     """Return whether a word behind an option that only the run decides may hold options, and is not its value."""
-    is_list = TAKES_A_LIST.search(flags.dest(option)) and not POSITIONAL.fullmatch(word)
+    name = flags.dest(option)
+    if option and variable_of(word).lower() == name:  # --extra-vocab-size ${EXTRA_VOCAB_SIZE}
+        return False
+    is_list = TAKES_A_LIST.search(name) and not POSITIONAL.fullmatch(word)
     is_value = is_list or (is_first and option and not flags.is_switch(option))
     is_named = HOLDS_ARGUMENTS.search(word) or flags.bears_on_precision(word.lower())
     rest = UNKNOWN.sub("", word)
