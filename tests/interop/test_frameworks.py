@@ -24,6 +24,8 @@ optimizer: {_target_: torch.optim.AdamW}
 """
 SWIFT = "model: m\ndataset: [d]\nmicro_batch_size: 1\nsplit_dataset_ratio: 0.01\nbf16: true\n"
 PRIME = '[trainer.model]\nname = "m"\n[trainer.model.quantization]\ntype = "mxfp8"\n[inference.model]\nname = "m"\n'
+ROLL = "actor_train: {strategy_args: {strategy_name: megatron_train}}\npretrain: m\n"
+AREAL = "experiment_name: e\ntrial_name: t\ngconfig: {n: 1}\nactor: {backend: 'megatron:d4p1t1', dtype: bfloat16}\n"
 FILES = {
     "grpo.yaml": (NEMO_RL, "NeMo RL", "has `policy.megatron_cfg`", "trains on Megatron Core here"),
     "dpo.yaml": ("defaults: ../dpo.yaml\npolicy: {precision: fp16}\n", "NeMo RL", "has `defaults`", "where policy."),
@@ -33,6 +35,22 @@ FILES = {
     "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),
     "sft.yaml": (SWIFT, "ms-swift", "has `micro_batch_size` and `split_dataset_ratio`", "on Megatron Core here"),
     "rl.toml": (PRIME, "prime-rl", "has `trainer.model` and `inference`", "without Megatron Core"),
+    "roll.yaml": (ROLL, "ROLL", "has `actor_train.strategy_args`", "trains on Megatron Core here"),
+    "rlinf.yaml": (
+        "actor: {training_backend: fsdp}\nrunner: {a: 1}\n",
+        "RLinf",
+        "has `actor.tr",
+        "PyTorch's FSDP here",
+    ),
+    "areal.yaml": (AREAL, "AReaL", "has `actor.backend` and `gconfig`", "trains on Megatron Core here"),
+    "neox.yml": (
+        '"pipe_parallel_size": 1\nfp16: {enabled: true}\n',
+        "GPT-NeoX",
+        "has `pipe_par",
+        "without Megatron Core",
+    ),
+    "nano.yaml": ("general: {run: a}\nparallelism: {tp_mode: A}\n", "nanotron", "has `general`", "on PyTorch, without"),
+    "tune.yaml": ("model: {_component_: torchtune.models.a}\ndtype: bf16\n", "torchtune", "makes `torch", "without"),
     "train.py": ("import verl.trainer\n", "verl", "imports `verl`", "under the strategy `megatron`"),
 }
 LAUNCHES = {
@@ -48,6 +66,12 @@ LAUNCHES = {
     "automodel finetune llm -c a.yaml": ("NeMo Automodel", "starts `automodel finetune`"),
     "uv run automodel a.yaml --nproc-per-node 8": ("NeMo Automodel", "starts `automodel a.yaml`"),
     "uv run rl @ rl.toml --output-dir out": ("prime-rl", "starts `rl @`"),
+    "uv run --extra megatron -m skyrl.train.entrypoints.main_base trainer.strategy=megatron": (
+        "SkyRL",
+        "starts `skyrl.",
+    ),
+    "python -m openrlhf.cli.train_ppo_ray --bf16": ("OpenRLHF", "starts `openrlhf.cli.train_ppo_ray`"),
+    "python examples/start_rlvr_pipeline.py --config_path a --config_name b": ("ROLL", "starts `start_rlvr_pipe"),
     "uv run examples/run_grpo.py policy.megatron_cfg.enabled=true": ("NeMo RL", "starts `run_grpo.py`"),
 }
 ANOTHERS = (
