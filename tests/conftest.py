@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import releases
 from tests.plugins import hide_others
 
 # One thread for each worker of pytest-xdist: the models are tiny, and more threads only wait for each other. The
@@ -45,6 +46,24 @@ TOGETHER = (
     "tests/training/test_loop_low_precision_parallel.py",
     "tests/training/test_loop_parallel.py",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that chooses the release of Megatron Core."""
+    text = "release of Megatron Core: the installed one, or the newer one of `make setup`"
+    parser.addoption("--megatron", choices=("installed", "next"), default="installed", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the chosen release first on the path, before a test module imports Megatron Core."""
+    if config.getoption("--megatron") == "next" and releases.NEXT.is_dir():
+        releases.use_next()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the tests where the chosen release is not there."""
+    if config.getoption("--megatron") == "next" and not releases.NEXT.is_dir():
+        releases.skip_all(items)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,6 +11,8 @@ import sys
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 
+from tests import releases
+
 GROUP = "bridge.recipes"
 OURS = "precision-bridge"
 FOLDER = Path(__file__).resolve().parents[1] / ".pytest_cache" / "plugins"
@@ -28,8 +30,11 @@ def hide_others() -> None:
 
 
 def python_path(*folders: str | Path) -> str:
-    """Return a value of PYTHONPATH with some folders, which hides the plugins too."""
-    return os.pathsep.join([*([str(FOLDER)] if FOLDER.is_dir() else []), *map(str, folders)])
+    """Return a value of PYTHONPATH with some folders, which hides the plugins, and keeps the release under test."""
+    first = [FOLDER] if FOLDER.is_dir() else []
+    if releases.is_next():
+        first.append(releases.NEXT)
+    return os.pathsep.join(map(str, [*first, *folders]))
 
 
 def _write_without_recipes(name: str, distribution: Distribution) -> None:

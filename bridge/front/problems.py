@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from typing import Any
 
 from bridge.errors import MAX_LINES, BridgeWarning, Finding, RunConfigError, close_matches, did_you_mean
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.fields import NAMES
+from bridge.rules.fields import FIELDS, NAMES
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
 
 PRECISION = "mixed_precision"
@@ -30,9 +32,15 @@ RUN_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
 """Keys of a run that are no sections."""
 KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
 
-
 NOT_KNOWN = "configuration"
 """Origin of a key that no layer set."""
+
+
+@functools.cache
+def fields_of(section: str) -> frozenset[str]:
+    """Return the fields that a section of a run can have."""
+    own = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
+    return frozenset((*FIELDS.get(section, ()), *(one.name for one in own)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,7 @@ def recognise(document: Document) -> Framework | None:
     """Return the framework whose file a document is; None for a launch script, which may start several programs."""
     if document.kind == "python":
         return _of_imports(imports_of(document.text))
-    targets = list(dict.fromkeys(_targets(document.mapping, DEEPEST)))
+    targets = list(dict.fromkeys(classes_in(document.mapping)))
     for row in _rows():
         found = row.of_settings(document, targets)
         if found is not None:
@@ -188,7 +188,7 @@ def imports_of(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _targets(value: object, depth: int) -> Iterator[str]:
+def classes_in(value: object, depth: int = DEEPEST) -> Iterator[str]:
     """Yield the paths of classes that a configuration names, the outer ones first."""
     if not depth:
         return
@@ -197,7 +197,7 @@ def _targets(value: object, depth: int) -> Iterator[str]:
         if isinstance(target, str):
             yield target
         for inner in value.values():
-            yield from _targets(inner, depth - 1)
+            yield from classes_in(inner, depth - 1)
     elif isinstance(value, list):
         for inner in value:
-            yield from _targets(inner, depth - 1)
+            yield from classes_in(inner, depth - 1)

@@ -68,12 +68,20 @@ def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tenso
     """
     if not hasattr(module, "A_log"):
         return
-    bound = module.conv1d.kernel_size[0] ** -0.5
-    for parameter in module.conv1d.parameters():
+    convolution = _convolution(module)
+    bound = convolution[0].shape[-1] ** -0.5
+    for parameter in convolution:
         yield parameter, partial(torch.nn.init.uniform_, a=-bound, b=bound)
     yield module.A_log, lambda decays: decays.uniform_(1, 16).log_()
     if hasattr(module, "D"):  # a delta net begins with steps of one value
         yield module.dt_bias, _draw_steps
+
+
+def _convolution(module: Any) -> list[torch.Tensor]:
+    """Return weight and bias of a layer's convolution, which is a module, or parameters from megatron-core 0.19 on."""
+    if hasattr(module, "conv1d"):
+        return list(module.conv1d.parameters())
+    return [module.conv1d_weight, module.conv1d_bias]
 
 
 def _draw_steps(bias: torch.Tensor) -> None:

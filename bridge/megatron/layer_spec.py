@@ -82,7 +82,7 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
     """
     with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(
-        config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
+        _plain(config), with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
     )
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
     layers = _with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
@@ -90,6 +90,13 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
         return dataclasses.replace(spec, layer_specs=layers)
     layers = [with_classes(layer, LOCAL) for layer in layers]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
+
+
+def _plain(config: Any) -> Any:
+    """Return a model config without an attention variant, which `_with_variant` puts into the layers."""
+    plain = copy.copy(config)
+    plain.experimental_attention_variant = None
+    return plain
 
 
 def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
@@ -101,7 +108,7 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
         return None
     with_te = backend in ("te", "te_cpu")
     layers = get_gpt_decoder_layer_specs(
-        config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
+        _plain(config), with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
     whole = TransformerBlockSubmodules(layer_specs=_with_variant(config, layers, first=0, with_te=with_te))
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
@@ -160,7 +167,20 @@ def _changed(layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_t
         names = dict(layer.submodules.sharded_state_dict_keys_map)
         parts["sharded_state_dict_keys_map"] = names | {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
     elif not with_te:  # the latents keep their norms in front of the up projections
-        latent, core = layer.submodules.self_attention, attention.submodules.core_attention
-        inside = dataclasses.replace(latent.submodules, core_attention=core)
-        parts["self_attention"] = dataclasses.replace(latent, submodules=inside)
+        parts["self_attention"] = _with_core_of(layer.submodules.self_attention, attention)
     return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **parts))
+
+
+def _with_core_of(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
+    """Return latent attention with the core of sparse attention, in the class that this core is made for.
+
+    From megatron-core 0.19 on that is a class of its own, which multiplies with the weight of the up projection.
+    """
+    core = sparse.submodules.core_attention
+    if sparse.module is latent.module:
+        inside = dataclasses.replace(latent.submodules, core_attention=core)
+        return dataclasses.replace(latent, submodules=inside)
+    names = [field.name for field in dataclasses.fields(sparse.submodules) if hasattr(latent.submodules, field.name)]
+    own = {name: getattr(latent.submodules, name) for name in names}
+    inside = dataclasses.replace(sparse.submodules, **{**own, "core_attention": core})
+    return dataclasses.replace(sparse, submodules=inside)

@@ -29,7 +29,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossLoggingHelper
-from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
 from torch.distributed import DistError
@@ -286,7 +286,7 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
     stack.callback(_release)
     for embedding in (RotaryEmbedding, YarnRotaryEmbedding):  # the keys of the cache hold a process group, with threads
         stack.callback(embedding.forward.cache_clear)
-    stack.callback(get_moe_layer_wise_logging_tracker().clear)  # as long as this run's model has layers
+    stack.callback(_losses_of_experts().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
     stack.callback(DSAIndexerLossLoggingHelper.tracker.clear)
     stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
@@ -301,6 +301,15 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
     np.random.seed(staged)  # noqa: NPY002 Megatron's data code may draw from the global state
     torch.manual_seed(staged)
     tensor_parallel.model_parallel_cuda_manual_seed(staged)
+
+
+def _losses_of_experts() -> dict[str, Any]:
+    """Return Megatron's record of the experts' losses, which a tracker holds from megatron-core 0.19 on."""
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):
+        losses: dict[str, Any] = moe_utils.get_moe_metrics_tracker().metrics
+    else:
+        losses = moe_utils.get_moe_layer_wise_logging_tracker()
+    return losses
 
 
 def return_free_memory() -> None:

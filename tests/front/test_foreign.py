@@ -18,6 +18,19 @@ def test_sections_of_nobody_are_refused_in_one_sentence(command: str, tmp_path, 
     )
 
 
+@pytest.mark.parametrize("text", ["model: {target: a.b, params: {x: 1}}\n", "job: {x: 1}\nmodel: {flavor: 8B}\n"])
+def test_sections_without_a_field_of_a_run_are_no_run(text: str, tmp_path, capsys) -> None:
+    (tmp_path / "other.yaml").write_text(text)
+    assert main(["check", "--config", str(tmp_path / "other.yaml")]) == 2
+    assert "must have the sections of a run, such as model and mixed_precision, got" in capsys.readouterr().err
+
+
+def test_a_field_that_is_misspelt_is_named_as_such(tmp_path, capsys) -> None:
+    (tmp_path / "run.yaml").write_text("model: {num_layer: 2}\n")
+    assert main(["plan", "--config", str(tmp_path / "run.yaml")]) == 2
+    assert "Did you mean 'num_layers'" in capsys.readouterr().err
+
+
 def test_a_file_that_convert_reads_is_refused_with_the_command(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "axolotl.yaml").write_text("base_model: m\nbf16: true\ndatasets: [d]\n")

@@ -90,7 +90,7 @@ def flags() -> dict[str, object]:
         for name, module in sys.modules.items()
         if name.startswith("megatron.")
         for flag, value in vars(module).items()
-        if flag.startswith("HAVE_")
+        if flag.startswith("HAVE_") and isinstance(value, bool)
     }
     from megatron.core import jit
     from megatron.core.fusions import fused_bias_geglu

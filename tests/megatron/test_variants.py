@@ -7,7 +7,7 @@ import torch
 from megatron.core.transformer.experimental_attention_variant import dsa
 
 from bridge.errors import RunConfigError
-from bridge.megatron.hybrid.kernels import delta_rule, hadamard_transform, l2norm
+from bridge.megatron.hybrid.kernels import causal_convolution, delta_rule, hadamard_transform, l2norm
 from bridge.training.loop import pretrain
 from tests.megatron.test_model_kinds import LATENT, SCHEMES, mismatches, parameters, run_of
 from tests.training.grid import slow
@@ -52,6 +52,16 @@ def test_a_vector_is_divided_by_its_length():
     torch.testing.assert_close(l2norm(x), torch.nn.functional.normalize(x, dim=-1), rtol=1e-5, atol=1e-5)
 
 
+def test_a_causal_convolution_sees_a_token_and_those_before_it():
+    x, taps, bias = normal(2, 6, 3), normal(3, 4), normal(3)
+    y, state = causal_convolution(x, taps, bias, activation="silu", initial_state=None, cu_seqlens=None)
+    assert state is None
+    for token in range(6):
+        past = x[:, max(0, token - 3) : token + 1].double()
+        sums = (past * taps.T[-past.shape[1] :].double()).sum(1) + bias.double()
+        torch.testing.assert_close(y[:, token].double(), sums * sums.sigmoid(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [5, 70])
 def test_the_gated_delta_rule_is_its_recurrence(tokens):
     q, k = l2norm(normal(2, tokens, 3, 8)), l2norm(normal(2, tokens, 3, 8) - 0.5)
@@ -69,7 +79,10 @@ def test_the_gated_delta_rule_is_its_recurrence(tokens):
 def test_the_indexers_scores_and_sparse_attention_are_those_of_one_query_after_the_other():
     q, k, weights = normal(9, 2, 4, 16), normal(9, 2, 16), normal(9, 2, 4)
     rotated = (hadamard_transform(part, scale=0.25) for part in (q, k))
-    scores = dsa.DSAIndexer._compute_index_scores(None, next(rotated), weights, next(rotated))
+    if hasattr(dsa, "_compute_index_scores"):  # a function from megatron-core 0.19 on
+        scores = dsa._compute_index_scores(next(rotated), weights, next(rotated))
+    else:
+        scores = dsa.DSAIndexer._compute_index_scores(None, next(rotated), weights, next(rotated))
     query, key, value = normal(9, 2, 3, 8), normal(9, 2, 3, 8) * 2, normal(9, 2, 3, 5)
     causal = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1), -torch.inf)
     out = dsa.unfused_dsa_fn(query, key, value, causal.topk(4, dim=-1)[1], 0.5).unflatten(-1, (3, 5))

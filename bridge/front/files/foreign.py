@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.front.problems import KEYS
+from bridge.front.problems import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.interop import frameworks
 from bridge.interop.reading.document import Document
 from bridge.rules.topics.names import near_names
@@ -64,6 +64,21 @@ def _refuse_no_run(document: Document) -> None:
     foreign = [key for key in unknown if not near_names(key, KEYS)]
     if len(foreign) > len(named) - len(unknown):
         raise _no_run(document.path, unknown)
+    fields = _fields_in(document.mapping)
+    is_known = any(name in fields_of(key) or near_names(name, fields_of(key)) for key, name in fields)
+    if unknown == foreign and fields and not is_known and not _has_classes(document):
+        raise _no_run(document.path, [*unknown, *(f"{key}.{name}" for key, name in fields)])
+
+
+def _fields_in(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """Return section and name of each field in the sections of a run."""
+    held = ((key, sections.get(key)) for key in (*OWNERS, *SECTIONS))
+    return [(key, str(name)) for key, fields in held if isinstance(fields, Mapping) for name in fields]
+
+
+def _has_classes(document: Document) -> bool:
+    """Return whether a class is named, which is refused by itself."""
+    return bool(list(frameworks.classes_in(document.mapping)))
 
 
 def _no_run(path: str, unknown: Sequence[str]) -> RunConfigError:

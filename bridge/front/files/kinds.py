@@ -13,7 +13,7 @@ from bridge.front.files import megatron_bridge
 from bridge.front.files.debug_features import unfollowed_features
 from bridge.front.files.layer_source import unplanned_kitchen
 from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
-from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
+from bridge.front.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Origins, Problems, fields_of
 from bridge.precision import strict_yaml
 
 MAPPINGS = (*OWNERS, *SECTIONS)
@@ -48,11 +48,19 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
-    if not all(key in KEYS for key in whole):
+    if not all(key in KEYS for key in whole) or not _states_a_run(whole):
         from bridge.front.files import foreign  # knows every other system
 
         foreign.refuse_sections(whole, path)
     return FileReading(sections=_own(whole, path.name))
+
+
+def _states_a_run(whole: Mapping[str, Any]) -> bool:
+    """Return whether sections are empty, or state something that a run has."""
+    if any(whole.get(key) is not None for key in (PRECISION, *RUN_KEYS)):
+        return True
+    stated = [(key, name) for key in MAPPINGS if isinstance(whole.get(key), dict) for name in whole[key]]
+    return not stated or any(name in fields_of(key) for key, name in stated)
 
 
 def _refuse_choice(choice: RunChoice | None, path: Path) -> None:

@@ -31,10 +31,8 @@ def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> 
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(quant_recipes(recipe))
     names = {module: name for name, module in model.named_modules()}
-    for layer in model.modules():
-        if not isinstance(layer, LAYERS):
-            continue
-        is_low = any(is_low_layer(phase, global_layer_number(layer) - 1) for phase in phases or (config,))
+    for layer, number in numbered_layers(model).items():
+        is_low = any(is_low_layer(phase, number - 1) for phase in phases or (config,))
         if not (is_low or is_per_module):
             continue
         for linear in [linear for linear in layer.modules() if type(linear) in EMULATED]:
@@ -66,18 +64,26 @@ def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
     for chunk in model:
         for updates in delayed_updates([chunk]):
             updates.detach()
-        for layer in chunk.modules():
-            if isinstance(layer, LAYERS):
-                is_low = is_low_layer(config, global_layer_number(layer) - 1)
-                for linear in emulated_linears([layer]):
-                    linear.multiply_in(gemm_precision(config) if is_low else None)
+        for layer, number in numbered_layers(chunk).items():
+            is_low = is_low_layer(config, number - 1)
+            for linear in emulated_linears([layer]):
+                linear.multiply_in(gemm_precision(config) if is_low else None)
         _attach_updates(chunk, config)
 
 
-def global_layer_number(layer: Any) -> int:
-    """Return the number of a transformer or prediction layer in the whole model from 1; prediction layers are last."""
-    number = int(layer.layer_number)
-    return number + int(layer.config.num_layers) if isinstance(layer, MultiTokenPredictionLayer) else number
+def numbered_layers(model: torch.nn.Module) -> dict[Any, int]:
+    """Return the layers of a model chunk, each with its number in the whole model from 1; prediction layers are last.
+
+    The transformer layer inside of a prediction layer has that one's number. Megatron counts it from 1 from 0.19 on.
+    """
+    found: dict[Any, int] = {}
+    for layer in model.modules():
+        if isinstance(layer, MultiTokenPredictionLayer):
+            number = int(layer.layer_number) + int(layer.config.num_layers)
+            found |= {part: number for part in layer.modules() if isinstance(part, LAYERS)}
+        elif isinstance(layer, LAYERS) and layer not in found:
+            found[layer] = int(layer.layer_number)
+    return found
 
 
 def _attach_updates(model: torch.nn.Module, config: Any) -> None:

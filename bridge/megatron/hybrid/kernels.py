@@ -34,6 +34,21 @@ def delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | 
     return result
 
 
+def causal_convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str | None = None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    """Return each channel of x (B, L, D) convolved with its past, in the dtype of x, as `causal_conv1d` of fla does.
+
+    `weight` (D, W) has the taps, the last of which is for the token itself. The activation is silu or none. The second
+    result is the state for inference, which training does not ask for.
+    """
+    past = torch.nn.functional.pad(x.float().transpose(1, 2), (weight.shape[1] - 1, 0))
+    wide_bias = None if bias is None else bias.float()
+    y = torch.nn.functional.conv1d(past, weight.float()[:, None], wide_bias, groups=weight.shape[0]).transpose(1, 2)
+    activated = torch.nn.functional.silu(y) if activation in ("silu", "swish") else y
+    return activated.to(x.dtype), None
+
+
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return the last axis times Sylvester's matrix and a factor, in the dtype of x, as fast_hadamard_transform does.
 
@@ -68,16 +83,16 @@ class StandIn:
     """Torch code for one package."""
 
     package: str
-    modules: tuple[str, ...]
-    """Modules of Megatron that call the package; a release has some of them."""
+    layer: str
+    """Module or package of Megatron that calls it."""
     values: Mapping[str, Any]
-    """Name in these modules -> the value without the package."""
+    """Name there -> the value without the package."""
 
 
 STAND_INS = (
     StandIn(
         package="mamba_ssm",
-        modules=("megatron.core.ssm.mamba_mixer",),
+        layer="megatron.core.ssm.mamba_mixer",
         values={
             "HAVE_MAMBA_SSM": True,
             "RMSNormGated": GatedRMSNorm,
@@ -88,12 +103,17 @@ STAND_INS = (
     ),
     StandIn(
         package="fla",
-        modules=("megatron.core.ssm.gated_delta_net",),
-        values={"HAVE_FLA": True, "l2norm": l2norm, "chunk_gated_delta_rule": delta_rule},
+        layer="megatron.core.ssm.gated_delta_net",
+        values={
+            "HAVE_FLA": True,
+            "l2norm": l2norm,
+            "chunk_gated_delta_rule": delta_rule,
+            "causal_conv1d": causal_convolution,
+        },
     ),
     StandIn(
         package="fast_hadamard_transform",
-        modules=("megatron.core.transformer.experimental_attention_variant.dsa",),
+        layer="megatron.core.transformer.experimental_attention_variant.dsa",
         values={"hadamard_transform": hadamard_transform},
     ),
 )
@@ -115,11 +135,19 @@ def stand_ins() -> Iterator[None]:
         stack.enter_context(_without_triton())
         for one in STAND_INS:
             if find_spec(one.package) is None:
-                layers = [importlib.import_module(name) for name in one.modules if find_spec(name) is not None]
+                layers = _modules_of(one.layer)
                 stack.enter_context(
                     replaced((layer, name, value) for layer in layers for name, value in one.values.items())
                 )
         yield
+
+
+def _modules_of(layer: str) -> list[types.ModuleType]:
+    """Return the module of a layer, and those inside of it where it is a package; empty where a release has none."""
+    if find_spec(layer) is None:
+        return []
+    importlib.import_module(layer)
+    return [module for name, module in sys.modules.items() if f"{name}.".startswith(f"{layer}.")]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from bridge.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.megatron.agreement import from_all_ranks
 from bridge.megatron.emulation.linear import EmulatedLinear
-from bridge.megatron.emulation.model import LAYERS, global_layer_number
+from bridge.megatron.emulation.model import numbered_layers
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.te_cpu.storage import WATCHERS
 from bridge.numerics import (
@@ -41,10 +41,8 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int,
     """
     names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
-        for layer in chunk.modules():
-            if isinstance(layer, LAYERS):
-                number = global_layer_number(layer)
-                names |= {module: (number, name) for name, module in layer.named_modules()}
+        for layer, number in numbered_layers(chunk).items():
+            names |= {module: (number, name) for name, module in layer.named_modules()}
     return names
 
 
