@@ -24,6 +24,10 @@ BEARING = {
     "my_fp8_recipe": "model.fp8",
     "lora_rank": "model.num_layers",
     "extra_vocab_size": "model.vocab_size",
+    "intermediate_size": "model.ffn_hidden_size",
+    "glu_activation": "model.ffn_hidden_size",
+    "disable_bias_attn_fc": "model.num_layers",
+    "use_llama2_rotary_position_embeddings": "model.num_layers",
     "padding_free": "train.micro_batch_size",
     "attention_head_type": "model.num_query_groups",
     "use_checkpoint_args": "model.num_layers",
@@ -32,7 +36,13 @@ HARMLESS = (
     *("rollout_batch_size", "rollout_num_gpus_per_engine", "sglang_expert_parallel_size", "vllm_tensor_parallel_size"),
     *("log_optimizer_states_to_tensorboard", "data_impl", "train_tokens", "lr_decay_tokens", "hf_checkpoint"),
     *("moe_loss_coeff", "eval_prompt_data", "custom_generate_function_path", "prompt_data", "no_offload_train"),
-    *("max_padding_length", "opd_teacher_urls", "filter_zero_reward_samples", "partition_id"),
+    *(
+        "max_padding_length",
+        "opd_teacher_urls",
+        "filter_zero_reward_samples",
+        "partition_id",
+        "rotary_position_embeddings_theta",
+    ),
     *("no_query_key_layer_scaling", "universal_checkpoint", "advantage_estimator", "temperature", "wandb_group"),
 )
 
