@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.front.files.elsewhere import elsewhere, is_named
