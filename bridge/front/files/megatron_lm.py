@@ -53,6 +53,8 @@ PROGRAMS = {
 """The same -> the names of the programs that train it."""
 VARIABLE = re.compile(r"\$\{?(\w+)")
 """In the condition of a branch."""
+FORK = "the parser of Megatron-DeepSpeed"
+"""What a program under DeepSpeed has in the place of Megatron-LM's parser."""
 GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
@@ -179,6 +181,8 @@ def _decider(run: _Run, document: Document) -> str | None:
     program = written.launch.name
     if not PROGRAMS_OF_MEGATRON.search(program):
         return program
+    if is_engine(written):
+        return FORK
     return run.open_ends[0] if run.open_ends else None
 
 
