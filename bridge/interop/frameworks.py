@@ -42,12 +42,14 @@ class Framework:
     """What a run of it trains on, as a clause behind "which"."""
     is_converted: bool = False
     """`convert` reads what the file states of the precision."""
+    instead: str = ""
+    """What to give the other commands, a sentence."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
         sentence = CONVERTED if self.is_converted else UNREAD
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
-        return sentence.format(path=path, quoted=quote(path), **words)
+        return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
 
 
 class _Row:
@@ -57,6 +59,8 @@ class _Row:
         self.name = name
         self.runs: str = columns["runs"]
         self.is_converted: bool = columns.get("converts", False)
+        self.instead: str = columns.get("instead", "")
+        self.shown = tuple(str(columns.get("shows", "")).split())
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
@@ -66,7 +70,8 @@ class _Row:
         self.files = [_File(row, self) for row in columns.get("files", ())]
 
     def found(self, evidence: str) -> Framework:
-        return Framework(name=self.name, evidence=evidence, runs=self.runs, is_converted=self.is_converted)
+        words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
+        return Framework(**words, is_converted=self.is_converted)
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
@@ -77,7 +82,8 @@ class _Row:
         named = self.programs.search(program) if self.programs is not None else None
         is_complete = self.needed is None or any(self.needed.fullmatch(word) for word in arguments)
         if named is not None and is_complete:
-            return self.found(f"starts `{_command_of(named[0].lstrip('/'), launch)}`")
+            command = _command_of(named[0].lstrip("/"), launch, self.shown)
+            return self.found(f"starts `{command}`")
         if _package_of(program, self.modules):
             return self.found(f"starts `{program}`")
         if self.overrides is not None:
@@ -120,8 +126,13 @@ class _File:
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 
-def _command_of(name: str, launch: Launch) -> str:
-    """Return the command as it is known: a program, or a command with what it is to do."""
+def _command_of(name: str, launch: Launch, shown: Sequence[str]) -> str:
+    """Return the command as it is known: a program with an option that is shown, or a command with what it is to do."""
+    for place, word in enumerate(launch.arguments):
+        option, equals, value = word.partition("=")
+        if option in shown:
+            value = value if equals else "".join(launch.arguments[place + 1 : place + 2])
+            return f"{name} {option} {value}"
     if name.endswith(".py") or not launch.arguments or launch.arguments[0].startswith("-"):
         return name
     return f"{name} {launch.arguments[0]}"

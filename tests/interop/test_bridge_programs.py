@@ -168,7 +168,8 @@ def test_a_program_is_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
         assert capsys.readouterr().err == (
             "recipe.py: looks like Megatron Bridge (it imports `megatron.bridge`), which trains on Megatron Core, by a "
             "recipe that a Python program makes. `check`, `plan` and `memory` do not read it; "
-            "`precision-bridge convert recipe.py` reads what it states of the precision.\n"
+            "`precision-bridge convert recipe.py` reads what it states of the precision. "
+            "Give them the run_config.yaml of a checkpoint of the run.\n"
         )
         assert main([command, "--config", "train.py"]) == 2
         assert capsys.readouterr().err == (

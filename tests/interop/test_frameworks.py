@@ -151,6 +151,17 @@ def test_a_launch_of_a_framework_next_to_one_that_is_read_is_named_in_its_report
     assert left.detail.endswith("and is not read")
 
 
+@pytest.mark.parametrize("given", ["--recipe llama3_8b_config", "--recipe=llama3_8b_config"])
+def test_the_launcher_of_megatron_bridge_is_named_with_its_recipe(given: str, folder: Path, capsys) -> None:
+    (folder / "run.sh").write_text(
+        f"#!/bin/bash\ntorchrun scripts/training/run_recipe.py {given} --step_func gpt_step\n"
+    )
+    assert main(["check", "--config", "run.sh"]) == 2
+    printed = capsys.readouterr().err
+    assert "looks like Megatron Bridge (it starts `run_recipe.py --recipe llama3_8b_config`)" in printed
+    assert printed.endswith("Give them the run_config.yaml of a checkpoint of the run.\n")
+
+
 def test_a_file_of_flagscale_is_converted_and_planned_by_none(folder: Path, capsys) -> None:
     text = (
         "system: {use_distributed_optimizer: true, precision: {fp16: true, accumulate_allreduce_grads_in_fp32: true}}\n"

@@ -33,8 +33,12 @@ STATING = {
     "MixedPrecisionConfig": ("bf16", "fp16", "fp32", "fp8", "fp4"),
 }
 """Callee of Megatron Bridge -> its arguments that state a precision, the first positional one as "0"."""
-WORDS = re.compile("|".join((*STATING, RECIPE.pattern, nemo2.PLUGIN, *nemo2.RECIPES)))
-LOOKS = re.compile(r"mixed_precision|ConfigContainer|MixedPrecisionConfig|(?:import|from) nemo|" + nemo2.PLUGIN)
+UNREAD_CALLS: dict[str, list[str]] = ROWS["unread calls"]
+WORDS = re.compile("|".join((*STATING, *UNREAD_CALLS, RECIPE.pattern, nemo2.PLUGIN, *nemo2.RECIPES)))
+LOOKS = re.compile(
+    r"mixed_precision|ConfigContainer|MixedPrecisionConfig|(?:import|from) nemo|"
+    + "|".join((nemo2.PLUGIN, *(rf"\b{name}\(" for name in UNREAD_CALLS)))
+)
 """Text of which some stands in every file with such a call: others need no parsing."""
 
 
@@ -125,6 +129,14 @@ def of_program(document: Document, name: str, unread: dict[str, str]) -> Iterato
     for call in program.calls:
         if call.line in read:
             continue
+        keys = () if call.path.startswith(".") else UNREAD_CALLS.get(call.name, ())  # a class of the file's own
+        stating = [key for key in keys if call.written.get(key) not in (None, "False", "None")]
+        if stating:
+            where = f"{document.path}, line {call.line}"
+            why = (
+                f"{call.name}({stating[0]}={call.written[stating[0]]}) states a precision, and such calls are not read"
+            )
+            unread[f"{name}, line {call.line}"] = f"{where}: {why}. Look there."
         says, payload = _stated_by(call) if PACKAGE.fullmatch(call.path) else ("", None)
         place = f"line {call.line}"
         system, evidence = megatron_bridge.SYSTEM, f"calls `{call.written['']}`"

@@ -55,6 +55,29 @@ def test_a_value_that_only_a_run_knows_is_listed_as_written(call: str) -> None:
     assert (source.says, source.precision) == (LATE[call], None)
 
 
+@pytest.mark.parametrize(
+    ("call", "stated"),
+    [
+        ('Accelerator(mixed_precision="fp16")', "Accelerator(mixed_precision='fp16')"),
+        ("TrainingArguments(output_dir='a', bf16=True)", "TrainingArguments(bf16=True)"),
+        ("L.Trainer(precision=args.p)", "Trainer(precision=args.p)"),
+    ],
+)
+def test_a_call_of_a_trainer_that_is_not_read_is_named(call: str, stated: str) -> None:
+    unread: dict[str, str] = {}
+    assert said(call, unread) == []
+    assert unread == {
+        "train.py, line 5": f"train.py, line 5: {stated} states a precision, and such calls are not read. Look there."
+    }
+
+
+@pytest.mark.parametrize("call", ["TrainingArguments(bf16=False)", "Trainer(max_steps=2)", "Accelerator()"])
+def test_a_call_of_a_trainer_that_states_none_is_not_named(call: str) -> None:
+    unread: dict[str, str] = {}
+    said(call, unread)
+    assert unread == {}
+
+
 @pytest.mark.parametrize("text", SILENT)
 def test_what_is_no_such_call_is_not_listed(text: str) -> None:
     assert said(text) == []
