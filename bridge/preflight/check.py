@@ -203,6 +203,15 @@ class Setup(RuleContext):
         return plan_of(self.prediction)
 
     @property
+    def target_text(self) -> str:
+        """The target as text, with a release that nothing states as assumed."""
+        if self.target.mcore is None or not self.unknown_among(["target.mcore"]):
+            return str(self.target)
+        rest = replace(self.target, mcore=None)
+        assumed = f"megatron-core {self.target.mcore} assumed"
+        return assumed if rest == Target() else f"{rest}, {assumed}"
+
+    @property
     def label(self) -> str:
         """The precision in a few words; one without a recipe's name is named by the nearest."""
         if self.mode_decided_by is not None:
@@ -248,8 +257,8 @@ class Report:
 
     @property
     def target(self) -> str:
-        """The target as text."""
-        return str(self.setup.target)
+        """The target as text, with a release that nothing states as assumed."""
+        return self.setup.target_text
 
     def of(self, severity: str) -> tuple[RuleFinding, ...]:
         """Return the findings of one severity."""

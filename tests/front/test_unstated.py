@@ -172,3 +172,25 @@ def test_explain_says_what_may_set_a_value(asked: Any, tmp_path: Path, capsys: p
     file = tmp_path / "run.sh"
     assert main(["explain", "bf16", "--config", str(file)]) == 0
     assert f"model.bf16 is not known from {file}: train.py may set it; False is assumed." in capsys.readouterr().out
+
+
+FSDP = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --bf16 --use-megatron-fsdp --hidden-dropout 0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "target"),
+    [
+        ((), "megatron-core 0.20 assumed", "megatron-core 0.20 assumed"),
+        (("--target", "h100x8"), "H100x8, megatron-core 0.20 assumed", "H100x8, megatron-core 0.20 assumed"),
+        (("--target", "h100x8,mcore0.20"), "H100x8,mcore0.20", "H100x8,mcore0.20"),
+    ],
+)
+def test_a_release_that_nothing_states_is_shown_as_assumed(asked: Any, words: Any, first: str, target: str) -> None:
+    _, out, _ = asked("check", FSDP, *words)
+    assert out.splitlines()[0].lower().endswith(f"against {first}".lower())
+    (finding,) = [line for line in out.splitlines() if "PB328" in line]
+    is_assumed = target.endswith("assumed")
+    assert ("the release is not stated, and 0.20 is assumed" in finding) is is_assumed
+    assert finding.startswith("info" if is_assumed else "warning")
+    assert "does not say which" not in finding
+    assert json.loads(asked("check", FSDP, *words, "--json")[1])["target"].lower() == target.lower()
