@@ -133,6 +133,7 @@ class RunValues:
             weaknesses=self.weakness if self.has_weaknesses else None,
             mode_decided_by=self.reading.mode_decided_by,
             other_layers=self.reading.other_layers,
+            refused=self.reading.refused,
             **options,
         )
 

@@ -68,6 +68,7 @@ class Setup(RuleContext):
         mode_decided_by: What decides the mode where nothing states it, as a noun.
         other_layers: The kind of the model where its layers are none of a language model's: rules that read them are
             not asked.
+        refused: Words of the command line that the program's parser refuses.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
@@ -86,6 +87,7 @@ class Setup(RuleContext):
         weaknesses: Weaknesses | None = None,
         mode_decided_by: str | None = None,
         other_layers: str | None = None,
+        refused: Sequence[Finding] = (),
         **sections: Any,
     ) -> None:
         self.unknown, self.malformed = {}, []
@@ -114,6 +116,7 @@ class Setup(RuleContext):
         self._weaknesses = weaknesses
         self.mode_decided_by = mode_decided_by
         self.other_layers = other_layers
+        self.refused = refused
         self.not_asked: list[str] = []
 
     def _stated(self, given: Mapping[str, Any]) -> MixedPrecisionConfig:
@@ -200,6 +203,15 @@ class Setup(RuleContext):
         return plan_of(self.prediction)
 
     @property
+    def target_text(self) -> str:
+        """The target as text, with a release that nothing states as assumed."""
+        if self.target.mcore is None or not self.unknown_among(["target.mcore"]):
+            return str(self.target)
+        rest = replace(self.target, mcore=None)
+        assumed = f"megatron-core {self.target.mcore} assumed"
+        return assumed if rest == Target() else f"{rest}, {assumed}"
+
+    @property
     def label(self) -> str:
         """The precision in a few words; one without a recipe's name is named by the nearest."""
         if self.mode_decided_by is not None:
@@ -245,8 +257,8 @@ class Report:
 
     @property
     def target(self) -> str:
-        """The target as text."""
-        return str(self.setup.target)
+        """The target as text, with a release that nothing states as assumed."""
+        return self.setup.target_text
 
     def of(self, severity: str) -> tuple[RuleFinding, ...]:
         """Return the findings of one severity."""
@@ -330,6 +342,7 @@ def check_run(
     weaknesses: Weaknesses | None = None,
     mode_decided_by: str | None = None,
     other_layers: str | None = None,
+    refused: Sequence[Finding] = (),
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 
@@ -346,6 +359,7 @@ def check_run(
         weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
         mode_decided_by: What decides the mode where nothing states it, as a noun.
         other_layers: The kind of the model where its layers are none of a language model's.
+        refused: Words of the command line that the program's parser refuses.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -367,6 +381,7 @@ def check_run(
         "weaknesses": weaknesses,
         "mode_decided_by": mode_decided_by,
         "other_layers": other_layers,
+        "refused": refused,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(Setup(**given, **known, choice=choice), reasons)

@@ -91,6 +91,8 @@ class RuleContext:
     unknown: dict[str, Any]
     """Keys of the precision that are no field -> their values."""
     is_resumed: bool
+    refused: Sequence[Any]
+    """Words of the command line that the program's parser refuses, as findings."""
     selection: Any
     """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
     plan: Any

@@ -4,7 +4,7 @@ A row reads without its code: `when` says of a run where it breaks the law, and 
 sentences over ``run``, the context, and over the words of a violation.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -127,7 +127,7 @@ def findings_of(rule: Rule, context: RuleContext) -> list[RuleFinding]:
     holds = {one: _holds(one, context) for one in rule.versions}
     if False in holds.values():
         return []
-    depends = " and ".join(str(one) for one, is_met in holds.items() if is_met is None) or None
+    depends = [one for one, is_met in holds.items() if is_met is None]
     found = []
     for violation in violations:
         unknown = context.unknown_among(paths if violation.rests_on is None else violation.rests_on)
@@ -168,15 +168,16 @@ def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: M
     )
 
 
-def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: str | None) -> RuleFinding:
+def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: Sequence[VersionRange]) -> RuleFinding:
     path = context.path(violation.path or rule.setting)
     value = context.value(path) if violation.value is HELD else violation.value
     words = {**violation.words, "run": context, "path": path, "value": value}
     severity = violation.severity or rule.severity
     remedies = tuple(filter(None, (one.format(**words) for one in rule.remedies)))
     clause = rule.message.format(**words)
-    if depends is not None:
-        clause += f" (holds for {depends}; the target does not say which it is)"
+    ranges = " and ".join(map(str, depends)) or None
+    if ranges is not None:
+        clause += f" (holds for {ranges}; {_not_known(depends, context)})"
     if rule.evidence == "weak":
         clause += " (weak evidence)"
     return _made(
@@ -186,10 +187,19 @@ def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: st
         value=value,
         where=violation.where or context.where(path),
         remedy=remedy_of(remedies),
-        severity=severity if depends is None else MILDER[severity],
+        severity=severity if ranges is None else MILDER[severity],
         remedies=remedies,
-        depends_on=depends,
+        depends_on=ranges,
     )
+
+
+def _not_known(depends: Sequence[VersionRange], context: RuleContext) -> str:
+    """Return why it is not known whether a version is in its range, as a clause."""
+    for one in depends:
+        version = getattr(context.target, one.product)
+        if version is not None and context.unknown_among([f"target.{one.product}"]):
+            return f"the release is not stated, and {version} is assumed"
+    return "the target does not say which it is"
 
 
 def _made(row: Rule, **columns: Any) -> RuleFinding:

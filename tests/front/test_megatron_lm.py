@@ -317,3 +317,24 @@ def test_a_language_model_is_asked_every_rule(tmp_path, capsys):
     (tmp_path / "run.sh").write_text(f"torchrun pretrain_gpt.py --num-layers 4 {OF_ALL}\n")
     main(["check", "--config", str(tmp_path / "run.sh"), "--json"])
     assert json.loads(capsys.readouterr().out)["not_asked"] is None
+
+
+FOUND = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+SIZED = f"{FOUND} --seq-length 64 --micro-batch-size 1 --vocab-size 96 --hidden-dropout 0 --attention-dropout 0 "
+
+
+@pytest.mark.parametrize(("scale", "found"), [("0", []), ("0.0", []), ("-1", ["PB141"]), ("4096", [])])
+def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found) -> None:
+    run = read(tmp_path, f"{SIZED} --fp16 --loss-scale {scale}\n", "train.sh")
+    assert [one.id for one in run.report.of("error")] == found
+    assert run.report.setup.has_dynamic_scale is (float(scale) == 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "severity"), [(None, "warning"), ("h100x8,mcore0.11.0", "error"), ("h100x8,mcore0.10.0", None)]
+)
+def test_the_variables_of_attention_are_judged_by_a_stated_release_alone(tmp_path, target, severity) -> None:
+    (tmp_path / "train.sh").write_text(f"export NVTE_FUSED_ATTN=0\n{SIZED} --bf16\n")
+    words = [f"target='{target}'"] if target is not None else []
+    report = load_run(words, config_file=tmp_path / "train.sh").report
+    assert [one.severity for one in report.findings if one.id == "PB528"] == ([severity] if severity else [])

@@ -213,3 +213,25 @@ def test_a_recipe_of_a_program_has_no_default_mode(tmp_path: Path, capsys: pytes
     assert out.startswith("mode: not stated; the recipe llama3_8b_pretrain_mxfp8_config decides\n")
     assert "--assume-defaults" not in out
     assert "fp32" not in out
+
+
+FSDP = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --bf16 --use-megatron-fsdp --hidden-dropout 0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "target"),
+    [
+        ((), "megatron-core 0.20 assumed", "megatron-core 0.20 assumed"),
+        (("--target", "h100x8"), "H100x8, megatron-core 0.20 assumed", "H100x8, megatron-core 0.20 assumed"),
+        (("--target", "h100x8,mcore0.20"), "H100x8,mcore0.20", "H100x8,mcore0.20"),
+    ],
+)
+def test_a_release_that_nothing_states_is_shown_as_assumed(asked: Any, words: Any, first: str, target: str) -> None:
+    _, out, _ = asked("check", FSDP, *words)
+    assert out.splitlines()[0].lower().endswith(f"against {first}".lower())
+    (finding,) = [line for line in out.splitlines() if "PB328" in line]
+    is_assumed = target.endswith("assumed")
+    assert ("the release is not stated, and 0.20 is assumed" in finding) is is_assumed
+    assert finding.startswith("info" if is_assumed else "warning")
+    assert "does not say which" not in finding
+    assert json.loads(asked("check", FSDP, *words, "--json")[1])["target"].lower() == target.lower()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bridge.interop.megatron_lm.unread import GROUPS, UNREAD, is_known, known_arguments, unread_options
+from bridge.interop.megatron_lm.flags import known_arguments
+from bridge.interop.megatron_lm.unread import GROUPS, UNREAD, is_known, unread_options
 from bridge.rules.fields import FIELDS
 
 BEARING = {

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bridge.preflight.check import check
-from tests.rules.cases.runs import CURRENT, DENSE, H100, MEGATRON_FSDP, MOE, MXFP8, OVERLAP, PRECISION_AWARE
+from tests.rules.cases.runs import CURRENT, DENSE, H100, MEGATRON_FSDP, MOE, MXFP8, OVERLAP, PRECISION_AWARE, full
 from tests.rules.situations import setup_of
 
 MCORE = "mcore0.19.2"
@@ -137,3 +137,11 @@ def test_the_plan_says_that_nothing_reads_the_field_of_the_prediction_layers() -
     assert note in setup.plan.settings.notes
     assert setup.plan.format_of("mtp 1", "linear_qkv") == "e4m3"
     assert setup_of({"precision": {"bf16": True}, "target": H100, "model": PREDICTION}).plan.settings.notes == ()
+
+
+def test_a_smaller_tensor_parallel_size_is_no_remedy_without_tensor_parallelism() -> None:
+    narrow = {**DENSE, "hidden_size": 512, "ffn_hidden_size": 1024}
+    for size, is_named in ((1, False), (2, True)):
+        setup = setup_of(full(CURRENT, H100, dict(narrow, tensor_model_parallel_size=size)))
+        (found,) = [one for one in check(setup).findings if one.id == "PB506"]
+        assert ("use a smaller tensor-parallel size" in found.remedies) is is_named

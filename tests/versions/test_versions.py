@@ -47,7 +47,9 @@ def answer(*words: str, folder: Path) -> str:
 def test_no_rule_and_no_public_name_is_gone() -> None:
     of_older_te = {"PB322", "PB325", "PB349", "PB425", "PB462"}
     of_settings_without_a_reader = {"PB463", "PB504", "PB541", "PB543"}
-    assert set(BEFORE["rules"]) - {rule.id for rule in RULES} == of_older_te | of_settings_without_a_reader
+    without_a_case = {"PB221"}  # Megatron Core reduces amaxes over no stages, and runs every expert on its rank
+    gone = of_older_te | of_settings_without_a_reader | without_a_case
+    assert set(BEFORE["rules"]) - {rule.id for rule in RULES} == gone
     assert set(BEFORE["names"]) <= set(bridge.__all__)
     assert set(BEFORE["compatible"]) <= set(compatible.__all__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from bridge.errors import PayloadError, RunConfigError
+from bridge.errors import Finding, PayloadError, RunConfigError
 from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
 from bridge.front.files.foreign import no_run_of_megatron
@@ -24,10 +24,11 @@ from bridge.interop.launch.word import Word, variable_of
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import INFERENCE, is_engine
-from bridge.interop.megatron_lm.flags import fields_of, misspelt
+from bridge.interop.megatron_lm.flags import TABLE, fields_of, misspelt
 from bridge.interop.megatron_lm.importer import imported
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_megatron
+from bridge.interop.megatron_lm.refused import refused_words
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
 from bridge.rules.fields import known_releases
@@ -151,6 +152,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         unstated_by=_decider(run, document),
         open_values=_open_values(run),
         variables=_variables(runs, written),
+        refused=_refused(run),
         runs=tuple(one.label for one in runs) if len(runs) > 1 else (),
         number=number,
         branches=_branches(runs, number),
@@ -184,6 +186,17 @@ def _decider(run: _Run, document: Document) -> str | None:
     if is_engine(written):
         return FORK
     return run.open_ends[0] if run.open_ends else None
+
+
+def _refused(run: _Run) -> tuple[Finding, ...]:
+    """Return the words that the parser refuses; a warning where the program may have a parser of its own."""
+    severity = "error" if PROGRAMS_OF_MEGATRON.search(run.written.launch.name) else "warning"
+    found = []
+    for one in refused_words(run.written):
+        words = TABLE.sentences[one.row].about({"system": MEGATRON_LM, **one.facts})
+        remedy = words.remedy.rstrip(".")
+        found.append(Finding(path=one.setting, rule=words.detail, remedy=remedy, value=one.value, severity=severity))
+    return tuple(found)
 
 
 def _open_values(run: _Run) -> dict[str, str]:

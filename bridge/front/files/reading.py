@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bridge.errors import Finding
 from bridge.precision.grouping import grouped
 from bridge.rules.target import Target
 from bridge.rules.versions import Version
@@ -90,6 +91,8 @@ class FileReading:
     """Dotted key of a setting that the file states, and whose value only the run decides -> the value's text."""
     variables: tuple[str, ...] = ()
     """Names of variables of a launch script that only its environment or its command line sets."""
+    refused: tuple[Finding, ...] = ()
+    """Words of its command line that the program's parser refuses."""
     runs: tuple[str, ...] = ()
     """Each run of the file, in a few words."""
     number: int = 1

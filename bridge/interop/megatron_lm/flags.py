@@ -1,9 +1,12 @@
 """Options of Megatron-LM's command line: which bear on precision, which are switches, and the fields that they set."""
 
+import functools
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 from bridge.errors import PrecisionTypeError
 from bridge.interop.builders import ImportBuilder
@@ -120,11 +123,23 @@ def switched_off(option: str) -> str | None:
     """Return the argument that an option switches off, None where it is no such option."""
     if option in SWITCHED_OFF:
         return str(SWITCHED_OFF[option])
+    return negated(option) if option in known_arguments() else None
+
+
+def negated(option: str) -> str | None:
+    """Return the switch whose name stands behind `no_` or `disable_` in an option's; None without one."""
     for prefix in ("no_", "disable_"):
         name = option.removeprefix(prefix)
         if name != option and any(_kind_of(one) == "bool" for one in fields_of(name)):
             return name
     return None
+
+
+@functools.cache
+def known_arguments() -> frozenset[str]:
+    """Return the arguments of Megatron-LM's parser in the releases that the file names."""
+    content = json.loads(Path(__file__).with_name("known_arguments.json").read_text(encoding="utf-8"))
+    return frozenset(content["arguments"])
 
 
 def _kind_of(path: str) -> str:

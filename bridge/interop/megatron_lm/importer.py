@@ -19,6 +19,7 @@ from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_per_module, recognise
+from bridge.interop.megatron_lm.refused import refused_words
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
@@ -84,8 +85,12 @@ def imported(run: Arguments) -> ImportReport:
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
     has_engine = effects.is_engine(run)
+    refused = refused_words(run)
+    for one in refused:
+        builder.record(f"megatron_lm.{one.row}", one.setting, one.value, **one.facts)
     for key, written in run.settings.items():
-        if not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
+        is_refused = any(one.row == "no-negation" and flags.dest(one.setting) == key for one in refused)
+        if not is_refused and not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
             _setting(key, written, builder)
     if has_engine:
         effects.engine(run, builder)
@@ -120,9 +125,6 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     """Map or report one setting; others decide about the reduction of gradients together."""
     flag, row = flags.BY_NAME.get(key), flags.OTHER_SETTINGS.get(key)
-    if written.refused is not None:
-        state = {True: "on", False: "off", None: "the run decides"}[written.value]
-        builder.record("megatron_lm.refused", written.name, written.refused, state=state)
     if key in READ_TOGETHER:
         return
     if written.value is None and key not in flags.FILES:

@@ -17,6 +17,7 @@ from bridge.interop.megatron_lm.arguments import Option, is_late
 from bridge.precision.values import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
 
+REDUCED, KEPT = "grad_reduce_in_fp32", "grad_reduce_in_bf16"
 LISTS, ONE_FOR_ALL, MEMBERS = (flags.TABLE.data[name] for name in ("lists", "one for all", "members"))
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
@@ -39,6 +40,9 @@ def values_of(options: Iterable[Option]) -> Values:
             for held in made:
                 held.pop(name, None)
             (made.unread if is_late(value) else made.values)[name] = str(value) if isinstance(value, Word) else value
+    if made.values.get(KEPT) and not made.values.get("fp16"):  # only --bf16 reads it, and it wins there
+        made.unread.pop(REDUCED, None)
+        made.values[REDUCED] = False
     return made
 
 
@@ -55,7 +59,9 @@ def _set_by(option: Option) -> Iterator[tuple[str, Any]]:
         words = option.following if name in LISTS else option.following[:1]
         value = True if is_alone else joined(words)
     switch = flags.switched_off(name)
-    if flag is not None and flag.kind != "value":
+    if name == KEPT:
+        yield name, _says_yes(value)
+    elif flag is not None and flag.kind != "value":
         if _says_yes(value):
             yield flag.field, flag.kind == "on" if flag.sets is None else flag.sets
     elif switch is None:

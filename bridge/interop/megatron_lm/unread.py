@@ -7,11 +7,8 @@ is then told by its words: `--moe-expert-parallel-size` may, `--rollout-batch-si
 `known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of these releases.
 """
 
-import functools
-import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bridge.interop.megatron_lm import flags
@@ -70,7 +67,7 @@ def is_known(name: str) -> bool:
     """Return whether an argument is one of Megatron-LM's, or of those that another part of the reading reads."""
     own = flags.SPELLED.get(name, name)
     tables = (
-        known_arguments(),
+        flags.known_arguments(),
         flags.BY_NAME,
         flags.SETS,
         flags.OTHER_SETTINGS,
@@ -80,10 +77,3 @@ def is_known(name: str) -> bool:
     if any(name in table for table in tables):
         return True
     return bool(flags.fields_of(own)) or flags.switched_off(name) is not None
-
-
-@functools.cache
-def known_arguments() -> frozenset[str]:
-    """Return the arguments of Megatron-LM's parser in the releases that the file names."""
-    content = json.loads(Path(__file__).with_name("known_arguments.json").read_text(encoding="utf-8"))
-    return frozenset(content["arguments"])

@@ -206,7 +206,10 @@ _PROJECTED = {
 
 def _small(run: RuleContext) -> list[Violation]:
     names = [f"{path.partition('.')[2]}{how} = {size}" for path, how, size in widths(run) if 0 < size <= 1024]
-    return [Violation(names=", ".join(names))] if names else []
+    if not names:
+        return []
+    smaller = "use a smaller tensor-parallel size" if run.parallel.tensor > 1 else ""
+    return [Violation(names=", ".join(names), smaller=smaller)]
 
 
 RULES = (
@@ -258,7 +261,7 @@ RULES = (
         setting="model.hidden_size",
         when=all_of("is_low", "not is_emulated", "has_model", find=_small),
         message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
-        remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),
+        remedies=("measure both", "{smaller}", "keep FP8 for larger models"),
         source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
         "issue 1647, 2023-06-27",
         evidence="weak",

@@ -1,7 +1,7 @@
 """Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import error, warning
+from bridge.rules.rule import error, mcore, warning
 from bridge.rules.variables import concerning
 from bridge.rules.violation import Violation, all_of
 
@@ -119,11 +119,13 @@ RULES = (
         id="PB528",
         title="attention backend in two places",
         setting="environment.NVTE_FUSED_ATTN",
+        versions=(mcore(since="0.11"),),
         when=_attention_variables,
         message="must be {on} or unset under model.attention_backend={chosen}, or Megatron stops when it builds the "
         "model",
         remedies=("unset it", "choose the backend with model.attention_backend"),
-        source="megatron-core 0.16.1 and 0.19.2 models/common/language_module/language_module.py:102; met in a "
-        "rehearsal of ROCm/Megatron-LM gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
+        source="megatron-core 0.11.0, not 0.10.0, and 0.16.1 to 0.19.2 "
+        "models/common/language_module/language_module.py; met in a rehearsal of ROCm/Megatron-LM "
+        "gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
     ),
 )

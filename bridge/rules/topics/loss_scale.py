@@ -21,9 +21,15 @@ def _no_number(run: RuleContext) -> list[Violation]:
     positive, begins = "above 0 and finite in FP32", "a number: a dynamic scale has to begin somewhere"
     unset = "use a number above 0, or None: dynamic under FP16, no scale otherwise"
     first = "use 4294967296, Megatron's default"
+    is_unset = scale == 0 and "loss_scale" not in run.stated  # an owner's 0 is none to Megatron's optimizer
     is_missing, is_bad = initial is None and run.has_dynamic_scale, initial is not None and _bad(initial)
     rows = (
-        (scale is not None and _bad(scale), "loss_scale", f"{positive}; Megatron takes 0 for unset", unset),
+        (
+            scale is not None and _bad(scale) and not is_unset,
+            "loss_scale",
+            f"{positive}; Megatron takes 0 for unset",
+            unset,
+        ),
         (_bad(least), "min_loss_scale", positive, "use 1.0, Megatron's default"),
         (is_missing or is_bad, "initial_loss_scale", begins if is_missing else positive, first),
     )

@@ -157,6 +157,13 @@ def _malformed(run: RuleContext) -> list[Violation]:
     return [Violation(one.path, value=one.value, why=one.rule, rests_on=[one.path]) for one in run.malformed]
 
 
+def _refused(run: RuleContext) -> list[Violation]:
+    return [
+        Violation(one.path, value=one.value, why=one.rule, remedy=one.remedy, severity=one.severity, rests_on=())
+        for one in run.refused
+    ]
+
+
 def _misnamed(run: RuleContext) -> list[Violation]:
     name = (run.precision.recipe or "") if run.precision is not None else ""
     promised = [scheme for token, scheme in NAME_TOKENS.items() if token in name]
@@ -296,5 +303,14 @@ RULES = (
             "leave it, where the owner's value is meant",
         ),
         source="this project: bridge.registry.config.from_peer",
+    ),
+    error(
+        id="PB134",
+        title="word that the parser refuses",
+        setting="arguments",
+        when=_refused,
+        message="{why}",
+        remedies=("{remedy}",),
+        source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, training/argument_utils.py",
     ),
 )

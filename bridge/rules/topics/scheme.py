@@ -284,20 +284,6 @@ RULES = (
 )
 
 DELAYED_RULES = (
-    warning(
-        id="PB221",
-        title="amax reduction over pipeline or expert ranks",
-        setting="fp8_recipe",
-        when=all_of("scheme is delayed", lambda run: run.parallel.pipeline > 1 or run.parallel.expert > 1),
-        message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
-        "the first step (PP {run.parallel.pipeline}, EP {run.parallel.expert}); hangs were reported",
-        remedies=(
-            "use fp8_recipe='tensorwise', which keeps no history",
-            "make sure that no expert or stage stays idle",
-        ),
-        source="NVIDIA/Megatron-LM issues 442 (2023-08-01) and 912 (2024-07-09); NVIDIA/TransformerEngine issue 2343",
-        evidence="reported",
-    ),
     info(
         id="PB222",
         title="largest of one amax",

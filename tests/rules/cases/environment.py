@@ -44,9 +44,10 @@ CASES = {
         full(NVFP4, B200, environment={"NVTE_NVFP4_DISABLE_RHT": "0"}),
     ),
     "PB528": (
-        run("bf16_mixed", model=DENSE, environment={"NVTE_FUSED_ATTN": "0"}),
+        run("bf16_mixed", H100, model=DENSE, environment={"NVTE_FUSED_ATTN": "0"}),
         run(
             "bf16_mixed",
+            H100,
             model=dict(DENSE, attention_backend="unfused"),
             environment={"NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "1"},
         ),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bridge.errors import Finding
 from bridge.precision.fields import stated
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -20,6 +21,12 @@ AS_MADE_BY_THE_PEER = MixedPrecisionConfig(bf16=True, fp8="hybrid")
 vars(AS_MADE_BY_THE_PEER)["untold"] = frozenset({"first_last_layers_bf16"})
 WITHOUT_GATHER = REGISTRY.get("bf16_with_mxfp8_mixed")
 WITHOUT_GATHER.fp8_param_gather = False
+REFUSED = Finding(
+    path="--bf16",
+    rule="Megatron-LM's parser takes no value after it and refuses to start; it is read as on",
+    remedy="Write the flag alone, or drop it",
+    value="True",
+)
 
 CASES = {
     "PB121": (
@@ -67,4 +74,5 @@ CASES = {
         run(AS_MADE_BY_THE_PEER, model=dict(DENSE, first_last_layers_bf16=True)),
         run(AS_MADE_BY_THE_PEER, model=DENSE),
     ),
+    "PB134": (run("bf16_mixed", model=DENSE, refused=(REFUSED,)), run("bf16_mixed", model=DENSE)),
 }

@@ -68,7 +68,6 @@ CASES = {
             model=dict(DENSE, gated_linear_unit=True, bias_activation_fusion=True),
         ),
     ),
-    "PB221": (full(DELAYED, H100, dict(DENSE, pipeline_model_parallel_size=2)), full(DELAYED, H100)),
     "PB222": (full(dict(DELAYED, fp8_amax_history_len=1), H100), full(DELAYED, H100)),
     "PB223": (full(DELAYED_RECIPE, H100), full(DELAYED, H100)),
 }
