@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round
+from bridge.rehearse.release import Release, release_for
 from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.shrink import STEPS, shrink
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.target import Target
-from bridge.rules.versions import TITLES, installed, parse_version
+from bridge.rules.versions import TITLES, parse_version
 
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
@@ -103,8 +104,16 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
     """
     run.prediction.refuse_unplanned()
     target = run.prediction.target
-    small = shrink(run.sections, run.precision, target=target, processes=processes, max_layers=max_layers)
-    answer = _answer(run, small, backend)
+    release = release_for(target.mcore if run.target else None)
+    small = shrink(
+        run.sections,
+        run.precision,
+        target=target,
+        here=release.version,
+        processes=processes,
+        max_layers=max_layers,
+    )
+    answer = _answer(run, small, backend, release)
     versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
         label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
@@ -114,9 +123,9 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
         kept=_kept(run, small),
         layers=small.shape.num_layers,
         small=small,
-        launches=tuple(_launched(small, launch) for launch in answer["launches"]),
+        launches=tuple(_launched(small, launch, release) for launch in answer["launches"]),
         left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
-        unknown=_unknown(target, versions, small, answer),
+        unknown=_unknown(target if run.target else replace(target, mcore=None), versions, small, answer),
     )
 
 
@@ -156,7 +165,7 @@ def _saves_without_state(target: Target) -> bool:
     return any(one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions)
 
 
-def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
+def _answer(run: RunValues, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
     made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
@@ -179,7 +188,13 @@ def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
             text=True,
             check=False,
             # Threads of a region do not outlive a fork; nothing is compiled, and Dynamo is half of the imports.
-            env={**os.environ, **variables, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"},
+            env={
+                **os.environ,
+                **variables,
+                **release.environment(),
+                "OMP_NUM_THREADS": "1",
+                "TORCHDYNAMO_DISABLE": "1",
+            },
         )
         if done.returncode:
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was printed")
@@ -192,13 +207,13 @@ def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
         return answer
 
 
-def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
+def _launched(small: SmallRun, launch: dict[str, Any], release: Release) -> Launched:
     one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
     planned = equal = None
     if "records" in first:
-        plan = _plan(small, one)
+        plan = _plan(small, one, release)
         modules = [module for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES]
         planned = sum(row.item in GEMMS for module in modules for row in module.rows)
         different, found = _compared(plan, first["records"])
@@ -234,11 +249,11 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
     return len(different), list(found.values())
 
 
-def _plan(small: SmallRun, one: Round) -> PrecisionPlan:
+def _plan(small: SmallRun, one: Round, release: Release) -> PrecisionPlan:
     precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
     model = {**small.sections["model"], **one.fields()}
     return precision_plan(
-        precision, model, optimizer=small.sections["optimizer"], ddp=small.sections["ddp"], mcore=installed("mcore")
+        precision, model, optimizer=small.sections["optimizer"], ddp=small.sections["ddp"], mcore=release.version
     )
 
 

@@ -20,7 +20,7 @@ from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.widths import shrink_widths
 from bridge.rules.fields import FIELDS, read_field, whole_number
 from bridge.rules.target import Target
-from bridge.rules.versions import installed
+from bridge.rules.versions import Version, installed
 from bridge.sync.prediction import predict
 
 TOKENS = 64
@@ -52,13 +52,15 @@ def shrink(
     precision: MixedPrecisionConfig | None,
     *,
     target: Target | None = None,
+    here: Version | None = None,
     processes: int = 4,
     max_layers: int = 8,
 ) -> SmallRun:
     """Return a run made small, in launches of at most so many processes.
 
-    Without GPUs in the target they are the least that the parallel sizes need. There are more than `max_layers` where
-    first and last layers and the pipeline need more. RunConfigError: no such model can be built, or planned.
+    `here` is the Megatron Core that will run; None: the installed one. Without GPUs in the target they are the least
+    that the parallel sizes need. There are more than `max_layers` where first and last layers and the pipeline need
+    more. RunConfigError: no such model can be built, or planned.
     """
     given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
     place = target or Target()
@@ -75,7 +77,7 @@ def shrink(
     _replace_kernels(run)
     for name in (*INITIALISERS, *Round().fields(), "overlap_p2p_comm", "batch_p2p_comm"):  # each launch has its own
         run.model.pop(name, None)
-    _leave_out(run, sections, place)
+    _leave_out(run, sections, place, here or installed("mcore"))
     run.rounds = layout.rounds(processes, split)
     return run
 
@@ -91,12 +93,12 @@ def _replace_kernels(run: SmallRun) -> None:
             run.set(f"model.{name}", False, reason)
 
 
-def _leave_out(run: SmallRun, sections: Mapping[str, Any], target: Target) -> None:
+def _leave_out(run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None) -> None:
     """Take out what changes formats or the weights that train, and no run here has."""
     for name, reason in NOT_HERE.items():
         run.leave_out(name, reason)
     has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
-    is_later = has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(installed("mcore"))
+    is_later = has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(here)
     is_sharded = run.plan.settings.distributed or run.sections["ddp"].get("use_distributed_optimizer")
     if is_later and is_sharded:
         for name in ("fp4_param", "fp4_param_gather"):

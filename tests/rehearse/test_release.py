@@ -1,0 +1,59 @@
+"""The release of Megatron Core that a rehearsal imports."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.rehearse import release
+from bridge.rehearse.release import Release, release_for
+from bridge.rules.versions import Version
+
+OWN = Version("0.16.1")
+
+
+@pytest.fixture
+def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The prefix of an environment that has 0.19.2 next to an installed 0.16.1."""
+    package = tmp_path / release.FOLDER / "megatron" / "core"
+    package.mkdir(parents=True)
+    (package / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 2\nPRE_RELEASE = ''\n")
+    (tmp_path / release.FOLDER / "sitecustomize.py").write_text("")
+    monkeypatch.setattr(release, "installed", lambda _product: OWN)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (None, "0.19.2"),
+        ("0.20", "0.19.2"),
+        ("0.19", "0.19.2"),
+        ("0.19.1", "0.16.1"),
+        ("0.18", "0.16.1"),
+        ("0.15", "0.16.1"),
+    ],
+)
+def test_it_is_the_newest_at_hand_that_the_target_admits(at_hand: Path, wanted: str | None, expected: str):
+    chosen = release_for(None if wanted is None else Version(wanted), prefix=at_hand)
+    assert str(chosen.version) == expected
+
+
+def test_a_folder_that_is_not_whole_is_not_at_hand(at_hand: Path):
+    (at_hand / release.FOLDER / "sitecustomize.py").unlink()
+    assert release_for(None, prefix=at_hand) == Release(version=OWN)
+
+
+def test_an_installed_release_that_is_as_new_is_taken(at_hand: Path, monkeypatch: pytest.MonkeyPatch):
+    newer = Version("0.19.2")
+    monkeypatch.setattr(release, "installed", lambda _product: newer)
+    assert release_for(None, prefix=at_hand) == Release(version=newer)
+
+
+def test_its_folder_comes_first_on_the_path_of_the_process(at_hand: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", "before")
+    chosen = release_for(None, prefix=at_hand)
+    assert chosen.environment() == {"PYTHONPATH": os.pathsep.join((str(at_hand / release.FOLDER), "before"))}
+    assert Release(version=OWN).environment() == {}
+    assert str(at_hand) not in sys.path
