@@ -123,6 +123,8 @@ def _unread(found: Survey, *, everything: bool) -> list[str]:
 
 def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     ranked, winner = found.ranked, found.winner
+    if not ranked and found.unread:
+        return ["None of those that were read says what a whole run trains in; the others are named below."]
     if not ranked:
         return ["None of them says what a whole run trains in."]
     if found.agree is None:

@@ -74,7 +74,7 @@ LAUNCHES = {
     "python examples/start_rlvr_pipeline.py --config_path a --config_name b": ("ROLL", "starts `start_rlvr_pipe"),
     "uv run examples/run_grpo.py policy.megatron_cfg.enabled=true": ("NeMo RL", "starts `run_grpo.py`"),
 }
-ANOTHERS = (
+OTHERS = (
     "python run_grpo.py --learning_rate 1e-4",
     "python train.py --mixed_precision bf16",
     "torchrun pretrain_gpt.py --bf16 --num-layers 2",
@@ -122,7 +122,7 @@ def test_every_command_refuses_a_launch_with_the_same_sentence(command: str, fol
     assert sentence.startswith(f"run.sh: looks like {framework} (it {evidence}")
 
 
-@pytest.mark.parametrize("command", ANOTHERS)
+@pytest.mark.parametrize("command", OTHERS)
 def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: str) -> None:
     assert frameworks.of_launches(launches(f"#!/bin/bash\n{command}\n")) is None
 
