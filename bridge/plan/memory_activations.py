@@ -9,6 +9,8 @@ are those of Transformer Engine and Megatron on a GPU, with the fusions that the
 docs/howto/plan-and-memory.md has the table. Kernels that need a GPU are read in their sources: the log of the softmax's
 sums, Mamba's scan, gated delta net and sparse attention.
 
+Attention without a fused kernel (`transformer_impl=local`, `attention_backend=unfused`, FP32) also keeps its scores.
+
 Memory that lives only inside one operator is not counted. Mixture-of-experts layers assume an even load.
 """
 
@@ -43,6 +45,9 @@ FUSING = ("bias_activation_fusion", "use_fused_weighted_squared_relu", "use_tran
 """Fields under which the activation function is one kernel."""
 FUSED_WITH_NORM = ("linear_qkv", "linear_fc1", "in_proj")
 """Linear layers that Transformer Engine runs in one operator with the norm before them."""
+FUSED, LOCAL, UNFUSED = "fused", "local", "unfused"
+"""Cores of attention: kernels that keep no scores; Megatron's DotProductAttention; Transformer Engine's
+UnfusedDotProductAttention."""
 DELTA_CHUNK = 64
 """Tokens of a chunk in the kernel of gated delta net."""
 
@@ -71,6 +76,13 @@ class Workload:
     hidden_dropout: bool = False
     fused_activation: bool = False
     """The activation function, with the experts' weights, is one kernel, which keeps its input alone."""
+    attention: str = FUSED
+    """The core of attention: `FUSED`, or one that keeps its scores, Megatron's `LOCAL` or TE's `UNFUSED`."""
+    attention_dropout: bool = False
+    softmax_in_fp32: bool = True
+    """`LOCAL` computes the softmax in FP32 where its kernel does not run."""
+    fused_softmax: bool = True
+    """`LOCAL` may run its kernel for scale, mask and softmax."""
     compact_loss: bool = False
     """Transformer Engine's cross-entropy, which keeps the logits in their own dtype and not the softmax in FP32."""
 
@@ -97,8 +109,21 @@ class Workload:
             layers=_count("model.recompute_num_layers", model, 1),
             hidden_dropout=model.values["hidden_dropout"] > 0,
             fused_activation=any(model.values[name] for name in FUSING),
+            attention=_attention_of(model.values),
+            attention_dropout=model.values["attention_dropout"] > 0,
+            softmax_in_fp32=bool(model.values["attention_softmax_in_fp32"]),
+            fused_softmax=bool(model.values["masked_softmax_fusion"]),
             compact_loss=loss == (True, "te"),
         )
+
+
+def _attention_of(model: Mapping[str, Any]) -> str:
+    """Return the core of attention that the fields of a model choose; `auto` is a fused one on a GPU."""
+    given = model["attention_backend"]
+    backend = str(getattr(given, "name", given)).lower()
+    if LOCAL in (model["transformer_impl"], backend):
+        return LOCAL
+    return UNFUSED if backend == UNFUSED else FUSED
 
 
 def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
@@ -162,6 +187,9 @@ class _Counting:
         self.width = self.outside * self.shape.hidden_size
         """Elements between two layers."""
         self.stream = self.width * self.residual
+        self.core = workload.attention
+        if plan.settings.mode == "fp32" and self.core == FUSED:
+            self.core = UNFUSED  # Transformer Engine's kernels take 16 bits and fewer
         self.dropped = {part for name in workload.modules for part in DROPS.get(name, ())}
         self.segments: dict[int, Segment] = {}
         """Those of the layers so far, by `PlanLayer.alike`."""
@@ -275,22 +303,57 @@ class _Counting:
         else:
             out = self.tokens * heads * shape.kv_channels
             yield from self._grouped(saved, heads, kept)
-        yield "core_attn", self.tokens * heads * 4  # log of the softmax's sums
+        keeps_scores = self.core != FUSED and shape.indexer is None
+        if keeps_scores:
+            scores = self.tokens * heads * self.workload.seq_length
+            yield "core_attn", scores * self._score_bytes(heads)
+        else:
+            yield "core_attn", self.tokens * heads * 4  # log of the softmax's sums
         projected = self.element if proj and not self.keeps_both else proj  # other schemes keep what the core keeps
         if shape.attention_output_gate:
             yield "base", out * (self.element + 4 + projected)  # both factors, and their product
         else:
             yield "base", out * projected
             # Attention to chosen keys gives its result in the latent width, which `_latent` counts.
-            is_kept_by_core = projected != self.element and shape.indexer is None
+            is_kept_by_core = projected != self.element and shape.indexer is None and not keeps_scores
             yield "core_attn", out * (self.element if is_kept_by_core else 0)
+
+    def _score_bytes(self, heads: float) -> float:
+        """Return the bytes that attention without a fused kernel keeps of each score of a query and a key.
+
+        The product with the values keeps the probabilities, and the softmax its result: the same tensor, unless the
+        softmax ran in FP32 or dropout lies between them, which keeps a mask as well. The causal mask itself, one for
+        all layers, is not counted.
+
+        Source: megatron-core 0.16.1 transformer/dot_product_attention.py and fusions/fused_softmax.py
+        is_kernel_available; Transformer Engine 2.20 attention/dot_product_attention/backends.py
+        UnfusedDotProductAttention and softmax.py; torch 2.x native_dropout of a GPU, whose mask has a byte.
+        """
+        load = self.workload
+        length, batches = load.seq_length, round(heads * load.micro_batch_size)
+        longest, step, is_asked = (4097, 4, load.fused_softmax) if self.core == LOCAL else (16384, 8, True)
+        at_once = 8 if length <= 128 else 4  # rows of a block of the kernel
+        rows = batches if self.core == LOCAL else length
+        is_possible = 16 < length < longest and length % step == 0 and batches % 4 == 0 and rows % at_once == 0
+        has_kernel = is_asked and is_possible and self.element == 2
+        is_in_fp32 = load.softmax_in_fp32 or self.core == UNFUSED
+        softmax = self.element
+        if is_in_fp32 and not has_kernel:
+            softmax = 4.0
+        if load.attention_dropout:
+            return softmax + self.element + 1
+        return softmax + (self.element if softmax != self.element else 0.0)
 
     def _grouped(self, saved: Mapping[str, float], heads: float, kept: float) -> Rows:
         shape, query = self.shape, heads * self.shape.kv_channels
         key = max(1.0, shape.num_query_groups / self.tensor) * shape.kv_channels
         yield "base", self.width * saved["linear_qkv"]
-        if "core_attn" in self.workload.modules:  # the value is a view, which keeps all of the projection's output
-            rotated = query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
+        rotated = query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
+        if self.core != FUSED and key < query and "core_attn" not in self.workload.modules:
+            yield "qkv", self.tokens * 3 * query * self.element  # keys and values are repeated for every query
+        elif (
+            self.core != FUSED or "core_attn" in self.workload.modules
+        ):  # the value is a view, which keeps all of the projection's output
             yield "qkv", self.tokens * (rotated + query + 2 * key) * self.element
         else:
             yield "qkv", self.tokens * (query + 2 * key) * kept

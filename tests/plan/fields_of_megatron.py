@@ -24,6 +24,7 @@ fp8_output_proj fp8_dot_product_attention fp8_multi_head_attention fp4 fp4_recip
 recompute_granularity recompute_method recompute_modules recompute_num_layers hidden_dropout
 bias_activation_fusion use_fused_weighted_squared_relu cross_entropy_loss_fusion cross_entropy_fusion_impl
 use_transformer_engine_op_fuser
+transformer_impl attention_backend attention_dropout attention_softmax_in_fp32 masked_softmax_fusion
 deallocate_pipeline_outputs microbatch_group_size_per_vp_stage overlap_moe_expert_parallel_comm
 freeze_language_model
 """
@@ -45,7 +46,7 @@ WITHOUT_MODULES = {
         dsa_indexer_rotate_activation dsa_indexer_scoring_relu dsa_indexer_use_sparse_loss dsa_kernel_backend
         experimental_attention_variant_loss_scale_func
         activation_func_clamp_value glu_linear_offset apply_residual_connection_post_layernorm layernorm_epsilon
-        layernorm_zero_centered_gamma attention_dropout softmax_scale window_size window_attn_skip_freq no_rope_freq
+        layernorm_zero_centered_gamma softmax_scale window_size window_attn_skip_freq no_rope_freq
         mrope_section rotary_base rotary_interleaved rotary_scaling_factor rope_type original_max_position_embeddings
         max_position_embeddings beta_fast beta_slow mscale mscale_all_dim use_mup mup_attn_scale_power
         mup_base_head_dim mup_base_hidden_size mup_embedding_mult mup_output_mult mup_width_mult qk_clip qk_clip_alpha
@@ -63,14 +64,14 @@ WITHOUT_MODULES = {
         mtp_detach_heads mtp_grad_scale_func mtp_hsm mtp_loss_scaling_factor mtp_standalone
         """,
     "runs the same weights in other kernels, or keeps them in one tensor": """
-        apply_rope_fusion attention_backend bias_dropout_fusion
+        apply_rope_fusion bias_dropout_fusion
         flash_attention_version fused_residual_rmsnorm fused_single_qkv_rope
-        gradient_accumulation_fusion masked_softmax_fusion memory_efficient_layer_norm persist_layer_norm
+        gradient_accumulation_fusion memory_efficient_layer_norm persist_layer_norm
         moe_grouped_gemm moe_mlp_glu_interleave_size moe_permute_fusion moe_permute_fusion_into_hybridep
         moe_shared_expert_glu_interleave_size moe_shared_expert_overlap moe_single_grouped_bias
         moe_single_grouped_weight moe_use_grouped_tensor
         use_grouped_gemm_for_dense_mlp use_grouped_gemm_for_shared_expert use_mamba_mem_eff_path
-        use_te_activation_func mlp_chunks_for_training transformer_impl
+        use_te_activation_func mlp_chunks_for_training
         batch_invariant_backend batch_invariant_mode delay_wgrad_compute defer_embedding_wgrad_compute
         wgrad_deferral_limit overlap_dispatch_backward_with_experts_wgrad
         """,
@@ -99,7 +100,7 @@ WITHOUT_MODULES = {
         num_microbatches_with_partial_activation_checkpoints offload_modules
         """,
     "decides in which format a module computes, or how it is scaled": """
-        activation_func_fp8_input_store apply_query_key_layer_scaling attention_softmax_in_fp32
+        activation_func_fp8_input_store apply_query_key_layer_scaling
         disable_bf16_reduced_precision_matmul disable_parameter_transpose_cache fp4_quantizer_factory
         fp8_amax_compute_algo fp8_interval fp8_margin fp8_quantizer_factory fp8_wgrad mamba_training_ssm_states_dtype
         params_dtype pipeline_dtype quant_recipe tp_only_amax_red

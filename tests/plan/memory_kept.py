@@ -155,7 +155,7 @@ def _storages(held: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def built(case: dict) -> Iterator[tuple[Any, Any]]:
-    """Build a case with Transformer Engine's layers; yields (settled config, model chunks)."""
+    """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
     from bridge.front.decode import container
     from bridge.front.loader import run_of
     from bridge.front.problems import GivenRun
@@ -164,12 +164,16 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     from bridge.megatron.process import training_process
     from bridge.training.config import runtime_config_update
 
-    config = container(run_of(GivenRun(sections={**case, "precision_backend": "te_cpu"})))
+    is_local = case["model"].get("transformer_impl") == "local"
+    backend, stated = "te_cpu", "te_cpu"
+    if is_local:
+        backend, stated = "local", "emulated"
+    config = container(run_of(GivenRun(sections={**case, "precision_backend": stated})))
     runtime_config_update(config)
     gpt._WITHOUT_CUDA = {name: why for name, why in gpt._WITHOUT_CUDA.items() if name not in FUSED}
-    with training_process(config.model, seed=1) as process, running(choose_backend("te_cpu", config.model)):
-        settled, _ = gpt.run_config(config.model, vocab_size=256, backend="te_cpu")
-        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend="te_cpu")
+    with training_process(config.model, seed=1) as process, running(choose_backend(stated, config.model)):
+        settled, _ = gpt.run_config(config.model, vocab_size=256, backend=backend)
+        yield settled, gpt.build_gpt(settled, config.ddp, process.device, seed=1, backend=backend)
 
 
 def spread_tokens_evenly() -> None:
@@ -191,7 +195,9 @@ def spread_tokens_evenly() -> None:
 def main(path: Path) -> None:
     """Write what each case keeps."""
     cases = json.loads(path.read_text())
-    declare(schemes=[case.pop("scheme") for case in cases.values()])
+    schemes = [case.pop("scheme") for case in cases.values()]
+    if not all(case["model"].get("transformer_impl") == "local" for case in cases.values()):
+        declare(schemes=schemes)
     import_module("bridge.megatron")  # before anything of Megatron Core
     spread_tokens_evenly()
     for name, case in cases.items():

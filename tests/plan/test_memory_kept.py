@@ -241,3 +241,81 @@ def test_the_table_of_the_page_is_what_transformer_engine_keeps_of_every_kind_of
         lines.append(f"| {name} | {' | '.join(cells)} |")
     table = "\n".join(lines)
     assert table in PAGE.read_text(), table
+
+
+LOCAL = {
+    "transformer_impl": "local",
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "attention_softmax_in_fp32": False,
+    "masked_softmax_fusion": False,  # its kernel is CUDA's
+}
+IN_FP32 = {"attention_softmax_in_fp32": True, "attention_dropout": 0.1}
+CORES = {
+    "grouped queries": {},
+    "as many keys as queries": {"num_query_groups": 8},
+    "no rotation": {"num_query_groups": 8, "position_embedding_type": "none"},
+    "dropout": {"attention_dropout": 0.1},
+    "dropout, softmax in FP32": IN_FP32,
+    "grouped queries, short": {"seq_length": 32},
+    "dropout, short": {"attention_dropout": 0.1, "seq_length": 32},
+}
+
+
+def test_local_attention_keeps_its_scores_as_a_run_on_a_cpu_does(tmp_path):
+    cases = {name: case({**MODEL, **LOCAL, **changes}, "bf16") for name, changes in CORES.items()}
+    kept = measured(tmp_path, cases)
+    others = {}
+    for name, given in cases.items():
+        model = given["model"]
+        plan = precision_plan(MixedPrecisionConfig.from_dict(given["mixed_precision"]), model, Parallel.of(model))
+        (place,) = plan.parallel.places(plan.shape.num_layers)
+        count = sum(part.kept for part in segments(plan, place, Workload.of(model, given["train"])))
+        tokens = model["seq_length"] * BATCH
+        scores = model["num_layers"] * tokens * model["num_attention_heads"] * model["seq_length"]
+        if model["attention_dropout"]:
+            count += scores  # the mask of dropout takes two bytes on a CPU
+        count += model["num_layers"] * model["seq_length"] ** 2  # the causal mask of each layer; Megatron-LM has one
+        others[name] = (kept[name] - count) / tokens
+    # The norms of a CPU keep more than those of a GPU, by the same bytes of a token whatever the attention keeps.
+    assert len(set(others.values())) == 1, others
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "expected"),
+    [
+        ({}, 8192, 2),  # no kernel for so long a sequence, and no FP32
+        ({"attention_softmax_in_fp32": True}, 8192, 4 + 2),
+        ({"attention_softmax_in_fp32": True}, 4096, 2),
+        ({"attention_softmax_in_fp32": True, "masked_softmax_fusion": False}, 4096, 4 + 2),
+        ({"attention_softmax_in_fp32": True, "attention_dropout": 0.1}, 4096, 2 + 2 + 1),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "unfused"}, 8192, 2),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "unfused"}, 16384, 4 + 2),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "flash"}, 8192, 0),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "auto"}, 8192, 0),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "auto", "bf16": False}, 8192, 4),
+        (recomputing("core_attn"), 8192, 0),
+    ],
+)
+def test_each_score_of_attention_without_a_kernel_takes_the_bytes_that_its_source_keeps(changes, length, expected):
+    def kept(seq_length: int) -> float:
+        model = {**MODEL, **LOCAL, "masked_softmax_fusion": True, **changes, "seq_length": seq_length}
+        precision = MixedPrecisionConfig.from_dict({"bf16": model.pop("bf16", True)})
+        plan = precision_plan(precision, model, Parallel.of(model))
+        (place,) = plan.parallel.places(plan.shape.num_layers)
+        return sum(part.kept for part in segments(plan, place, Workload.of(model, {"micro_batch_size": BATCH})))
+
+    tokens = length * BATCH
+    scores = 2 * tokens * 8 * length
+    per_token = (kept(64) - 2 * 64 * BATCH * 8 * 64 * expected_of_short(changes, expected)) / (64 * BATCH)
+    assert (kept(length) - per_token * tokens) / scores == pytest.approx(expected, abs=1e-3)
+
+
+def expected_of_short(changes: dict, expected: float) -> float:
+    """Return the bytes of a score for 64 tokens, which the kernels of the softmax take."""
+    if not expected or changes.get("bf16") is False:
+        return expected
+    if changes.get("masked_softmax_fusion") is False:
+        return 4 + 2
+    return 2 + 3 * bool(changes.get("attention_dropout"))
