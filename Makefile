@@ -5,6 +5,8 @@ RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
 TORCH = torch==2.13.0
+# The newest megatron-core of the package index, beside the installed one.
+NEXT = $(VENV)/megatron-next
 
 .PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs release bench scale grid faults published published-rehearse soak clean
 
@@ -13,12 +15,16 @@ setup: $(VENV)/.ready
 # torch first and by itself: a bare `torch` would bring gigabytes of CUDA packages to a machine without a GPU.
 # Transformer Engine's Python lies beside the environment, for tests that read its recipe classes: installed in it,
 # without CUDA, it would break `import megatron.core`. NeMo and Megatron Bridge lie beside it too: their mixed precision
-# is one file each, and what the rest of them needs would be gigabytes. Without them a few tests are skipped.
+# is one file each, and what the rest of them needs would be gigabytes. So does the newest Megatron Core, whose wheel is
+# for Python 3.12, and Triton, which it imports; torch must not find that one. Without them tests are skipped.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q $(TORCH)
 	$(RUN) -m pip install -q -e '.[dev,docs,interop]'
 	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2' einops
+	-$(RUN) -m pip install -q --upgrade --target $(NEXT) --no-deps --ignore-requires-python --python-version 3.12 \
+		--only-binary :all: megatron-core==0.19.2
+	-$(RUN) -m pip install -q --upgrade --target $(NEXT) --no-deps triton==3.1.0 && $(RUN) -m tests.releases
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo --no-deps nemo_toolkit==2.6.2
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/peer --no-deps --ignore-requires-python --only-binary :all: \
 		megatron-bridge==0.6.2
@@ -32,11 +38,14 @@ compare: setup
 	$(RUN) scripts/compare.py mixed_precision=bf16_mixed,fp8_current,mxfp8,nvfp4 seeds=3 train.train_iters=120 \
 		logging.tensorboard=false hydra/launcher=joblib hydra.launcher.n_jobs=2 $(ARGS)
 
+# On both releases of Megatron Core what tells them apart; on the newer alone the rest of what asks it.
 test: setup
-	$(RUN) $(PYTEST) -m 'not gpu and not slow' $(ARGS)
+	$(RUN) $(PYTEST) -m 'not gpu and not slow' --megatron next $(ARGS)
+	$(RUN) $(PYTEST) -m 'not gpu and not slow' --megatron rest $(ARGS)
 
 # With the slow tests, and with as many hypothesis examples as each property asks for.
 test-all: setup
+	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full --megatron next $(ARGS)
 	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full $(ARGS)
 
 # Axolotl and torchtitan pin other versions of the libraries that the bridges are tested against, so they come alone.
