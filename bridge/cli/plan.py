@@ -21,6 +21,7 @@ from bridge.cli.arguments import (
     unwritable,
 )
 from bridge.errors import RunConfigError
+from bridge.precision.mode import label_of
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -80,7 +81,7 @@ def _answer(run: RunValues) -> dict[str, Any]:
     content = plan_of(run).to_dict()
     phases = []
     for phase, plan in _later_plans(run):
-        row = {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": plan.to_dict()}
+        row = {"first": phase.first, "last": phase.last, "precision": label_of(phase.precision), "plan": plan.to_dict()}
         phases.append(row)
     if phases:
         content["later_phases"] = phases

@@ -24,6 +24,7 @@ from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.fields import default_of
+from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.preflight.check import Report, check_run
 from bridge.registry.config import MixedPrecisionConfig
@@ -147,7 +148,7 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     stated, schedule = sections.pop("mixed_precision"), sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
     if isinstance(stated, MixedPrecisionConfig):
-        stated = ({MADE_BY: stated.recipe} if stated.recipe else {}) | stated.to_dict()
+        stated = ({MADE_BY: recipe_name(stated)} if recipe_name(stated) else {}) | stated.to_dict()
     return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
 
 

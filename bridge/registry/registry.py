@@ -41,6 +41,7 @@ from bridge.errors import (
     close_matches,
     did_you_mean,
 )
+from bridge.precision.statements import mark_recipe
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
 
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
@@ -347,7 +348,7 @@ def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
         config = function(*args, **options)
         if isinstance(config, MixedPrecisionConfig):
             config = copy.copy(config)  # fresh even where the function hands out one object
-            config.made_by(name)
+            mark_recipe(config, name)
         return config
 
     return recipe
