@@ -6,6 +6,7 @@ from typing import Any
 
 from bridge.cli.arguments import add_run_command, print_json, read_run, show
 from bridge.errors import RunConfigError
+from bridge.extras import require_extra
 from bridge.precision.mode import label_of
 
 EXIT_CODES = {"inside": 0, "outside": 1, "cannot tell": 3}
@@ -22,6 +23,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _gradients(chosen: argparse.Namespace) -> int:
+    require_extra("train", "precision-bridge gradients")
     from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
     from bridge.training.passes import check_gradients

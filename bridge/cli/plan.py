@@ -21,6 +21,7 @@ from bridge.cli.arguments import (
     unwritable,
 )
 from bridge.errors import RunConfigError
+from bridge.extras import require_extra
 from bridge.precision.mode import label_of
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def _show(run: RunValues) -> None:
 def _draw(plan: PrecisionPlan, path: Path) -> None:
     if path.suffix not in PICTURES:
         raise RunConfigError(f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them.")
+    require_extra("train", "precision-bridge plan --picture")
     from bridge.report.plan_picture import draw_plan  # matplotlib takes a second to import
 
     try:

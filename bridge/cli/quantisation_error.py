@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.audit.quantisation import FILE, finite, write_rows
 from bridge.cli.arguments import add_run_command, answer, read_run, write_file
+from bridge.extras import require_extra
 from bridge.precision.config import FIELDS
 from bridge.precision.mode import label_of, scheme_of
 from bridge.precision.schemes import FP8_SCHEMES
@@ -40,6 +41,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
+    require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.training.passes import measure_quantisation

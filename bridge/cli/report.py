@@ -12,6 +12,7 @@ from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import text_of, write_file
 from bridge.cli.recipes import field_differences
 from bridge.errors import BridgeError, RunConfigError
+from bridge.extras import require_extra
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import recipe_name
 from bridge.registry.config import MixedPrecisionConfig
@@ -38,6 +39,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> None:
+    require_extra("train", "precision-bridge report")
     from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_matches, did_you_mean, listed
+from bridge.extras import require_extra
 from bridge.front.files.reading import PRECISION_BRIDGE
 from bridge.front.problems import SECTIONS
 from bridge.precision.fields import default_of
@@ -43,6 +44,7 @@ def container(run: RunValues) -> ConfigContainer:
     if run.reading.framework != PRECISION_BRIDGE:
         rule = f"describes a run of {run.reading.framework}, which cannot be started here"
         raise RunConfigError(f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}.")
+    require_extra("train", "A training run")
     _declare_te_cpu(run)
     from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig

@@ -20,6 +20,7 @@ import yaml
 
 from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
+from bridge.extras import require_extra
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
@@ -49,7 +50,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    around = AroundSweep(after=report_sweep)
+    around = AroundSweep(before=lambda _sections: require_extra("train", "A training run"), after=report_sweep)
     main(prepared, config_path=config_path or config_folder(), name="train", words=words, around=around)
 
 
