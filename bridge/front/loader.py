@@ -408,5 +408,9 @@ def _file(given: Path | str) -> Path:
 
 
 def shipped_folder() -> Path:
-    """Return the Hydra tree that comes with this package."""
-    return (Path(str(bridge.__file__)).parent / "conf").resolve()
+    """Return the Hydra tree that comes with this package: inside it, or next to it in a checkout."""
+    package = Path(str(bridge.__file__)).resolve().parent
+    installed = package / "conf"
+    if installed.is_dir():
+        return installed
+    return package.parent / "conf"
