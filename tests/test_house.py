@@ -2,11 +2,13 @@
 
 import ast
 import graphlib
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -63,6 +65,18 @@ def test_a_config_has_few_public_names_next_to_its_fields() -> None:
         "to_cfg_dict",  # called by the containers of Megatron Bridge
         "to_dict",
     }
+
+
+def test_a_public_function_says_what_type_each_argument_has() -> None:
+    functions = [getattr(bridge, name) for name in bridge.__all__ if inspect.isroutine(getattr(bridge, name))]
+    functions += [bridge.MixedPrecisionConfig.setup, bridge.Plan.of, compatible.update_config_with_precision_overrides]
+    untyped = []
+    for function in functions:
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.annotation in {Any, "Any", parameter.empty} and parameter.name not in {"self", "cls"}:
+                untyped.append(f"{function.__qualname__}: {parameter.name}")
+    assert len(functions) > 8
+    assert untyped == []
 
 
 def test_a_source_file_is_one_noun_without_asserts() -> None:
