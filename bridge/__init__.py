@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge.errors import BridgeError, BridgeWarning
+    from bridge.front.check import check
+    from bridge.front.loader import load_run
+    from bridge.plan.precision_plan import PrecisionPlan as Plan
     from bridge.registry.composed import to_config
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register
@@ -26,9 +29,12 @@ __all__ = [
     "BridgeWarning",
     "ConfigContainer",
     "MixedPrecisionConfig",
+    "Plan",
     "PrecisionSchedule",
     "SyncReport",
+    "check",
     "get_mixed_precision_config",
+    "load_run",
     "register",
     "runtime_config_update",
     "synchronize",
@@ -36,25 +42,35 @@ __all__ = [
 ]
 
 _PLACES = {
-    "errors": ("BridgeError", "BridgeWarning"),
-    "registry.composed": ("to_config",),
-    "registry.config": ("MixedPrecisionConfig",),
-    "registry.registry": ("MIXED_PRECISION_RECIPES", "get_mixed_precision_config", "register"),
-    "sync.schedule": ("PrecisionSchedule",),
-    "sync.report": ("SyncReport",),
-    "sync.synchroniser": ("synchronize",),
-    "training.config": ("ConfigContainer", "runtime_config_update"),
+    "MIXED_PRECISION_RECIPES": "registry.registry",
+    "BridgeError": "errors",
+    "BridgeWarning": "errors",
+    "ConfigContainer": "training.config",
+    "MixedPrecisionConfig": "registry.config",
+    "Plan": "plan.precision_plan",
+    "PrecisionSchedule": "sync.schedule",
+    "SyncReport": "sync.report",
+    "check": "front.check",
+    "get_mixed_precision_config": "registry.registry",
+    "load_run": "front.loader",
+    "register": "registry.registry",
+    "runtime_config_update": "training.config",
+    "synchronize": "sync.synchroniser",
+    "to_config": "registry.composed",
 }
-"""Module of this package -> the public names that it defines."""
+"""Public name -> the module of this package that defines it."""
+
+_NAMES = {"Plan": "PrecisionPlan"}
+"""Public name -> its name in that module, where the two differ."""
 
 
 def __getattr__(name: str) -> Any:
     """Return a public name from the module that defines it."""
-    for place, names in _PLACES.items():
-        if name in names:
-            value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{place}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
+    value = globals()[name] = getattr(module, _NAMES.get(name, name))
+    return value
 
 
 def __dir__() -> list[str]:

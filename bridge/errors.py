@@ -187,6 +187,14 @@ class BackendUnavailableError(BridgeError):
     """This machine has nothing that could run what the recipe asks for."""
 
 
+class MissingExtraError(BridgeError):
+    """A command needs packages of an extra that is not installed. `extra` and `missing` name both."""
+
+    def __init__(self, message: str, *, extra: str, missing: Sequence[str]) -> None:
+        self.extra, self.missing = extra, tuple(missing)
+        super().__init__(message)
+
+
 class DataError(BridgeError):
     """Training data that cannot be used."""
 

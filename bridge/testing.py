@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run, shipped_folder
+from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
@@ -99,7 +100,7 @@ class RecipeConformance:
     def test_returns_from_yaml(self, recipe: str) -> None:
         """Written as YAML and read again, the recipe states the same."""
         stated = self.precision(recipe).to_dict()
-        returned = MixedPrecisionConfig.from_yaml(self.precision(recipe).to_yaml()).to_dict()
+        returned = from_yaml(MixedPrecisionConfig, to_yaml(self.precision(recipe))).to_dict()
         if returned != stated:
             raise AssertionError(f"{recipe}: YAML returns {returned}, and the recipe states {stated}.")
 

@@ -27,7 +27,7 @@ def bf16_with_fp8_subchannel_scaling_mixed() -> MixedPrecisionConfig:
     Status: experimental; reports differ on whether hybrid or e4m3 tracks BF16 better here.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return bf16_mixed().state(fp8="hybrid", fp8_recipe="blockwise", fp8_param_gather=False)
+    return bf16_mixed().override(fp8="hybrid", fp8_recipe="blockwise", fp8_param_gather=False)
 
 
 @register(tags=("fp8", "blockwise", "fp16"))
@@ -40,7 +40,7 @@ def fp16_with_fp8_subchannel_scaling_mixed() -> MixedPrecisionConfig:
     Status: experimental; the BF16 recipe is the one people train with.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return fp16_mixed().state(fp8="hybrid", fp8_recipe="blockwise", fp8_param_gather=False)
+    return fp16_mixed().override(fp8="hybrid", fp8_recipe="blockwise", fp8_param_gather=False)
 
 
 @register(tags=("fp8", "blockwise", "bf16", "nemotron"))
@@ -53,7 +53,7 @@ def nanov2_bf16_with_fp8_subchannel_scaling_mixed() -> MixedPrecisionConfig:
     Status: validated by its authors for Nemotron Nano v2.
     Source: Megatron Bridge, where it is called nanov2_bf16_with_fp8_current_scaling_mixed, snapshot 2026-08-22.
     """
-    return bf16_mixed().state(
+    return bf16_mixed().override(
         fp8="hybrid",
         fp8_recipe="blockwise",
         first_last_layers_bf16=True,

@@ -52,7 +52,7 @@ def fp16_with_fp8_current_scaling_mixed() -> MixedPrecisionConfig:
 
 
 def _with_current_scaling(base: MixedPrecisionConfig, *, layers_in_bf16: int) -> MixedPrecisionConfig:
-    return base.state(
+    return base.override(
         fp8="hybrid",
         fp8_recipe="tensorwise",
         first_last_layers_bf16=True,

@@ -35,7 +35,7 @@ def fp16_with_fp8_delayed_scaling_mixed() -> MixedPrecisionConfig:
 
 
 def _with_delayed_scaling(base: MixedPrecisionConfig) -> MixedPrecisionConfig:
-    return base.state(
+    return base.override(
         fp8="hybrid",
         fp8_recipe="delayed",
         fp8_margin=0,

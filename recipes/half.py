@@ -29,7 +29,7 @@ def bf16_mixed() -> MixedPrecisionConfig:
     Status: validated; the default for large models.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return MixedPrecisionConfig(bf16=True, params_dtype="bf16", pipeline_dtype="bf16", grad_reduce_in_fp32=True)  # type: ignore[arg-type]
+    return MixedPrecisionConfig(bf16=True, params_dtype="bf16", pipeline_dtype="bf16", grad_reduce_in_fp32=True)
 
 
 @register(tags=("fp16",))
@@ -42,7 +42,7 @@ def fp16_mixed() -> MixedPrecisionConfig:
     Status: validated.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return MixedPrecisionConfig(fp16=True, params_dtype="fp16", pipeline_dtype="fp16", grad_reduce_in_fp32=False)  # type: ignore[arg-type]
+    return MixedPrecisionConfig(fp16=True, params_dtype="fp16", pipeline_dtype="fp16", grad_reduce_in_fp32=False)
 
 
 @register(tags=("bf16", "autocast"))
@@ -55,4 +55,4 @@ def bf16_autocast_mixed() -> MixedPrecisionConfig:
     Status: validated for small models; slower and larger than bf16_mixed.
     Source: torch.autocast through Megatron Core's `enable_autocast`; what other trainers call "bf16" or AMP O1.
     """
-    return MixedPrecisionConfig(fp32=True, autocast_enabled=True, autocast_dtype="bf16")  # type: ignore[arg-type]
+    return MixedPrecisionConfig(fp32=True, autocast_enabled=True, autocast_dtype="bf16")

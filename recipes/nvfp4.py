@@ -22,7 +22,7 @@ def bf16_with_nvfp4_mixed() -> MixedPrecisionConfig:
     Status: experimental; Llama-3-8B was pretrained with it for 1T tokens (Megatron Bridge pull request 1178).
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return bf16_mixed().state(fp4="e2m1", fp4_recipe="nvfp4", fp4_param_gather=True)
+    return bf16_mixed().override(fp4="e2m1", fp4_recipe="nvfp4", fp4_param_gather=True)
 
 
 @register(tags=("fp4", "nvfp4", "bf16", "nemotron"))
@@ -35,7 +35,7 @@ def nemotron_3_super_bf16_with_nvfp4_mixed() -> MixedPrecisionConfig:
     Status: validated by its authors for Nemotron 3 Super.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return bf16_with_nvfp4_mixed().state(
+    return bf16_with_nvfp4_mixed().override(
         first_last_layers_bf16=True,
         num_layers_at_start_in_bf16=0,
         num_layers_at_end_in_bf16=14,
@@ -52,7 +52,7 @@ def nemotron_3_ultra_bf16_with_nvfp4_mixed() -> MixedPrecisionConfig:
     Status: experimental; its authors named it after Nemotron 3 Ultra.
     Source: Megatron Bridge 0.6.2, recipe of the same name.
     """
-    return bf16_with_nvfp4_mixed().state(
+    return bf16_with_nvfp4_mixed().override(
         first_last_layers_bf16=True,
         num_layers_at_start_in_bf16=0,
         num_layers_at_end_in_bf16=16,

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import TCPStore
 
 from bridge.errors import AuditError, BridgeError, TrainingError
+from bridge.precision.mode import scheme_of
 from bridge.preflight.te_cpu import declare
 from bridge.registry.registry import REGISTRY
 
@@ -142,7 +143,7 @@ def target_of(cell: Cell) -> str | None:
     """Return the GPU that Transformer Engine's Python runs as; None under the emulation."""
     if cell["backend"] != "te_cpu":
         return None
-    return "b200" if REGISTRY.get(cell["recipe"]).scheme in ("mxfp8", "nvfp4") else "h100"
+    return "b200" if scheme_of(REGISTRY.get(cell["recipe"])) in ("mxfp8", "nvfp4") else "h100"
 
 
 def run(cells: Sequence[Cell]) -> Iterator[Cell]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BridgeError
 from bridge.front.loader import load_run
 from bridge.plan.run import PlannedRun
+from bridge.precision.mode import scheme_of
 from bridge.rehearse.rehearse import rehearse
 from bridge.rehearse.shrink import shrink
 from bridge.rules.rule import SEVERITIES
@@ -137,7 +138,7 @@ def class_of(run: RunValues) -> str:
     small = shrink(run.sections, run.precision, target=run.prediction.target, processes=8)
     marks = {"latent attention": shape.latent, "softmax offset": shape.has_softmax_offset, "prediction": shape.has_mtp}
     layers = ", ".join([*dict.fromkeys(shape.kinds), *(name for name, has in marks.items() if has)])
-    scheme = run.prediction.precision.scheme if run.prediction.precision is not None else None
+    scheme = scheme_of(run.prediction.precision) if run.prediction.precision is not None else None
     return f"{layers} | {scheme or 'bf16'} | {'; '.join(map(str, small.rounds))}"
 
 

@@ -3,8 +3,9 @@
     python scripts/release.py torch==2.13.0
 
 Writes the source distribution and the wheel, which is built from it, to `dist`. The wheel must hold each file of the
-packages and no other. It is installed into a fresh environment, behind the named torch, and README's commands run
-there, shortened: in an empty folder, and in one with a folder `recipes` of the user's own.
+packages and no other. It is installed into a fresh environment, behind the named torch: `check` and `plan` answer in
+the base install, and README's commands run with the extra `train`, shortened. Both happen in an empty folder, and in
+one with a folder `recipes` of the user's own.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 PLACES = (
-    ("bridge/front/plugins/precision_bridge_recipes", None),
     ("bridge/front/plugins/", ""),
-    ("bridge/conf", None),
     ("bridge/", "bridge/"),
     ("conf/", "bridge/conf/"),
     ("recipes/", "precision_bridge_recipes/"),
 )
-"""Beginning of a path of the repository -> of its path in the wheel; None: a link to another row's files."""
+"""Beginning of a path of the repository -> of its path in the wheel."""
 SHORT = ("model=gpt_tiny", "train=smoke", "train.train_iters=2", "train.lr_warmup_iters=0", "logging.tensorboard=false")
 FP16 = ("mixed_precision.initial_loss_scale=1024",)
 """A run whose loss scale is still falling from 2**32 after two steps has learned nothing, and its exit code is 1."""
@@ -47,14 +46,18 @@ def main() -> None:
         require_contents(wheel, source, tracked)
         venv.create(place / "fresh", with_pip=True)
         pip = (place / "fresh" / "bin" / "python", "-m", "pip", "install", "-q")
+        command = place / "fresh" / "bin" / "precision-bridge"
         for wanted in (sys.argv[1], wheel):
             run(*pip, wanted)
+        answer(command, place)
+        run(*pip, f"{wheel}[train]")
         for folder in (place / "empty", place / "with-recipes"):
             folder.mkdir()
             if folder.name == "with-recipes":
                 (folder / "recipes").mkdir()
                 (folder / "recipes" / "__init__.py").write_text("raise ImportError\n")
-            use(place / "fresh" / "bin" / "precision-bridge", folder)
+            answer(command, folder)
+            use(command, folder)
     sys.stdout.write(f"{wheel.relative_to(ROOT)} and {source.relative_to(ROOT)} are ready.\n")
 
 
@@ -84,7 +87,7 @@ def require_contents(wheel: Path, source: Path, tracked: list[str]) -> None:
     with tarfile.open(source) as archive:
         sources = {name.partition("/")[2] for name in archive.getnames()}
     rows = [(path, next((row for row in PLACES if path.startswith(row[0])), None)) for path in tracked]
-    wanted = {row[1] + path.removeprefix(row[0]) for path, row in rows if row is not None and row[1] is not None}
+    wanted = {row[1] + path.removeprefix(row[0]) for path, row in rows if row is not None}
     faults = {
         "missing from the wheel": wanted - held,
         "in the wheel, and of no package": held - wanted,
@@ -95,12 +98,17 @@ def require_contents(wheel: Path, source: Path, tracked: list[str]) -> None:
         sys.exit("\n".join(lines))
 
 
-def use(command: Path, folder: Path) -> None:
-    """Run README's commands, shortened, in a folder of a fresh environment."""
+def answer(command: Path, folder: Path) -> None:
+    """Ask in a folder what the base install answers."""
     listed = run(command, "recipes", cwd=folder)
     if "bf16_mixed" not in listed:
         sys.exit(f"recipes: bf16_mixed must be listed, got\n{listed}")
     run(command, "check", "mixed_precision=fp8_current", "--target", "h100x8,te2.9,cuda12.9", cwd=folder)
+    run(command, "plan", "fp8_current", cwd=folder)
+
+
+def use(command: Path, folder: Path) -> None:
+    """Run README's commands, shortened, in a folder of a fresh environment with the extra `train`."""
     examples = re.findall(r"^python scripts/train\.py (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     for words in examples:
         run(command, "train", *words.split(), *SHORT, *(FP16 if "fp16" in words else ()), cwd=folder)

@@ -22,6 +22,7 @@ from bridge.errors import BridgeWarning
 from bridge.front.files import megatron_bridge_start, megatron_lm_start
 from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.precision.config import GROUPS, settings_of
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.schemes import SCHEMES
 from bridge.preflight.auto import matrix
 from bridge.registry.registry import REGISTRY, Recipe, Registry
@@ -99,12 +100,12 @@ def recipes_page(registry: Registry = REGISTRY) -> str:
 
 def _overview(recipe: Recipe) -> str:
     config = recipe.function()
-    stored = next((family for family in ("fp8", "fp4") if getattr(config, f"{family}_param_gather")), config.mode)
+    stored = next((family for family in ("fp8", "fp4") if getattr(config, f"{family}_param_gather")), mode_of(config))
     kept = (config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16)
     cells = (
         f"[{recipe.name}](#{recipe.name})",
-        f"{config.mode}, BF16 autocast" if config.autocast_enabled else config.mode,
-        config.scheme or "",
+        f"{mode_of(config)}, BF16 autocast" if config.autocast_enabled else mode_of(config),
+        scheme_of(config) or "",
         config.fp8 or config.fp4 or "",
         stored,
         f"first {kept[0]}, last {kept[1]}" if config.first_last_layers_bf16 else "",

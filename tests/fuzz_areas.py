@@ -33,6 +33,7 @@ from bridge.interop.systems import MODULES, system
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.run import PlannedRun
 from bridge.precision.config import GROUPS
+from bridge.precision.yaml_text import to_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.test_fuzz import KEYS, NAMES, SPLICES, survives
@@ -222,7 +223,7 @@ def recipes(_folder: Path, _more: Path | None) -> Area:
     def read(data: bytes) -> None:
         config = MixedPrecisionConfig.from_dict(edited(bases[data[0] % len(bases)], iter(data[1:]), FIELDS))
         config.finalize()
-        config.to_yaml()
+        to_yaml(config)
         precision_plan(config, MODEL)
 
     return Area(name="recipes", seeds=[bytes([number]) for number in range(len(bases))], words=[], read=read)

@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["done", "installed_into", "sources"]
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("bridge", "recipes", "conf", "pyproject.toml", "README.md", "LICENSE")
+PARTS = ("bridge", "recipes", "conf", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
 OPTIONS = ("--no-deps", "--no-index")
 

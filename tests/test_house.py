@@ -2,17 +2,20 @@
 
 import ast
 import graphlib
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
 
 import bridge
 import bridge.training.mixed_precision as compatible
+from bridge.precision.config import FIELDS
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for room in ("bridge", "recipes", "scripts") for path in (ROOT / room).rglob("*.py"))
@@ -26,9 +29,12 @@ def test_the_public_surface_is_what_it_was() -> None:
         "BridgeWarning",
         "ConfigContainer",
         "MixedPrecisionConfig",
+        "Plan",
         "PrecisionSchedule",
         "SyncReport",
+        "check",
         "get_mixed_precision_config",
+        "load_run",
         "register",
         "runtime_config_update",
         "synchronize",
@@ -44,6 +50,33 @@ def test_the_public_surface_is_what_it_was() -> None:
     }
     for module in (bridge, compatible):
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_a_config_has_few_public_names_next_to_its_fields() -> None:
+    public = {name for name in dir(bridge.MixedPrecisionConfig) if not name.startswith("_")}
+    assert public - {*FIELDS} == {
+        "finalize",
+        "from_dict",
+        "override",
+        "setup",
+        "sources",
+        "state",
+        "stated",
+        "to_cfg_dict",  # called by the containers of Megatron Bridge
+        "to_dict",
+    }
+
+
+def test_a_public_function_says_what_type_each_argument_has() -> None:
+    functions = [getattr(bridge, name) for name in bridge.__all__ if inspect.isroutine(getattr(bridge, name))]
+    functions += [bridge.MixedPrecisionConfig.setup, bridge.Plan.of, compatible.update_config_with_precision_overrides]
+    untyped = []
+    for function in functions:
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.annotation in {Any, "Any", parameter.empty} and parameter.name not in {"self", "cls"}:
+                untyped.append(f"{function.__qualname__}: {parameter.name}")
+    assert len(functions) > 8
+    assert untyped == []
 
 
 def test_a_source_file_is_one_noun_without_asserts() -> None:

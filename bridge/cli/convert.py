@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from bridge.cli.arguments import add_command, print_json, write_file
 from bridge.errors import RunConfigError
+from bridge.precision.mode import mode_of
+from bridge.registry.faults import faults_of
 
 if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport, ImportReport, Unmapped
@@ -65,7 +67,7 @@ def _convert(chosen: argparse.Namespace) -> int:
     first, exported = results[0]
     undecided = chosen.to is not None and not first.imported.mode_is_stated
     text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, exported)
-    faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
+    faulty = chosen.to == conversion.OURS and not undecided and bool(faults_of(first.imported.config))
     files = dict(exported.files) if exported is not None else {}
     gone = _lost(results if chosen.json else results[:1], chosen)
     if chosen.out is not None and not faulty and not gone and text:
@@ -156,7 +158,7 @@ def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[st
         payload = plain(exported.payload if exported is not None else config)
     return {
         "source": one.source,
-        "mode": imported.config.mode if imported.mode_is_stated else None,
+        "mode": mode_of(imported.config) if imported.mode_is_stated else None,
         "decided_by": imported.decided_by,
         "semantics": imported.semantics,
         "config": plain(config),
@@ -165,7 +167,7 @@ def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[st
         "losses": records(imported.unmapped, "import")
         + (records(exported.unmapped, "export") if exported is not None else []),
         "lost": list(dict.fromkeys(entry.field for entry in lost(one, to, exported))),
-        "faults": [str(fault) for fault in imported.config.faults()] if imported.mode_is_stated else [],
+        "faults": [str(fault) for fault in faults_of(imported.config)] if imported.mode_is_stated else [],
     }
 
 

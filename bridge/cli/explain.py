@@ -23,6 +23,7 @@ from bridge.cli.recipes import NamedRecipe, by_subject
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, GROUPS
 from bridge.precision.field_docs import field_docs
+from bridge.precision.statements import field_names, is_stated, recipe_name, source_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import FIELDS as VALUES
 from bridge.rules.rule import EVIDENCE, Rule
@@ -101,10 +102,10 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
         named = NamedRecipe.of(recipe, config_dir)
         config = named.config
         found["in_recipe"] = {
-            "recipe": config.recipe or named.name,
+            "recipe": recipe_name(config) or named.name,
             "value": config.to_dict(full=True)[name],
-            "stated": config.is_stated(name),
-            "by": config.source_of(name),
+            "stated": is_stated(config, name),
+            "by": source_of(config, name),
         }
     return found
 
@@ -173,7 +174,7 @@ def _traces(run: RunFolder, field: str) -> dict[str, Any]:
 
 def _field_name(field: str) -> str:
     wanted = field.rpartition(".")[2]
-    names = MixedPrecisionConfig.field_names()
+    names = field_names(MixedPrecisionConfig)
     renamed = {route.attribute: route.field for route in ROUTES if route.attribute}
     if wanted in names or wanted in renamed:
         return wanted if wanted in names else renamed[wanted]

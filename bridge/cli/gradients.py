@@ -6,6 +6,8 @@ from typing import Any
 
 from bridge.cli.arguments import add_run_command, print_json, read_run, show
 from bridge.errors import RunConfigError
+from bridge.extras import require_extra
+from bridge.precision.mode import label_of
 
 EXIT_CODES = {"inside": 0, "outside": 1, "cannot tell": 3}
 
@@ -21,6 +23,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _gradients(chosen: argparse.Namespace) -> int:
+    require_extra("train", "precision-bridge gradients")
     from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
     from bridge.training.passes import check_gradients
@@ -35,7 +38,7 @@ def _gradients(chosen: argparse.Namespace) -> int:
     for name, *values in map(str.split, recipes):
         words = [*others, f"mixed_precision={name}", *(f"mixed_precision.{value}" for value in values)]
         runs.append(read_run(argparse.Namespace(**{**vars(chosen), "overrides": words})))
-    labels = [run.precision.label if run.precision is not None else "no recipe" for run in runs]
+    labels = [label_of(run.precision) if run.precision is not None else "no recipe" for run in runs]
     found = check_gradients(*map(container, runs))
     if chosen.json:
         print_json({"recipes": labels, **band_dict(found)})

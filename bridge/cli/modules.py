@@ -12,6 +12,7 @@ from bridge.cli.arguments import add_run_command, planned_code, print_planned, r
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
+from bridge.precision.statements import field_value
 from bridge.rules.topics import modules as module_rules
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _with_file(run: RunValues, path: str) -> RunValues:
     from bridge.front.files.precision_file import FIELD
     from bridge.interop.megatron_lm.te_precision_file import read
 
-    rows = module_rows(run.precision.reading("modules")) if run.precision is not None else ()
+    rows = module_rows(field_value(run.precision, "modules")) if run.precision is not None else ()
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
         raise RunConfigError.of("--file", rule, [str(row) for row in rows], remedy)

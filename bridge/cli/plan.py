@@ -21,6 +21,8 @@ from bridge.cli.arguments import (
     unwritable,
 )
 from bridge.errors import RunConfigError
+from bridge.extras import require_extra
+from bridge.precision.mode import label_of
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
@@ -80,7 +82,7 @@ def _answer(run: RunValues) -> dict[str, Any]:
     content = plan_of(run).to_dict()
     phases = []
     for phase, plan in _later_plans(run):
-        row = {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": plan.to_dict()}
+        row = {"first": phase.first, "last": phase.last, "precision": label_of(phase.precision), "plan": plan.to_dict()}
         phases.append(row)
     if phases:
         content["later_phases"] = phases
@@ -103,6 +105,7 @@ def _show(run: RunValues) -> None:
 def _draw(plan: PrecisionPlan, path: Path) -> None:
     if path.suffix not in PICTURES:
         raise RunConfigError(f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them.")
+    require_extra("train", "precision-bridge plan --picture")
     from bridge.report.plan_picture import draw_plan  # matplotlib takes a second to import
 
     try:

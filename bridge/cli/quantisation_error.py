@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.audit.quantisation import FILE, finite, write_rows
 from bridge.cli.arguments import add_run_command, answer, read_run, write_file
+from bridge.extras import require_extra
 from bridge.precision.config import FIELDS
+from bridge.precision.mode import label_of, scheme_of
 from bridge.precision.schemes import FP8_SCHEMES
+from bridge.precision.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from bridge.audit.quantisation import QuantisationRow
@@ -38,6 +41,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
+    require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.training.passes import measure_quantisation
@@ -46,7 +50,7 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     if chosen.checkpoint is not None:
         chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
     run = read_run(chosen)
-    title = run.precision.label if run.precision is not None else "no recipe"
+    title = label_of(run.precision) if run.precision is not None else "no recipe"
     config = container(run)
     require_startable(config, run)
     usual = STEPS if chosen.checkpoint is None else 0
@@ -70,7 +74,7 @@ def _propose(path: str, rows: list[QuantisationRow], run: RunValues, precision: 
     capability = run.prediction.target.capability
     found = propose(
         rows,
-        scheme=precision.scheme,
+        scheme=scheme_of(precision),
         fp8_format=precision.fp8,
         num_layers=int(run.model["num_layers"]),
         schemes=[name for name in FINER if capability is None or FP8_SCHEMES[name].runs_on(capability)],
@@ -82,6 +86,6 @@ def _propose(path: str, rows: list[QuantisationRow], run: RunValues, precision: 
     values["modules"] = [*module_rows_of(found), *values.get("modules", [])]
     recipe = type(precision).from_dict(values)
     recipe.finalize()
-    comment = f"# {precision.label}, with rows for the modules whose operands lost more than a bit.\n"
-    write_file(path, comment + recipe.to_yaml(), "--propose")
+    comment = f"# {label_of(precision)}, with rows for the modules whose operands lost more than a bit.\n"
+    write_file(path, comment + to_yaml(recipe), "--propose")
     return [*map(str, found), f"Recipe: {path}"]

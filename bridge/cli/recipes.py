@@ -14,7 +14,10 @@ from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
 from bridge.precision.config import GROUPS, MEGATRON_FIELDS
 from bridge.precision.field_docs import field_docs
+from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.statements import field_names, is_stated, recipe_name
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.faults import faults_of
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import inert_fields
 
@@ -113,11 +116,12 @@ class NamedRecipe:
 def _show(chosen: argparse.Namespace) -> None:
     named = NamedRecipe.of(chosen.name, chosen.config_dir)
     config = named.config
-    faults = [str(fault) for fault in config.faults()]
+    faults = [str(fault) for fault in faults_of(config)]
     if chosen.json:
         content = {name: getattr(named, name) for name in ("name", "place", "aliases")}
-        content |= {"mode": config.mode, "scheme": config.scheme, "fields": config.to_dict(full=not chosen.stated)}
-        stated = [name for name in config.field_names() if config.is_stated(name)]
+        content |= {"mode": mode_of(config), "scheme": scheme_of(config)}
+        content["fields"] = config.to_dict(full=not chosen.stated)
+        stated = [name for name in field_names(config) if is_stated(config, name)]
         print_json(content | {"stated": stated, "faults": faults})
         return
     print(f"{named.name}\n\n{named.description or 'No docstring.'}\n")
@@ -128,7 +132,7 @@ def _show(chosen: argparse.Namespace) -> None:
         lines = [f"    {name:<{width}}  {shown[name]}  {docs[name].text}" for name in names if name in shown]
         if lines:
             print("\n".join([f"  {subject}", *lines]))
-    others = len(config.field_names()) - len(shown)
+    others = len(field_names(config)) - len(shown)
     if others and not chosen.stated:
         print(f"\n  {others} more fields are not stated and off, or without effect here: --all lists them.")
     for fault in faults:
@@ -138,13 +142,13 @@ def _show(chosen: argparse.Namespace) -> None:
 def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str, str]:
     """Return each field that is to be printed with its value and what decides it."""
     values = config.to_dict(full=True)
-    values |= {name: values[name] or config.mode for name in ("params_dtype", "pipeline_dtype")}
+    values |= {name: values[name] or mode_of(config) for name in ("params_dtype", "pipeline_dtype")}
     inert = inert_fields(config)
     found = {}
     for name, value in values.items():
         kind = "default" if name in inert or value in (None, False) else "follows"
         kind = "owner's" if name in MEGATRON_FIELDS else kind
-        kind = "stated" if config.is_stated(name) else kind
+        kind = "stated" if is_stated(config, name) else kind
         if kind == "stated" or chosen.all or (kind == "follows" and not chosen.stated):
             found[name] = f"{text_of(value):<12} {kind:<7}"
     return found
@@ -155,7 +159,7 @@ def field_differences(one: MixedPrecisionConfig, two: MixedPrecisionConfig) -> l
     first, second = one.to_dict(full=True), two.to_dict(full=True)
     rows = []
     for name in first:
-        stated = {"a_stated": one.is_stated(name), "b_stated": two.is_stated(name)}
+        stated = {"a_stated": is_stated(one, name), "b_stated": is_stated(two, name)}
         rows.append({"field": name, "a": first[name], "b": second[name], **stated})
     return [row for row in rows if row["a"] != row["b"] or row["a_stated"] != row["b_stated"]]
 
@@ -165,12 +169,12 @@ def _diff(chosen: argparse.Namespace) -> None:
     one, two = (NamedRecipe.of(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
     rows = field_differences(one, two)
     if chosen.json:
-        print_json({"a": one.recipe, "b": two.recipe, "fields": rows})
+        print_json({"a": recipe_name(one), "b": recipe_name(two), "fields": rows})
         return
     if not rows:
-        print(f"{one.recipe} and {two.recipe} say the same.")
+        print(f"{recipe_name(one)} and {recipe_name(two)} say the same.")
         return
-    print(f"  {'':<33} {one.recipe} -> {two.recipe}")
+    print(f"  {'':<33} {recipe_name(one)} -> {recipe_name(two)}")
     for row in rows:
         before, after = (f"{text_of(row[side])}{'' if row[f'{side}_stated'] else ' (default)'}" for side in "ab")
         print(f"  {row['field']:<33} {before} -> {after}")

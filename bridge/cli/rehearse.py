@@ -5,6 +5,7 @@ from typing import Any
 
 from bridge.cli.arguments import add_run_command, print_answer, read_run, show, show_reading
 from bridge.errors import RunConfigError
+from bridge.extras import require_extra
 
 MOST_PROCESSES = 4
 
@@ -26,6 +27,7 @@ def _rehearse(chosen: argparse.Namespace) -> int:
         raise RunConfigError.of("--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4.")
     if chosen.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
+    require_extra("train", "precision-bridge rehearse")
     from bridge.rehearse.rehearse import rehearse
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
 

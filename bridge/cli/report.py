@@ -12,6 +12,9 @@ from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import text_of, write_file
 from bridge.cli.recipes import field_differences
 from bridge.errors import BridgeError, RunConfigError
+from bridge.extras import require_extra
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import recipe_name
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 
@@ -36,6 +39,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> None:
+    require_extra("train", "precision-bridge report")
     from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
 
@@ -87,7 +91,7 @@ def _base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
     """Return the plain recipe of a precision's mode, and the fields in which the precision differs from it."""
     if not isinstance(precision, MixedPrecisionConfig):
         return None
-    base = get_mixed_precision_config(BASES[precision.mode])
+    base = get_mixed_precision_config(BASES[mode_of(precision)])
     rows = [row for row in field_differences(base, precision) if row["a"] != row["b"]]
     fields = [{"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])} for row in rows]
-    return {"name": base.recipe, "fields": fields}
+    return {"name": recipe_name(base), "fields": fields}

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, text_of, write_file
 from bridge.errors import RunConfigError
+from bridge.precision.mode import label_of
+from bridge.precision.statements import recipe_name
 from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import ROUTES
 
@@ -49,7 +51,7 @@ def _twin(chosen: argparse.Namespace) -> None:
     base = REGISTRY.get(chosen.base)
     if chosen.json and not chosen.output:
         raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
-    text = _text(values, base.recipe or chosen.base)
+    text = _text(values, recipe_name(base) or chosen.base)
     if not chosen.output:
         print(text, end="")
         return
@@ -98,7 +100,7 @@ def _text(values: RunValues, recipe: str) -> str:
     for name in SECTIONS:
         whole[name] = {key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
     whole = {name: one for name, one in (whole | {"target": values.target}).items() if one}
-    label = values.precision.label if values.precision is not None else "its own settings"
+    label = label_of(values.precision) if values.precision is not None else "its own settings"
     return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
 
 

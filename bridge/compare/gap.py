@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 Verdict = Literal["within", "outside", "cannot tell"]
 Losses = NDArray[np.float64]
@@ -213,6 +212,8 @@ def interval_of(values: Losses) -> tuple[float | None, float | None]:
 
 
 def _half_width(deviation: float, count: int) -> float:
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of the extra `train`, and heavy
+
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(count)
 
 

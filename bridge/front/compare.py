@@ -22,6 +22,7 @@ import yaml
 from bridge.compare.comparison import FAILED, Comparison
 from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
+from bridge.extras import require_extra
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.train import plain_container, prepared, report_sweep
@@ -52,6 +53,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
     made: list[Comparison] = []
 
     def before(sections: Mapping[str, Mapping[str, Any]]) -> None:
+        require_extra("train", "A training run")
         if not any(re.match(rf"\+*({'|'.join(LENGTH)})=.*,", word) for word in rest):
             require_enough_steps(sections["train"], sections["logging"])
 

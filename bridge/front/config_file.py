@@ -24,6 +24,7 @@ from bridge.front.problems import (
     trusted_sources,
 )
 from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.statements import recipe_name
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
@@ -66,7 +67,7 @@ class ConfigFile:
 
     def given(self, name: str) -> GivenRun:
         """Return the run as it was read; `name` is the file's in messages."""
-        named = [f"recipe {self.recipe.recipe}"] if self.recipe is not None else []
+        named = [f"recipe {recipe_name(self.recipe)}"] if self.recipe is not None else []
         values = {key: {origin: None} for key, origin in self.by_key.items()}
         origins = Origins(values=values, order=(*named, self.name), of_recipe=frozenset(named))
         return GivenRun(sections=self.whole, choice=self.choice, recipe=self.recipe, origins=origins, name=name)
@@ -182,4 +183,5 @@ class ConfigFile:
         self.recipe, self.choice = REGISTRY.get(name), name
         self.whole[PRECISION] = self.recipe.to_dict()
         self.by_key.pop(PRECISION, None)
-        self.by_key.update(dict.fromkeys(leaves(self.whole[PRECISION], PRECISION), f"recipe {self.recipe.recipe}"))
+        source = f"recipe {recipe_name(self.recipe)}"
+        self.by_key.update(dict.fromkeys(leaves(self.whole[PRECISION], PRECISION), source))

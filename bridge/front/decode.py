@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_matches, did_you_mean, listed
+from bridge.extras import require_extra
 from bridge.front.files.reading import PRECISION_BRIDGE
 from bridge.front.problems import SECTIONS
 from bridge.precision.fields import default_of
 from bridge.precision.matchers import file_content
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.modules import schemes_of_rows
+from bridge.precision.statements import field_value
 from bridge.precision.values import coerce, torch_dtype
 from bridge.preflight import te_cpu
 from bridge.rules.shape.model import impossible_sizes
@@ -41,6 +44,7 @@ def container(run: RunValues) -> ConfigContainer:
     if run.reading.framework != PRECISION_BRIDGE:
         rule = f"describes a run of {run.reading.framework}, which cannot be started here"
         raise RunConfigError(f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}.")
+    require_extra("train", "A training run")
     _declare_te_cpu(run)
     from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
@@ -87,7 +91,7 @@ def _declare_te_cpu(run: RunValues) -> None:
         return
     scheme, rows = run.model.get("fp4_recipe" if run.model.get("fp4") else "fp8_recipe"), None
     if run.precision is not None:
-        scheme, rows = run.precision.scheme, run.precision.reading("modules")
+        scheme, rows = scheme_of(run.precision), field_value(run.precision, "modules")
     te_cpu.declare(run.run_keys.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
 
 
@@ -113,10 +117,10 @@ def _needed_at_construction(
         return {}
     stated, needed = precision.to_dict(), dict[str, Any]()
     if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
-        needed["pipeline_dtype"] = torch_dtype(stated.get("pipeline_dtype") or precision.mode)
+        needed["pipeline_dtype"] = torch_dtype(stated.get("pipeline_dtype") or mode_of(precision))
     if PADDING & model.keys():
         needed |= {name: stated[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if stated.get(name)}
-    return {"model": needed, "ddp": {"fp8_param_gather": True} if precision.reading("fp8_param_gather") else {}}
+    return {"model": needed, "ddp": {"fp8_param_gather": True} if field_value(precision, "fp8_param_gather") else {}}
 
 
 def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]) -> Any:

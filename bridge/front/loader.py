@@ -32,6 +32,7 @@ from bridge.front.problems import (
     leaves,
 )
 from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.statements import check_value, field_names, mark_recipe, recipe_name, stated_values, with_only
 from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
@@ -43,6 +44,7 @@ from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
 
 if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
     from bridge.preflight.auto import Choice
 
 MODE_SWITCHES = ("model.bf16", "model.fp16", "optimizer.bf16", "optimizer.fp16")
@@ -115,6 +117,13 @@ class RunValues:
             unplanned=reading.unplanned,
             uncounted=reading.uncounted,
         )
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
+        from bridge.plan.precision_plan import plan_of  # most checks do without it
+
+        return plan_of(self.prediction)
 
     @cached_property
     def report(self) -> Report:
@@ -243,10 +252,14 @@ def load_run(
     trust: bool = False,
     choice: RunChoice | None = None,
 ) -> RunValues:
-    """Return the values that a command line describes.
+    """Return the values of a run: of a file that describes it, or of the training script's tree of configs.
+
+        run = load_run(config_file="run_config.yaml")
+        run = load_run(["mixed_precision=fp8_current", "model.num_layers=32", "target=h100x8"])
 
     Args:
-        overrides: As for the training script, ``mixed_precision=bf16_mixed`` or ``target=h100x8`` say.
+        overrides: Settings as on the training script's command line: ``mixed_precision=bf16_mixed``,
+            ``target=h100x8``. They are written over those of the file or the tree.
         config_path: Folder of the Hydra tree; None: what `config_folder` finds.
         config_file: A file that describes a run, which is read instead of the tree: what `read_file` reads, or a folder
             with such a file; a relative path is looked up here, then in the repository.
@@ -256,6 +269,10 @@ def load_run(
             Megatron's. A check, which reports all three, does without.
         trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
         choice: The run of a `config_file` that has several, and the variables of a script.
+
+    Returns:
+        The precision and the sections of the run with the source of each value. `bridge.check` reports what is known to
+        go wrong with it, and its `plan` has the format of every GEMM and tensor.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -322,7 +339,7 @@ def _over_recipe(given: GivenRun, name: str) -> GivenRun:
     """Return the run with a recipe of the registry below what it sets itself."""
     recipe = REGISTRY.get(name)
     own = recipe.to_dict()
-    layer = Layer(origin=f"recipe {recipe.recipe}", values=leaves({PRECISION: own}, ""), is_recipe=True)
+    layer = Layer(origin=f"recipe {recipe_name(recipe)}", values=leaves({PRECISION: own}, ""), is_recipe=True)
     sections = {**given.sections, PRECISION: {**own, **(given.sections.get(PRECISION) or {})}}
     origins = given.origins.over(layer, instead_of=PRECISION)
     return replace(given, choice=name, recipe=recipe, sections=sections, origins=origins)
@@ -339,21 +356,22 @@ def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
     if not isinstance(fields, dict):
         problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
         return None
-    config = given.recipe.only(fields) if given.recipe is not None else MixedPrecisionConfig()
+    config = with_only(given.recipe, fields) if given.recipe is not None else MixedPrecisionConfig()
     layers = _layers_over(config, fields, problems)
     ranked = [origin for origin in dict.fromkeys((*origins.order, *layers)) if origin in layers]
     of_recipe = [origin for origin in ranked if origin in origins.of_recipe]
     for origin in of_recipe:
-        config.state(origin, **layers[origin])
+        config.override(origin, **layers[origin])
     if given.choice is not None and given.recipe is None:
-        config.made_by(given.choice)
+        mark_recipe(config, given.choice)
     for origin in ranked:
         if origin not in of_recipe:
-            config.state(origin, **layers[origin])
+            config.override(origin, **layers[origin])
     saved_as = fields.get(MADE_BY)
     if saved_as is not None:
-        own = REGISTRY.get(saved_as).to_dict() if saved_as in REGISTRY else config.stated_values
-        config.made_by(saved_as, over=[name for name, value in config.stated_values.items() if own.get(name) != value])
+        own = REGISTRY.get(saved_as).to_dict() if saved_as in REGISTRY else stated_values(config)
+        over = [name for name, value in stated_values(config).items() if own.get(name) != value]
+        mark_recipe(config, saved_as, over=over)
     return config
 
 
@@ -368,11 +386,11 @@ def _layers_over(
         origin = origins.of(path)
         if name == MADE_BY or (name in own and own[name] == value and origin in origins.of_recipe):
             continue
-        if name not in config.field_names():
-            problems.unknown(path, value, "no such field", config.field_names())
+        if name not in field_names(config):
+            problems.unknown(path, value, "no such field", field_names(config))
             continue
         try:
-            layers.setdefault(origin, {})[name] = config.checked(name, value)
+            layers.setdefault(origin, {})[name] = check_value(config, name, value)
         except PrecisionTypeError as error:
             for fault in error.faults:
                 problems.add(path, fault.rule, fault.value, fault.remedy)
@@ -407,5 +425,9 @@ def _file(given: Path | str) -> Path:
 
 
 def shipped_folder() -> Path:
-    """Return the Hydra tree that comes with this package."""
-    return (Path(str(bridge.__file__)).parent / "conf").resolve()
+    """Return the Hydra tree that comes with this package: inside it, or next to it in a checkout."""
+    package = Path(str(bridge.__file__)).resolve().parent
+    installed = package / "conf"
+    if installed.is_dir():
+        return installed
+    return package.parent / "conf"

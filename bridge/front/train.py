@@ -20,10 +20,12 @@ import yaml
 
 from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
+from bridge.extras import require_extra
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.fields import default_of
+from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.preflight.check import Report, check_run
 from bridge.registry.config import MixedPrecisionConfig
@@ -48,7 +50,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    around = AroundSweep(after=report_sweep)
+    around = AroundSweep(before=lambda _sections: require_extra("train", "A training run"), after=report_sweep)
     main(prepared, config_path=config_path or config_folder(), name="train", words=words, around=around)
 
 
@@ -147,7 +149,7 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     stated, schedule = sections.pop("mixed_precision"), sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
     if isinstance(stated, MixedPrecisionConfig):
-        stated = ({MADE_BY: stated.recipe} if stated.recipe else {}) | stated.to_dict()
+        stated = ({MADE_BY: recipe_name(stated)} if recipe_name(stated) else {}) | stated.to_dict()
     return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
 
 

@@ -19,6 +19,7 @@ from bridge.interop.pytorch.amp import assume_torch_scaler, export_as_cast, repo
 from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, export_gather, export_layers
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.target import Gpu, parse_target
 
@@ -62,7 +63,7 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     """Return the precision settings of an Axolotl YAML, all of them written out: its defaults are "auto"."""
     around = Settings({"sharding": sharding}, TABLE.title).word("sharding", ("fsdp", "deepspeed"))
     builder = ExportBuilder(config, TABLE.title)
-    mode = config.mode
+    mode = mode_of(config)
     settings = ("bf16", "fp16") if mode == "fp32" else (mode,)
     compute = export_as_cast(builder, "axolotl.axolotl-loads-the-weights", *settings)
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}

@@ -20,6 +20,8 @@ from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.interop.table import Unwritten, record_named
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.statements import field_names
 from bridge.pytorch.loop import checked
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import DEFAULTS
@@ -164,7 +166,7 @@ class ExportBuilder:
         self.config = config = checked(config)
         self.system = system
         self.values = config.to_dict(full=True)
-        self.exported_mode = config.mode
+        self.exported_mode = mode_of(config)
         """The mode that the other system reads in the payload."""
         self.mapped: dict[str, tuple[str, ...]] = {}
         self.unmapped: dict[str, list[Unmapped]] = {}
@@ -177,7 +179,7 @@ class ExportBuilder:
 
     def map_dtype(self, field: str, *settings: str) -> bool:
         """Map a dtype to the settings of the mode, where it is that of the mode; return whether it is."""
-        follows = self.values[field] in (None, self.config.mode)
+        follows = self.values[field] in (None, mode_of(self.config))
         if follows:
             self.map(field, *settings)
         return follows
@@ -204,8 +206,9 @@ class ExportBuilder:
         In the words of a row stand `facts`, the values of all fields, and `mode`, `scheme` and `system`.
         """
         unread = unread_fields(self.config)
-        known = {**self.values, "mode": self.config.mode, "scheme": self.config.scheme, "system": self.system, **facts}
-        for field in self.config.field_names():
+        words = {"mode": mode_of(self.config), "scheme": scheme_of(self.config), "system": self.system}
+        known = {**self.values, **words, **facts}
+        for field in field_names(self.config):
             if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
             why, value = unread.get(field), self.values[field]
@@ -225,7 +228,7 @@ class ExportBuilder:
                 detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
                 reason = "semantics" if field == "modules" else "unsupported"
                 self.report(field, reason, f"{self.system} {detail}", remedy)
-        names = self.config.field_names()
+        names = field_names(self.config)
         unmapped = tuple(entry for name in names for entry in self.unmapped.get(name, ()))
         mapped = {name: self.mapped[name] for name in names if name in self.mapped and name not in self.unmapped}
         return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped, files=self.files)

@@ -12,6 +12,7 @@ from bridge.interop import frameworks
 from bridge.interop.contract import Unmapped
 from bridge.interop.meaning import semantics_of
 from bridge.interop.systems import candidates, detect, system
+from bridge.precision.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -222,7 +223,7 @@ def _for_system(one: System, context: Mapping[str, Any], use: str = "import") ->
 def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:
     """Return the payload as the text of a file; empty where there is nothing to write."""
     if exported is None:
-        return run.imported.config.to_yaml()
+        return to_yaml(run.imported.config)
     return "" if exported.payload is None else system(to).write(exported.payload)
 
 

@@ -18,6 +18,7 @@ from bridge.interop.meaning import semantics_of
 from bridge.interop.pytorch.amp import export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
+from bridge.precision.mode import mode_of
 from bridge.precision.values import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -64,7 +65,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return a DeepSpeed configuration's precision blocks."""
     builder = ExportBuilder(config, TABLE.title)
-    mode, is_amp = config.mode, semantics_of(config) == "amp_o1"
+    mode, is_amp = mode_of(config), semantics_of(config) == "amp_o1"
     payload: dict[str, Any] = {name: {"enabled": name == mode and not is_amp} for name in ("fp16", "bf16")}
     if is_amp:
         compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")

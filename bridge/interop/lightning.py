@@ -17,6 +17,7 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Syst
 from bridge.interop.pytorch.amp import TORCH_SCALER, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("lightning")
@@ -56,9 +57,9 @@ def export(config: MixedPrecisionConfig, *, strategy: str | None = None) -> Expo
     """Return Trainer arguments; under the strategies fsdp and deepspeed mixed means half-precision weights."""
     plan = Settings({"strategy": strategy}, TABLE.title).word("strategy", ("ddp", "fsdp", "deepspeed"))
     builder = ExportBuilder(config, TABLE.title)
-    facts: dict[str, Any] = {"te": config.fp8_recipe == "delayed" and config.fp8 is not None and config.mode != "fp32"}
+    compute = mode_of(config)
+    facts: dict[str, Any] = {"te": config.fp8_recipe == "delayed" and config.fp8 is not None and compute != "fp32"}
     facts |= {"plan": plan, "sharded": plan in ("fsdp", "deepspeed") and not config.autocast_enabled}
-    compute = config.mode
     if facts["te"] or (facts["sharded"] and compute != "fp32"):
         setting = "weights_dtype" if facts["te"] else "precision"
         builder.map(compute, setting)

@@ -12,6 +12,8 @@ from typing import Any
 from bridge.errors import BridgeWarning
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import compute_alike
 from bridge.registry.registry import REGISTRY
@@ -21,12 +23,12 @@ from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
 def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
     """Return the fields that have an effect, as they act: dtypes resolved, unread fields left out. Needs no torch."""
     values = config.to_dict(full=True)
-    values["fp32"] = config.mode == "fp32"
-    values["params_dtype"] = values["params_dtype"] or config.mode
-    values["pipeline_dtype"] = values["pipeline_dtype"] or config.mode
+    values["fp32"] = mode_of(config) == "fp32"
+    values["params_dtype"] = values["params_dtype"] or mode_of(config)
+    values["pipeline_dtype"] = values["pipeline_dtype"] or mode_of(config)
     values["autocast_dtype"] = values["autocast_dtype"] or values["params_dtype"]
     if config.first_last_layers_bf16:
-        values.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})  # Megatron's own count
+        values.update({name: 1 for name in LAYER_COUNTS if not is_stated(config, name)})  # Megatron's own count
     values["modules"] = values["modules"] or None  # no rows are none
     values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
     unread = {*unread_fields(config), "fp8_param", "fp4_param"}  # the last two: other names of *_param_gather
@@ -37,7 +39,7 @@ def unread_fields(config: MixedPrecisionConfig) -> dict[str, str]:
     """Return each field without effect, with the reason; autocast to FP16 needs a loss scale where FP16 would."""
     found = inert_fields(config)
     values = config.to_dict()
-    dtype = values.get("autocast_dtype") or values.get("params_dtype") or config.mode
+    dtype = values.get("autocast_dtype") or values.get("params_dtype") or mode_of(config)
     if config.autocast_enabled and dtype == "fp16" and not config.loss_scale:
         return {name: why for name, why in found.items() if name not in SCALER_SCHEDULE}
     return found
@@ -75,6 +77,6 @@ def semantics_of(config: MixedPrecisionConfig) -> str:
     FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`, which keeps the loss
     scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
     """
-    if config.autocast_enabled and (config.to_dict().get("params_dtype") or config.mode) == "fp32":
+    if config.autocast_enabled and (config.to_dict().get("params_dtype") or mode_of(config)) == "fp32":
         return "amp_o1"
-    return "fp32" if config.mode == "fp32" else "megatron_o2"
+    return "fp32" if mode_of(config) == "fp32" else "megatron_o2"

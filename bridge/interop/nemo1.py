@@ -25,6 +25,7 @@ from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
 from bridge.interop.reading.settings import Settings, half_or_fp32
 from bridge.interop.table import at, table
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("nemo1")
@@ -91,8 +92,8 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     builder.map_dtype("pipeline_dtype", settings[0])
     if is_o2:
         builder.map_dtype("params_dtype", settings[0])
-        builder.map(config.mode, *settings)
-    dtype = config.mode if is_o2 else export_as_amp(builder, *settings)
+        builder.map(mode_of(config), *settings)
+    dtype = mode_of(config) if is_o2 else export_as_amp(builder, *settings)
     model: dict[str, Any] = {"megatron_amp_O2": is_o2} | ({"transformer_engine": True} if chosen else {})
     model |= {"fp8": chosen is not None, "fp8_e4m3": chosen == "e4m3", "fp8_hybrid": chosen == "hybrid"}
     if chosen:

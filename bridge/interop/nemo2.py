@@ -20,6 +20,8 @@ from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -151,14 +153,14 @@ def _mode(given: Settings, builder: ImportBuilder) -> str:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the plugin's arguments, every one that decides written out."""
     builder = ExportBuilder(config, TABLE.title)
-    mode = config.mode
+    mode = mode_of(config)
     precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
     payload = {"_target_": TARGET, "precision": precision, **TABLE.write(builder, "")}
     payload |= {name: f"torch.{TORCH_NAMES[payload[name] or mode]}" for name in DTYPES}
     builder.map(mode, "precision")
     builder.map("fp8_param", "fp8_param_gather")
     if config.first_last_layers_bf16:
-        payload.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})
+        payload.update({name: 1 for name in LAYER_COUNTS if not is_stated(config, name)})
     report_dropped_autocast(builder)
     return builder.finish(payload)
 

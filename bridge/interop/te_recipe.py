@@ -11,6 +11,7 @@ from bridge.interop.contract import ExportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.interop.table import table
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import scheme_of
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import scheme_row
 from bridge.registry.config import MixedPrecisionConfig
@@ -31,7 +32,7 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     A precision that chooses modules is a `CustomRecipe` with a factory of ours, for `hydra.utils.instantiate`.
     """
     builder = ExportBuilder(config, TABLE.title)
-    row = scheme_row(config.scheme)
+    row = scheme_row(scheme_of(config))
     if builder.values["modules"] or (config.first_last_layers_bf16 and num_layers is not None):
         schemes = schemes_for(builder, num_layers, available=DEFAULT_FORMATS, setting="qfactory")
         if schemes is not None and schemes.chooses:
@@ -60,7 +61,7 @@ def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
         if chosen.format != default:
             facts = {"scheme": chosen.scheme, "default": default, "format": chosen.format}
             builder.record("te_recipe.transformer-engine-factory", "fp8" if chosen == run else "modules", **facts)
-    off = () if config.scheme == "delayed" else tuple(DELAYED)
+    off = () if scheme_of(config) == "delayed" else tuple(DELAYED)
     off += () if config.fp8 else ("fp8_recipe",)
     off += () if config.fp4 else ("fp4_recipe",)
     fields = [name for name in IN_FACTORY if builder.values[name] and name not in off]

@@ -19,6 +19,7 @@ from bridge.interop.pytorch.amp import amp_fields, export_as_cast
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.foreign_names import TORCHTITAN
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -56,7 +57,7 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
     """Return the training section, and converters for MXFP8 or NVFP4."""
     builder = ExportBuilder(config, TABLE.title)
-    mode, setting = config.mode, "training.mixed_precision_param"
+    mode, setting = mode_of(config), "training.mixed_precision_param"
     if compute_dtype(config) == "fp16":
         compute = "bf16"
         builder.record_if_stated("torchtitan.there-is-no-fp16-bf16-was", mode, "params_dtype", "autocast_dtype")
@@ -68,7 +69,8 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     payload: dict[str, Any] = {"training": training}
     if mode != "fp32" and config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32", "training.mixed_precision_reduce")
-    if (config.scheme in CONVERTERS and mode == "bf16") or (config.scheme is None and builder.values["modules"]):
+    scheme = scheme_of(config)
+    if (scheme in CONVERTERS and mode == "bf16") or (scheme is None and builder.values["modules"]):
         payload["converters"] = _exported_converters(builder, num_layers)
     return builder.finish(payload, TABLE.unwritten)
 
@@ -79,10 +81,10 @@ def _exported_converters(builder: ExportBuilder, num_layers: int | None) -> list
     for family in ("fp8", "fp4"):
         if builder.values[family] is not None:
             for field in (family, f"{family}_recipe"):
-                builder.map(field, f"converters.{CONVERTERS[str(config.scheme)]}")
+                builder.map(field, f"converters.{CONVERTERS[str(scheme_of(config))]}")
     schemes = schemes_for(builder, num_layers, available=CONVERTERS, setting="converters.fqns")
     if schemes is None or not schemes.chooses:
-        return [{CONVERTERS[str(config.scheme)]: {"fqns": list(LINEAR)}}] if config.scheme is not None else []
+        return [{CONVERTERS[str(scheme_of(config))]: {"fqns": list(LINEAR)}}] if scheme_of(config) is not None else []
     return [
         {CONVERTERS[chosen.scheme]: {"fqns": names}}
         for chosen, names in name_lists(schemes, TORCHTITAN).items()

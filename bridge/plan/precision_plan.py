@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import groupby
@@ -39,7 +39,10 @@ from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Effect, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
+from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.statements import field_value
 from bridge.registry.nearest import label_of_owners, nearest_label
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel, Place
 from bridge.rules.target import Target
@@ -109,7 +112,17 @@ class PlanDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan:
-    """The plan of a model in a precision."""
+    """The plan of a model in a precision: the format of every GEMM and tensor of every layer, before the run.
+
+        from bridge import Plan, load_run
+
+        plan = Plan.of("fp8_current", model=model_config)
+        plan = load_run(config_file="run_config.yaml").plan
+        plan.format_of(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", "save", ...
+        plan.linears  # linear layers in a low precision, and all of them
+
+    It follows from config values alone: neither a GPU nor Megatron Core is needed. `rows` are the plan as plain values.
+    """
 
     label: str
     """The precision: a recipe's name and the fields stated over it."""
@@ -123,6 +136,31 @@ class PrecisionPlan:
     """What a fine-tuning run trains in place of the model's weights."""
     is_frozen: bool = False
     """The weights of the language model are not trained (`freeze_language_model` of a multimodal model)."""
+
+    @classmethod
+    def of(
+        cls,
+        precision: str | PrecisionConfig | None,
+        *,
+        model: ModelOwner | Mapping[str, Any],
+        optimizer: OptimizerOwner | Mapping[str, Any] | None = None,
+        ddp: DdpOwner | Mapping[str, Any] | None = None,
+    ) -> PrecisionPlan:
+        """Return the plan of a precision and config objects, as `synchronize` would write them. Nothing is written.
+
+        Args:
+            precision: A recipe's name or a config; None: the model's own settings.
+            model: Megatron's model fields, as an object or a mapping; a missing field has Megatron's default.
+            optimizer: `OptimizerConfig` fields, for master weights and states.
+            ddp: `DistributedDataParallelConfig` fields, for gradients.
+
+        Raises:
+            RunConfigError: No such model can be built, or it has modules that the plan does not know.
+            UnknownRecipeError: No such recipe.
+        """
+        if isinstance(precision, str):
+            precision = get_mixed_precision_config(precision)
+        return precision_plan(precision, model, optimizer=optimizer, ddp=ddp)
 
     @property
     def trains_weights(self) -> bool:
@@ -300,7 +338,7 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
         parallel=layout,
         layers=tuple(_layers(shape, layout, settings, paths, adapter, is_frozen=is_frozen)),
         paths=paths,
-        module_rows=parsed_rows(precision.reading("modules")) if precision is not None else (),
+        module_rows=parsed_rows(field_value(precision, "modules")) if precision is not None else (),
         adapter=adapter,
         is_frozen=is_frozen,
     )

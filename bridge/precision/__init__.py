@@ -1,8 +1,11 @@
 """The parts of a precision. No torch on import.
 
     PrecisionConfig    every field as a row: kind, subject, family, flag      config.py, over
-      StatedField        a field that knows whether it was set                fields.py
-      Statements         what was set, and by which source                    fields.py; values.py
+      StatedField        a field that knows whether it was set                fields.py; values.py
+      Statements         what was set, and by which source; its readers       statements.py
+    mode_of, label_of  mode and scheme of a precision; its name in words      mode.py
+    to_yaml            a precision as YAML text, and back                     yaml_text.py
+    ModelOwner         the configs that a sync writes into, for type checks   owners.py
     FORMATS, SCHEMES   number formats and scaling schemes as rows             formats.py, schemes.py
     ModuleRow          a row of `modules`: select -> precision                modules.py
       Matcher            globs over module names with their `Effect`          matchers.py: Megatron's per-module recipe

@@ -10,27 +10,24 @@ defaults. `tf32` follows, then what else decides a precision in Megatron's own c
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision import subjects as of
-from bridge.precision.fields import KEY, ORIGIN, Statements, stated, stated_fields
-from bridge.precision.modules import module_rows
+from bridge.precision.fields import KEY, stated, stated_fields
 from bridge.precision.schemes import Scheme
-from bridge.precision.values import LAZY_TORCH
+from bridge.precision.statements import ORIGIN, Statements, field_names, field_value, is_left_open
+from bridge.precision.values import LAZY_TORCH, DType
 
-if TYPE_CHECKING:
-    import torch
-else:
+if not TYPE_CHECKING:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
 
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one of them has it off."""
 
-ROWS_IN_A_LABEL = 4
 _own = partial(stated, unstates=True)
 """A field of Megatron's own configs: a None takes its statement back."""
 _OF_CUSTOM: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
@@ -49,20 +46,17 @@ class PrecisionConfig(Statements):
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
 
-    untold: ClassVar[frozenset[str]] = frozenset()
-    """Fields of another program's object that hold its default, of which nobody can tell whether they were stated."""
-
     fp32: bool = stated(False, "bool", of.MODE, flag=None)
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and `bf16` off."""
     fp16: bool = stated(False, "bool", of.MODE)
     """Train in FP16 with FP32 master weights and a loss scale."""
     bf16: bool = stated(False, "bool", of.MODE)
     """Train in BF16 with FP32 master weights."""
-    params_dtype: torch.dtype | None = stated(None, "dtype", of.WEIGHTS, unstates=True, flag=KEY)
+    params_dtype: DType | None = stated(None, "dtype", of.WEIGHTS, unstates=True, flag=KEY)
     """Dtype the weights are created in; None: that of the mode."""
-    pipeline_dtype: torch.dtype | None = stated(None, "dtype", of.WIRE, unstates=True, flag=KEY)
+    pipeline_dtype: DType | None = stated(None, "dtype", of.WIRE, unstates=True, flag=KEY)
     """Dtype of what pipeline stages send each other; None: that of the mode."""
-    autocast_dtype: torch.dtype | None = stated(None, "dtype", of.COMPUTE, unstates=True, flag=KEY)
+    autocast_dtype: DType | None = stated(None, "dtype", of.COMPUTE, unstates=True, flag=KEY)
     """Dtype per-operator autocast casts to; None: `params_dtype`. Without effect unless `autocast_enabled`."""
     autocast_enabled: bool = stated(False, "bool", of.COMPUTE)
     """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
@@ -127,7 +121,7 @@ class PrecisionConfig(Statements):
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
     disable_bf16_reduced_precision_matmul: bool = _own(False, "bool", of.COMPUTE)
     """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never set back."""
-    mamba_training_ssm_states_dtype: torch.dtype | None = stated(None, "dtype", of.COMPUTE, optional=True)
+    mamba_training_ssm_states_dtype: DType | None = stated(None, "dtype", of.COMPUTE, optional=True)
     """Dtype of the states that Mamba layers keep between chunks in training; None: that of the weights."""
     attention_softmax_in_fp32: bool = _own(True, "bool", of.ATTENTION)
     """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does not read it."""
@@ -137,13 +131,13 @@ class PrecisionConfig(Statements):
     """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
     use_precision_aware_optimizer: bool = _own(False, "bool", of.OPTIMIZER)
     """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed optimizer."""
-    main_grads_dtype: torch.dtype = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "bf16"))
+    main_grads_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "bf16"))
     """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`, which decides."""
-    main_params_dtype: torch.dtype = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16"))
+    main_params_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16"))
     """Dtype of the master weights."""
-    exp_avg_dtype: torch.dtype = _own("fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
+    exp_avg_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
     """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor."""
-    exp_avg_sq_dtype: torch.dtype = _own("fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
+    exp_avg_sq_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
     """Dtype of Adam's second moment, as `exp_avg_dtype`."""
     store_param_remainders: bool = _own(True, "bool", of.OPTIMIZER, flag=None)
     """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
@@ -153,11 +147,11 @@ class PrecisionConfig(Statements):
     """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a reduce-scatter."""
     param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _own((), "names", of.WEIGHTS, flag=None)
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32; "all": each."""
-    megatron_fsdp_main_params_dtype: torch.dtype | None = stated("fp32", "dtype", of.FSDP, optional=True)
+    megatron_fsdp_main_params_dtype: DType | None = stated("fp32", "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
-    megatron_fsdp_main_grads_dtype: torch.dtype | None = stated(None, "dtype", of.FSDP, optional=True)
+    megatron_fsdp_main_grads_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
-    megatron_fsdp_grad_comm_dtype: torch.dtype | None = stated(None, "dtype", of.FSDP, optional=True)
+    megatron_fsdp_grad_comm_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated."""
     megatron_fsdp_use_decoupled_grad: bool = _own(False, "bool", of.FSDP, flag=None)
     """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of the weights."""
@@ -184,51 +178,19 @@ class PrecisionConfig(Statements):
     modules: list[dict[str, Any]] | None = stated(None, "rows", of.MODULES, unstates=True, flag=None)
     """Precision of single modules: rows of `select` and a precision, the first that selects a module decides."""
 
-    @property
-    def label(self) -> str:
-        """The recipe's name and the fields stated over it: "bf16_mixed, grad_reduce_in_fp32=False"."""
-        fields = self.stated_over_recipe
-        if self.recipe is None:  # without a recipe a switch that is off changes nothing
-            fields = tuple(name for name in fields if name not in MODE_SWITCHES or self.stated_values[name])
-        return ", ".join(part for part in (self.recipe, self.in_words(fields)) if part) or "fp32"
-
-    def in_words(self, fields: Collection[str]) -> str:
-        """Return some fields as "field=value", the rows of `modules` in short."""
-        values = {name: self.stated_values.get(name, self.reading(name)) for name in fields}
-        if "modules" in values:
-            held = module_rows(self.reading("modules"))
-            rows = ", ".join(f"{row} {row.precision.label}" for row in held[:ROWS_IN_A_LABEL])
-            rows += f", and {len(held) - ROWS_IN_A_LABEL} more" if len(held) > ROWS_IN_A_LABEL else ""
-            values["modules"] = f"[{rows}]"
-        return ", ".join(f"{name}={values[name]}" for name in fields)
-
-    @property
-    def mode(self) -> str:
-        """fp32, fp16 or bf16: what the weights train in. No switch at all means fp32, as it does to Megatron."""
-        if self.bf16:
-            return "bf16"
-        return "fp16" if self.fp16 else "fp32"
-
-    @property
-    def scheme(self) -> str | None:
-        """Name of the low-precision scaling scheme that is on, or None."""
-        if self.fp8:
-            return self.fp8_recipe
-        return self.fp4_recipe if self.fp4 else None
-
-    @property
-    def low_format(self) -> str | None:
-        """The FP8 or FP4 format that is on, or None."""
-        return self.fp8 or self.fp4
-
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
         """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads.
 
         A None that takes a statement back (``params_dtype=None``) is there too, so that what is read back is the same.
         """
-        stated = {**self._values, **dict.fromkeys(filter(self.is_left_open, self.field_names()))}
-        names = [name for name in self.field_names() if full or name in stated]
-        found = {name: self.reading(name) if full else stated[name] for name in names}
+        found = {}
+        for name in field_names(self):
+            if full:
+                found[name] = field_value(self, name)
+            elif name in self._values:
+                found[name] = self._values[name]
+            elif is_left_open(self, name):
+                found[name] = None
         if found.get("modules") is not None:
             found["modules"] = copy.deepcopy(list(found["modules"]))
         return found
@@ -250,21 +212,6 @@ class PrecisionConfig(Statements):
         config = cls()
         config._state({str(key): value for key, value in values.items()}, source=source)
         return config
-
-    def to_yaml(self, *, full: bool = False) -> str:
-        """Return `to_dict` as YAML."""
-        import yaml  # only here: listing recipes needs no YAML
-
-        text: str = yaml.safe_dump(self.to_dict(full=full), sort_keys=False)
-        return text
-
-    @classmethod
-    def from_yaml(cls, text: str, *, source: str | None = None) -> Self:
-        """Return the config that `to_yaml` describes; raises as `from_dict`, also for what is not plain YAML."""
-        from bridge.precision.strict_yaml import load_all
-
-        (values, *_) = load_all(text, "mixed_precision", error=PrecisionTypeError) or (None,)
-        return cls.from_dict(values if values is not None else {}, source=source)
 
 
 FIELDS = dict(stated_fields(PrecisionConfig))

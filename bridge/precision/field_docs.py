@@ -27,5 +27,6 @@ def field_docs(cls: type) -> dict[str, FieldDoc]:
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
             text = inspect.cleandoc(below.value.value)
-            found[node.target.id] = FieldDoc(ast.unparse(node.annotation), " ".join(text.split()))
+            annotation = ast.unparse(node.annotation).replace("DType", "torch.dtype | str")
+            found[node.target.id] = FieldDoc(annotation, " ".join(text.split()))
     return found

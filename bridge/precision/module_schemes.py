@@ -21,7 +21,9 @@ from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, TRAINING, Chosen, Effect, Matcher, Matchers
+from bridge.precision.mode import low_format_of, scheme_of
 from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
+from bridge.precision.statements import field_value, is_stated
 
 _OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 
@@ -89,7 +91,7 @@ def _within(patterns: Sequence[str], local: dict[int, int]) -> tuple[str, ...]:
 
 def file_of(config: PrecisionConfig) -> dict[str, Any]:
     """Return the content of Megatron's file for rows that name no layers, which every chunk shares."""
-    return chunk_recipes(module_rows(config.reading("modules")), [()], run=config.low_format)[0]
+    return chunk_recipes(module_rows(field_value(config, "modules")), [()], run=low_format_of(config))[0]
 
 
 def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
@@ -116,11 +118,11 @@ class ModuleSchemes:
     @classmethod
     def of(cls, config: PrecisionConfig, num_layers: int | None = None) -> ModuleSchemes:
         """Return the schemes of a precision; WrongValueError where layers are not known, or not there."""
-        rows = module_rows(config.reading("modules"))
+        rows = module_rows(field_value(config, "modules"))
         named = [number for row in rows for number in row.layer_numbers]
         kept = (0, 0)
-        if config.scheme is not None and config.reading("first_last_layers_bf16"):
-            start, end = (config.reading(name) if config.is_stated(name) else 1 for name in LAYER_COUNTS)
+        if scheme_of(config) is not None and field_value(config, "first_last_layers_bf16"):
+            start, end = (field_value(config, name) if is_stated(config, name) else 1 for name in LAYER_COUNTS)
             kept = (start, end)
         if num_layers is None and (any(kept) or named):
             rule = "the precision chooses single layers, so the number of layers must be known"
@@ -130,13 +132,16 @@ class ModuleSchemes:
         beyond = layers_beyond(named, num_layers) if num_layers is not None else []
         if beyond:
             raise WrongValueError(f"rows name layer {beyond[0]}", num_layers, "Correct the rows or the number.")
-        matchers = row_matchers(rows, num_layers or 0, run=config.low_format)
+        matchers = row_matchers(rows, num_layers or 0, run=low_format_of(config))
         return cls(matchers=matchers, run=cls.of_run(config), num_layers=num_layers, kept=kept)
 
     @staticmethod
     def of_run(config: PrecisionConfig) -> Chosen | None:
         """Return the scheme of the run; None: neither FP8 nor FP4."""
-        return Chosen(config.scheme, str(config.low_format)) if config.scheme is not None else None
+        scheme = scheme_of(config)
+        if scheme is None:
+            return None
+        return Chosen(scheme, str(low_format_of(config)))
 
     @property
     def chooses(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ForwardRef, TypeAlias
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean
 from bridge.precision.modules import plain_rows
@@ -26,7 +26,14 @@ class _LazyTorch:
 
 
 LAZY_TORCH = _LazyTorch()
+
 """Stands for `torch` in a module whose annotations name it, and imports it when they are evaluated."""
+
+if TYPE_CHECKING:
+    DType: TypeAlias = torch.dtype | str
+else:
+    DType = ForwardRef("torch.dtype | str")  # `typing.get_type_hints` evaluates it, where the module has `LAZY_TORCH`
+"""A dtype as a user may write it: ``torch.bfloat16``, "bf16", "bfloat16", "torch.bfloat16"."""
 
 TORCH_NAMES = {
     "fp64": "float64",

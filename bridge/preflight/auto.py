@@ -16,6 +16,7 @@ from typing import Any
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
 from bridge.precision.grouping import grouped
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
@@ -246,9 +247,9 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
     config = get_mixed_precision_config(recipe)
     if target.gpu is None:
         return Support(verdict="unknown", reason="the target names no GPU")
-    if config.scheme is not None:
+    if scheme_of(config) is not None:
         return _low_precision(config, target)
-    mode = "bf16" if config.autocast_enabled else config.mode
+    mode = "bf16" if config.autocast_enabled else mode_of(config)
     if mode == "bf16" and not target.gpu.has_native_bf16:
         return Support(verdict="emulated", reason="BF16 is native from compute capability 8.0 on")
     if mode == "fp16" and not target.gpu.is_gpu:
@@ -270,7 +271,7 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
         te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(run) else run.row.min_transformer_engine
         floors = (("te", te), ("cuda", run.row.min_cuda))
         needs = tuple((product, least) for product, least in floors if least is not None)
-    return Support(verdict=verdict, reason="; ".join(reasons) or f"{config.scheme} is native", needs=needs)
+    return Support(verdict=verdict, reason="; ".join(reasons) or f"{scheme_of(config)} is native", needs=needs)
 
 
 def generations() -> dict[str, list[Gpu]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, Finding, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
+from bridge.precision.statements import field_names
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config, is_auto
@@ -123,7 +124,7 @@ class Setup(RuleContext):
         """Return the config of plain fields; keys that are none, and values of a wrong type, are noted."""
         stated: dict[str, Any] = {}
         for name, value in given.items():
-            if name not in MixedPrecisionConfig.field_names():
+            if name not in field_names(MixedPrecisionConfig):
                 self.unknown[str(name)] = value
                 continue
             try:

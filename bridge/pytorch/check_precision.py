@@ -21,8 +21,10 @@ from bridge.audit.compare import Mismatch, folded, place_of
 from bridge.errors import PrecisionTypeError
 from bridge.plan.modules import ModulePaths
 from bridge.precision.foreign_names import megatron_names
+from bridge.precision.mode import mode_of
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
+from bridge.precision.statements import field_value
 from bridge.pytorch.linear_schemes import schemes_of
 
 if TYPE_CHECKING:
@@ -82,9 +84,9 @@ class PrecisionReport:
 
         config = get_mixed_precision_config(config)
         autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
-        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or config.mode), "float32")
+        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or mode_of(config)), "float32")
         found = []
-        if config.reading("modules"):
+        if field_value(config, "modules"):
             found = self._of_linears(config)
         elif self.matmuls:
             found = self._of_matmuls(wanted, config)
@@ -122,7 +124,7 @@ class PrecisionReport:
         for row in self.gemms:
             if _key(row) not in chosen:
                 continue
-            one, planned = chosen[_key(row)], str(config.mode)
+            one, planned = chosen[_key(row)], str(mode_of(config))
             if one is not None:
                 forward, backward = OPERAND_FORMATS.get(one.format, ("custom", "custom"))
                 planned = f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
@@ -135,7 +137,7 @@ class PrecisionReport:
 
 def _chosen(rows: Iterable[GemmRow], config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
     """Return the scheme of each linear layer that a recipe decides: by its rows, or of all that ran in a low one."""
-    if not config.reading("modules"):
+    if not field_value(config, "modules"):
         return {_key(row): ModuleSchemes.of_run(config) for row in rows if row.scheme != "none"}
     places = megatron_names(row.module for row in rows)
     others = {_key(row) for row in rows if not row.layer}

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.precision.matchers import Chosen
+from bridge.precision.mode import scheme_of
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import FP4_SCHEMES
+from bridge.precision.statements import field_value
 from bridge.precision.values import torch_dtype
 from bridge.pytorch.linear_schemes import linear_schemes
 from bridge.pytorch.loop import checked, require_config
@@ -35,18 +37,18 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
     Raises:
         BackendUnavailableError: torchao is not installed, or has no such scheme, or the recipe has rows of `modules`.
     """
-    rows = checked(config).reading("modules")
+    rows = field_value(checked(config), "modules")
     if rows:
         raise BackendUnavailableError(
             "mixed_precision.modules: one config of torchao holds no choice of modules, got "
             f"{len(rows)} row{'s' * (len(rows) > 1)}. Use convert_linears(model, config), which follows them."
         )
-    if config.scheme is None:
+    if scheme_of(config) is None:
         return None
     settings = float8_settings(config)
     if not settings:
         raise BackendUnavailableError(
-            f"float8_linear_config_for: torchao has no {config.scheme} scaling. "
+            f"float8_linear_config_for: torchao has no {scheme_of(config)} scaling. "
             "Use a tensorwise or MXFP8 recipe, or emulate_linears."
         )
     try:
@@ -120,8 +122,8 @@ def emulate_linears(
         PrecisionTypeError: `skip` names what is no linear layer of the model, or the model has none to replace: it is
             itself an `nn.Linear`, or was converted before; or a row of `modules` takes no layer of it.
     """
-    rows = require_config(config).reading("modules")
-    if config.scheme is None and not rows:
+    rows = field_value(require_config(config), "modules")
+    if scheme_of(config) is None and not rows:
         return []
     from bridge.numerics.spec import GemmPrecision
     from bridge.pytorch.emulated_linear import EmulatedLinear

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
+from bridge.precision.mode import mode_of
 from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -96,9 +97,9 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
 def compute_dtype(config: MixedPrecisionConfig) -> str:
     """Return the dtype that operators compute in: that of autocast over FP32 weights, else the mode."""
     values = config.to_dict(full=True)
-    if config.autocast_enabled and (values["params_dtype"] or config.mode) == "fp32":
-        return str(values["autocast_dtype"] or config.mode)
-    return config.mode
+    if config.autocast_enabled and (values["params_dtype"] or mode_of(config)) == "fp32":
+        return str(values["autocast_dtype"] or mode_of(config))
+    return mode_of(config)
 
 
 def scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PrecisionTypeError
+from bridge.precision.statements import with_only
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config, recipe_flag
 
@@ -51,7 +52,7 @@ def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> M
         return checked
     own, stated = recipe.to_dict(), checked.to_dict()
     set_over = {name: value for name, value in stated.items() if name not in own or own[name] != value}
-    return recipe.only(stated).state(CONFIGURATION, **set_over)
+    return with_only(recipe, stated).override(CONFIGURATION, **set_over)
 
 
 def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:

@@ -14,16 +14,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import bridge
-from bridge.errors import Finding, PrecisionConfigError, UnknownFieldError
+from bridge.errors import PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS, default_of
+from bridge.precision.mode import low_format_of, mode_of
+from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.statements import (
+    check_value,
+    field_names,
+    field_value,
+    is_stated,
+    mark_untold,
+    recipe_name,
+    stated_values,
+)
 from bridge.precision.subjects import SCALER
 from bridge.precision.values import torch_dtype
+from bridge.registry.faults import faults_of
 
 if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
@@ -39,22 +51,19 @@ class MixedPrecisionConfig(PrecisionConfig):
     takes the statement back. Copies, pickles and `dataclasses.replace` keep what was stated.
     """
 
-    def faults(self) -> Sequence[Finding]:
-        """Return everything that can never be right about this config."""
-        from bridge.rules.context import RuleContext  # a list of recipes does without the rules
-        from bridge.rules.rule import ask
-        from bridge.rules.rulebook import ALONE
-
-        return sorted(ask(ALONE, RuleContext.of_precision(self)), key=lambda fault: fault.id)
-
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
-        found = self.faults()
+        found = faults_of(self)
         if found:
-            name = f" {self.recipe!r}" if self.recipe else ""
+            name = f" {recipe_name(self)!r}" if recipe_name(self) else ""
             raise PrecisionConfigError(f"The mixed-precision config{name} can never be right:", found)
 
-    def setup(self, model_config: Any, optimizer_config: Any = None, ddp_config: Any = None) -> SyncReport:
+    def setup(
+        self,
+        model_config: ModelOwner,
+        optimizer_config: OptimizerOwner | None = None,
+        ddp_config: DdpOwner | None = None,
+    ) -> SyncReport:
         """Write this config into the owners, as Megatron Bridge's method of this name does.
 
         Args:
@@ -86,7 +95,7 @@ class MixedPrecisionConfig(PrecisionConfig):
             ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
             place there: Megatron's own configs in the same run hold them once `setup` has written them.
         """
-        homeless = [name for name in self.field_names() if name not in PEER_FIELDS and self.is_stated(name)]
+        homeless = [name for name in field_names(self) if name not in PEER_FIELDS and is_stated(self, name)]
         if homeless and not vars(self).get("_held"):
             names = ", ".join(homeless)
             log.warning("mixed_precision: a file of Megatron Bridge has no place for %s before setup", names)
@@ -95,17 +104,17 @@ class MixedPrecisionConfig(PrecisionConfig):
     def _saved(self, name: str) -> Any:
         """Return what a field of the peer's class has to be for the peer to write what our sync writes."""
         family = FIELDS[name].family
-        acts = {None: True, "fp8": bool(self.fp8), "fp4": bool(self.fp4), "low": bool(self.low_format)}[family]
+        acts = {None: True, "fp8": bool(self.fp8), "fp4": bool(self.fp4), "low": bool(low_format_of(self))}[family]
         if name == "fp8_recipe" and not acts:
             return None  # the optimizer takes any other for a run in FP8
-        if name in DTYPES_OF_THE_MODE and not self.is_stated(name):
-            return torch_dtype(self.mode)
-        if self.is_stated(name) or not acts or name not in OWNER_OF:
+        if name in DTYPES_OF_THE_MODE and not is_stated(self, name):
+            return torch_dtype(mode_of(self))
+        if is_stated(self, name) or not acts or name not in OWNER_OF:
             return getattr(self, name)
         held: Mapping[str, Any] = vars(self).get("_held", {})
         if name in held:
             return held[name]
-        value = 1 if name in LAYER_COUNTS and self.first_last_layers_bf16 else self.reading(name)
+        value = 1 if name in LAYER_COUNTS and self.first_last_layers_bf16 else field_value(self, name)
         return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
 
 
@@ -170,15 +179,15 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
     changed = _changed_in_recipe(values, recipes)
     given.update(changed or ())
     given.difference_update(FOLLOWING)
-    known = MixedPrecisionConfig.field_names()
+    known = field_names(MixedPrecisionConfig)
     unknown = given.difference(known)
     if unknown:
         name = min(unknown)
         rule = "is a field of Megatron Bridge's config that has no counterpart here"
         raise UnknownFieldError(f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default.")
-    made = MixedPrecisionConfig().state(SOURCE, **{name: values[name] for name in known if name in given})
+    made = MixedPrecisionConfig().override(SOURCE, **{name: values[name] for name in known if name in given})
     if changed is None:
-        vars(made)["untold"] = frozenset(values) - given - {*FOLLOWING}
+        mark_untold(made, frozenset(values) - given - {*FOLLOWING})
     return made
 
 
@@ -189,9 +198,9 @@ def _changed_in_recipe(values: Mapping[str, Any], recipes: Iterable[PrecisionCon
     """
     found = []
     for recipe in recipes:
-        own = [name for name, value in recipe.stated_values.items() if value != FIELDS[name].default]
-        held = {name: recipe.checked(name, value) for name, value in values.items() if name in FIELDS}
-        changed = [name for name, value in held.items() if name not in FOLLOWING and value != recipe.reading(name)]
+        own = [name for name, value in stated_values(recipe).items() if value != FIELDS[name].default]
+        held = {name: check_value(recipe, name, value) for name, value in values.items() if name in FIELDS}
+        changed = [name for name, value in held.items() if name not in FOLLOWING and value != field_value(recipe, name)]
         if 2 * len(changed) < len(own):
             found.append(changed)
     return min(found, key=len, default=None)

@@ -11,6 +11,8 @@ from typing import Any
 
 from bridge.errors import BridgeWarning
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
+from bridge.precision.mode import fields_in_words, label_of, low_format_of, mode_of, scheme_of
+from bridge.precision.statements import field_names, field_value, recipe_name
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import inert_fields
 
@@ -24,13 +26,13 @@ LONGEST = 3
 
 def nearest_label(config: PrecisionConfig) -> str:
     """Return the label of a config; one that states many fields without a recipe's name is named by the nearest."""
-    if config.recipe is not None or len(config.stated) <= LONGEST:
-        return config.label
+    if recipe_name(config) is not None or len(config.stated) <= LONGEST:
+        return label_of(config)
     name = nearest_recipe(config)
     if name is None:
-        return config.label
+        return label_of(config)
     found = differing_fields(config, _made(name))
-    return f"{name}, but {config.in_words(found)}" if found else name
+    return f"{name}, but {fields_in_words(config, found)}" if found else name
 
 
 def label_of_owners(model: Mapping[str, Any]) -> str:
@@ -51,7 +53,7 @@ def nearest_recipe(config: PrecisionConfig) -> str | None:
 def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
     """Return the fields that act in one of two runs and read otherwise there, in order of declaration."""
     ignored = {*MODE_SWITCHES, *SECOND_NAMES, *(inert_fields(config).keys() & inert_fields(recipe).keys())}
-    names = [name for name in config.field_names() if name not in ignored]
+    names = [name for name in field_names(config) if name not in ignored]
     return [name for name in names if _reading(config, name) != _reading(recipe, name)]
 
 
@@ -63,9 +65,9 @@ def _made(name: str) -> PrecisionConfig:
 
 def compute_alike(one: PrecisionConfig, other: PrecisionConfig) -> bool:
     """Return whether two configs have the same mode, low-precision format and scaling scheme."""
-    return (one.mode, one.low_format, one.scheme) == (other.mode, other.low_format, other.scheme)
+    return all(read(one) == read(other) for read in (mode_of, low_format_of, scheme_of))
 
 
 def _reading(config: PrecisionConfig, name: str) -> object:
-    value = config.reading(name)
-    return config.mode if value is None and name in OF_THE_MODE else value
+    value = field_value(config, name)
+    return mode_of(config) if value is None and name in OF_THE_MODE else value

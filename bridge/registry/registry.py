@@ -30,7 +30,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from bridge.errors import (
     BridgeError,
@@ -41,6 +41,7 @@ from bridge.errors import (
     close_matches,
     did_you_mean,
 )
+from bridge.precision.statements import mark_recipe
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
 
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 
 RecipeFunction = Callable[[], MixedPrecisionConfig]
 F = TypeVar("F", bound=RecipeFunction)
+Words: TypeAlias = str | Iterable[str]
+"""One word, or several."""
 
 _being_made: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
 """Names of the recipes whose functions are running, the outermost first."""
@@ -169,10 +172,10 @@ class Registry:
     def register(self, function: F, /) -> F: ...
     @overload
     def register(
-        self, function: None = None, /, *, name: str | None = None, tags: Any = (), aliases: Any = ()
+        self, function: None = None, /, *, name: str | None = None, tags: Words = (), aliases: Words = ()
     ) -> Callable[[F], F]: ...
     def register(
-        self, function: F | None = None, /, *, name: str | None = None, tags: Any = (), aliases: Any = ()
+        self, function: F | None = None, /, *, name: str | None = None, tags: Words = (), aliases: Words = ()
     ) -> F | Callable[[F], F]:
         """Register a function that returns a `MixedPrecisionConfig`; use it bare or with arguments.
 
@@ -328,7 +331,7 @@ def canonical(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-def _words(words: Any) -> tuple[str, ...]:
+def _words(words: Words) -> tuple[str, ...]:
     return (words,) if isinstance(words, str) else tuple(words)
 
 
@@ -347,7 +350,7 @@ def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
         config = function(*args, **options)
         if isinstance(config, MixedPrecisionConfig):
             config = copy.copy(config)  # fresh even where the function hands out one object
-            config.made_by(name)
+            mark_recipe(config, name)
         return config
 
     return recipe

@@ -18,6 +18,7 @@ from bridge.front.loader import RunValues
 from bridge.front.problems import MADE_BY
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
+from bridge.precision.statements import recipe_name
 from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
@@ -166,7 +167,7 @@ def _saves_without_state(target: Target) -> bool:
 
 
 def _answer(run: RunValues, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
-    made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
+    made_by = {MADE_BY: recipe_name(run.precision)} if run.precision is not None and recipe_name(run.precision) else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
     chosen = any(change.field == "model.attention_backend" for change in small.changes)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.mode import mode_of
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+from bridge.precision.statements import field_names, is_stated, source_of, stated_values, switches_put_aside
 from bridge.rules.fields import DEFAULTS, SWITCHES, differ
 from bridge.rules.inert import BUFFER, inert_fields
 from bridge.rules.reads import View, kept_property
@@ -59,7 +61,7 @@ def _owner_of(field: str) -> str | None:
 def reading_of(config: PrecisionConfig) -> dict[str, Any]:
     """Return what the fields of `config` read as, and what Megatron makes of them before any owner is known."""
     values = config.to_dict(full=True)
-    values["params_dtype"] = values["params_dtype"] or config.mode
+    values["params_dtype"] = values["params_dtype"] or mode_of(config)
     values["enable_autocast"] = values["autocast_enabled"]
     return values
 
@@ -120,8 +122,8 @@ class RuleContext:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.precision = precision
-        self.stated: Mapping[str, Any] = {} if precision is None else precision.stated_values
-        self.put_aside: Mapping[str, str] = {} if precision is None else precision.put_aside
+        self.stated: Mapping[str, Any] = {} if precision is None else stated_values(precision)
+        self.put_aside: Mapping[str, str] = {} if precision is None else switches_put_aside(precision)
         self.views = views
         self.given = given
         self.rows = rows
@@ -197,7 +199,7 @@ class RuleContext:
     def mode(self) -> str:
         """The mode: bf16, fp16 or fp32."""
         if self.precision is not None:
-            return self.precision.mode
+            return mode_of(self.precision)
         if self.model.bf16 is True:
             return "bf16"
         if self.model.fp16 is True:
@@ -454,6 +456,7 @@ class RuleContext:
         """Return the source that set a path, or None where that is not known."""
         section, _, name = path.partition(".")
         if section == "mixed_precision" and self.precision is not None:
-            is_stated = name in self.precision.field_names() and self.precision.is_stated(name)
-            return self.precision.source_of(name) if is_stated else None
+            if name in field_names(self.precision) and is_stated(self.precision, name):
+                return source_of(self.precision, name)
+            return None
         return self._origins(path) if self._origins is not None and section in self.views else None

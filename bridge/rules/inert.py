@@ -2,6 +2,7 @@
 
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.precision.subjects import SCALER
 
@@ -25,8 +26,8 @@ def inert_fields(
     None for `scheme`, `is_autocast` (the run is under autocast) or `keeps_layers` (in BF16) stands for what the
     config says.
     """
-    scheme = (scheme or config.scheme) if config.scheme else None
-    run = (scheme or config.mode).upper()
+    scheme = (scheme or scheme_of(config)) if scheme_of(config) else None
+    run = (scheme or mode_of(config)).upper()
     found = _out_of_family(config, scheme, run)
     if scheme is None:
         found.update(dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), f"every layer of this run is in {run}"))
@@ -35,10 +36,10 @@ def inert_fields(
     if not (config.autocast_enabled if is_autocast is None else is_autocast):
         found["autocast_dtype"] = "autocast is off"
     if not config.fp16:
-        found.update(dict.fromkeys(SCALER_SCHEDULE, f"a {config.mode.upper()} run has no dynamic loss scale"))
+        found.update(dict.fromkeys(SCALER_SCHEDULE, f"a {mode_of(config).upper()} run has no dynamic loss scale"))
     elif config.loss_scale:
         found.update(dict.fromkeys(SCALER_SCHEDULE, "the loss scale is constant"))
-    if config.mode == "fp32":
+    if mode_of(config) == "fp32":
         found["grad_reduce_in_fp32"] = "gradients are FP32 in an FP32 run"
     return found
 

@@ -6,6 +6,7 @@ from typing import Any
 from bridge.errors import close_matches, listed
 from bridge.precision.matchers import HIGH
 from bridge.precision.modules import LINEAR_NAMES, ModuleRow, layers_beyond, module_rows, takes_a_linear_layer
+from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
 from bridge.rules.versions import at_least
@@ -18,7 +19,7 @@ MOST = 6
 
 def about(run: RuleContext, value: object, *, severity: str | None = None, **words: Any) -> Violation:
     """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
-    is_row = run.precision is not None and run.precision.is_stated("modules")
+    is_row = run.precision is not None and is_stated(run.precision, "modules")
     path, noun = ("modules", "row") if is_row else (PATH, "matcher")
     return Violation(path, value=value, severity=severity, noun=noun, **words)
 

@@ -14,8 +14,10 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.matchers import TRAINING, quant_recipes
+from bridge.precision.mode import low_format_of
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
+from bridge.precision.statements import field_value
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.shape.parallel import Parallel
 from bridge.sync.owner import OwnerValues
@@ -28,9 +30,9 @@ def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
 
     RunConfigError for a row that names layers where the model's layers or its layout are not known.
     """
-    rows = module_rows(config.reading("modules"))
+    rows = module_rows(field_value(config, "modules"))
     chunks = _chunks(owner, rows) if any(row.layer_numbers for row in rows) else [()]
-    files = chunk_recipes(rows, chunks, run=config.low_format)
+    files = chunk_recipes(rows, chunks, run=low_format_of(config))
     recipe = files[0] if all(file == files[0] for file in files) else files
     held = owner.value("quant_recipe")
     ours, theirs = quant_recipes(recipe), quant_recipes(held)

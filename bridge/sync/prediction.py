@@ -23,6 +23,8 @@ from typing import Any
 from bridge.errors import Finding, RunConfigError
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.statements import field_names, field_value, is_left_open, is_stated, source_of
 from bridge.rules.context import off_switches
 from bridge.rules.fields import DEFAULTS, FUSED_RECIPES, PAIRS
 from bridge.rules.inert import BUFFER
@@ -196,16 +198,16 @@ def plan(
     sharding decides are resolved too.
     """
     rows: list[SyncRow] = []
-    scheme = scheme_of(config, owners)
+    scheme = scheme_after_sync(config, owners)
     on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
     on["low"] = on["fp8"] or on["fp4"]
     for owner in owners:
         for route in _routes_for(owner, config):
             is_active = on[route.family] and route.scheme in (None, scheme)
-            if not config.is_stated(route.field):
+            if not is_stated(config, route.field):
                 is_active |= route.rule == "stated"  # the owner's value is not touched
             elif route.is_harmless:
-                is_active |= config.reading(route.field) != route.neutral
+                is_active |= field_value(config, route.field) != route.neutral
             rows.append(_row(config, owner, route, is_active=is_active, keep_own=keep_own))
         rows.extend(_nan_check(config, owner))
     rows = _one_answer(_counts_that_act(rows, owners))
@@ -226,7 +228,7 @@ def _routes_for(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
         renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
         routes = [route for route in renamed if route.attribute is not None and owner.has(route.attribute)]
     known = {route.attribute for route in routes}
-    for field in config.field_names():
+    for field in field_names(config):
         if field not in known and owner.has(field) and owner.role != "train":
             routes.append(_same_named(field, owner))
     return routes
@@ -254,7 +256,7 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
     attribute = route.attribute or route.field
     made = _maker(owner, attribute, route.field)
     if not owner.has(attribute):
-        row = made(None, "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute")
+        row = made(None, "absent", source_of(config, route.field), f"{owner.class_name} has no such attribute")
         return replace(row, since=route.since if owner.is_megatron and route.since != FIRST else None)
     if is_active:
         row = _decide(config, owner, route, made, keep_own=keep_own)
@@ -263,7 +265,7 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
     else:
         what, neutral = "FP8 or FP4" if route.family == "low" else (route.family or "").upper(), route.neutral
         if neutral is CLASS_DEFAULT:
-            neutral = owner.defaults.get(attribute, config.reading(route.field))
+            neutral = owner.defaults.get(attribute, field_value(config, route.field))
         why = f"no {f'{route.scheme} scaling' if route.scheme else what} in this run"
         row = made(neutral, "neutralise", "mode", why)
     verdict, replaces_own = row.verdict, owner.is_own(attribute) and not same(owner.own(attribute), row.new)
@@ -276,16 +278,16 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
 
 def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Maker, *, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
-    stated, source = config.is_stated(route.field), config.source_of(route.field)
+    stated, source = is_stated(config, route.field), source_of(config, route.field)
     own = owner.own(attribute)
-    reading = config.reading(route.field)
+    reading = field_value(config, route.field)
     if route.field == "modules":
         reading = module_recipe(config, owner) if reading else None
-    mode = f"the mode is {config.mode}"
-    if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
+    mode = f"the mode is {mode_of(config)}"
+    if route.rule in ("dtype", "autocast dtype") and is_left_open(config, route.field) and not owner.is_megatron:
         return made(None, "set", "stated", "stated as None")
     if route.rule == "dtype" and not stated:
-        return made(config.mode, "derive", "mode", mode)
+        return made(mode_of(config), "derive", "mode", mode)
     if route.rule == "autocast dtype" and not stated:
         return _autocast_dtype(config, owner, made)
     if route.rule == "switch":
@@ -296,7 +298,7 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Mak
             return made(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
         return made(reading, "set", source, "stated")
     if route.rule == "count" and attribute in owner.defaults:
-        return made(own, "keep" if config.scheme else "agree", owner.role, "the recipe does not state it")
+        return made(own, "keep" if scheme_of(config) else "agree", owner.role, "the recipe does not state it")
     if route.rule == "stated" and not owner.is_own(attribute):
         return made(own, "agree", owner.role, "the recipe does not state it")
     if owner.is_own(attribute):
@@ -306,7 +308,7 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Mak
 
 def _is_on(config: PrecisionConfig, owner: OwnerValues, switch: str) -> bool:
     """Return whether a switch of an owner is on after the sync."""
-    return bool(config.reading(switch) if config.is_stated(switch) else owner.value(switch))
+    return bool(field_value(config, switch) if is_stated(config, switch) else owner.value(switch))
 
 
 def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:
@@ -319,13 +321,13 @@ def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> S
     Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, optimizer_config.py
     __post_init__, distrib_optimizer.py _build_model_and_main_param_groups.
     """
-    own, reading = owner.own("fp8_recipe"), config.reading("fp8_recipe")
+    own, reading = owner.own("fp8_recipe"), field_value(config, "fp8_recipe")
     if own not in FUSED_RECIPES:
         why = (
             "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None would change that"
         )
         return made(own, "keep", owner.role, why)
-    if own is None and config.fp4 and config.reading("fp4_param") and reading not in FUSED_RECIPES:
+    if own is None and config.fp4 and field_value(config, "fp4_param") and reading not in FUSED_RECIPES:
         why = "under None the first step fails on FP4 weights; Megatron's FP32 masters take 4 bytes a parameter"
         return made(reading, "derive", "mode", why)
     return made(own, "agree", owner.role, "its own value, which the precision-aware optimizer reads")
@@ -333,11 +335,11 @@ def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> S
 
 def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:
     """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
-    is_open = not config.is_stated("autocast_enabled")
+    is_open = not is_stated(config, "autocast_enabled")
     is_on = config.autocast_enabled or (is_open and owner.value("enable_autocast") is True)
     if is_on and owner.is_own("autocast_dtype"):
         return made(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
-    return made(config.reading("params_dtype") or config.mode, "derive", "mode", "follows params_dtype")
+    return made(field_value(config, "params_dtype") or mode_of(config), "derive", "mode", "follows params_dtype")
 
 
 def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
@@ -374,15 +376,15 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list
     return rows
 
 
-def scheme_of(config: PrecisionConfig, owners: Iterable[OwnerValues]) -> str | None:
+def scheme_after_sync(config: PrecisionConfig, owners: Iterable[OwnerValues]) -> str | None:
     """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default."""
     field = "fp8_recipe" if config.fp8 else "fp4_recipe"
-    if config.scheme is not None and not config.is_stated(field):
+    if scheme_of(config) is not None and not is_stated(config, field):
         for owner in owners:
             if owner.has(field) and owner.is_own(field) and owner.own(field) is not None:
                 own = owner.own(field)
                 return str(getattr(own, "value", own))
-    return config.scheme
+    return scheme_of(config)
 
 
 def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:

@@ -17,6 +17,9 @@ from typing import Any
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.matchers import matchers_in
+from bridge.precision.mode import label_of, scheme_of
+from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.statements import is_stated, recipe_name, stated_values
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, OwnerValues, same
@@ -51,7 +54,7 @@ class Phase:
 
     def __str__(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
-        return f"{steps}: {self.precision.label}"
+        return f"{steps}: {label_of(self.precision)}"
 
 
 class PrecisionSchedule:
@@ -84,9 +87,9 @@ class PrecisionSchedule:
         precision: str | MixedPrecisionConfig | None,
         *,
         train_iters: int,
-        model: Any,
-        optimizer: Any = None,
-        ddp: Any = None,
+        model: ModelOwner,
+        optimizer: OptimizerOwner | None = None,
+        ddp: DdpOwner | None = None,
     ) -> None:
         given = {"model": model, "optimizer": optimizer, "ddp": ddp}
         owners = [Owner(role, target).read() for role, target in given.items() if target is not None]
@@ -203,7 +206,7 @@ def planned_phases(
         built = built or values
         chosen = [one.training for one in matchers_in(built.get(_MODULES)) if one.training is not None]
         is_high = not any(one.chooses_in_high for one in chosen)
-        if not precision.scheme and not precision.is_stated("modules") and is_high:
+        if not scheme_of(precision) and not is_stated(precision, "modules") and is_high:
             values.pop(_MODULES, None)  # what it chooses acts under FP8 or FP4 alone
         switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
         phases.append(Phase(number=number, first=after + 1, last=last, precision=precision, values=switched))
@@ -219,23 +222,23 @@ def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -
     path = f"{_WHERE}, phase {number}"
     if number == 1:
         if name is not None and get_mixed_precision_config(name) != own:
-            rule = f"the first phase trains in the run's own mixed_precision, {own.label}"
+            rule = f"the first phase trains in the run's own mixed_precision, {label_of(own)}"
             remedy = f"Leave it out, or train with mixed_precision={name}."
             raise RunConfigError.of(f"{path}, recipe", rule, name, remedy)
         return own
-    return get_mixed_precision_config(name).state(path, **{key: row[key] for key in row if key not in _KEYS})
+    return get_mixed_precision_config(name).override(path, **{key: row[key] for key in row if key not in _KEYS})
 
 
 def _refuse_what_no_config_holds(
     own: MixedPrecisionConfig, precision: MixedPrecisionConfig, held: set[str | None], *, number: int
 ) -> None:
     """Refuse a phase with another value of a field that none of the configs given has: it could not be compared."""
-    for name, value in precision.stated_values.items():
+    for name, value in stated_values(precision).items():
         first = getattr(own, name)
         if name not in held and not same(value, first):
             rule = f"states {name}={plain(value)} ({plain(first)} in phase 1), which no config given here has"
             remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
-            raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, precision.label, remedy)
+            raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, label_of(precision), remedy)
 
 
 def _refuse_what_is_fixed(
@@ -245,7 +248,7 @@ def _refuse_what_is_fixed(
 
     `built` are the values that the model, the optimizer and DDP are built with.
     """
-    label, step = phase.precision.label, phase.first - 1
+    label, step = label_of(phase.precision), phase.first - 1
     differing = [place for place in values if not same(values[place], built.get(place))]
     if not differing:
         return
@@ -255,7 +258,7 @@ def _refuse_what_is_fixed(
     fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
     at_checkpoint = (
         f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
-        f"checkpoint.save=FOLDER), then go on with mixed_precision={phase.precision.recipe or 'RECIPE'} "
+        f"checkpoint.save=FOLDER), then go on with mixed_precision={recipe_name(phase.precision) or 'RECIPE'} "
         "checkpoint.load=FOLDER."
     )
     findings = []

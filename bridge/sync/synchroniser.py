@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 from bridge.errors import Finding, SyncCheckError, SyncConflictError, UnknownPolicyError, close_matches, did_you_mean
 from bridge.precision.config import FIELDS, PrecisionConfig
+from bridge.precision.mode import label_of
+from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
+from bridge.precision.statements import field_value, is_stated, recipe_name, source_of
 from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
@@ -37,7 +40,7 @@ from bridge.sync.owner import (
     refuse_wrong_objects,
     same,
 )
-from bridge.sync.prediction import Prediction, plan, scheme_of, sharding_rows, under_fsdp
+from bridge.sync.prediction import Prediction, plan, scheme_after_sync, sharding_rows, under_fsdp
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 
 BF16_SUMS = "disable_bf16_reduced_precision_matmul"
@@ -51,10 +54,10 @@ log = logging.getLogger(__name__)
 def synchronize(
     precision: str | MixedPrecisionConfig | PeerConfig,
     *,
-    model: Any = None,
-    optimizer: Any = None,
-    ddp: Any = None,
-    train: Any = None,
+    model: ModelOwner | None = None,
+    optimizer: OptimizerOwner | None = None,
+    ddp: DdpOwner | None = None,
+    train: object = None,
     on_conflict: str = "override",
     strict: bool = False,
 ) -> SyncReport:
@@ -112,11 +115,11 @@ def write(
     else:
         planned = plan(config, list(values.values()), keep_own=on_conflict == "keep", is_last=strict)
     rows = [_in_the_owners_form(row, owners[row.owner]) for row in planned]
-    name = config.recipe or "mixed_precision"
+    name = recipe_name(config) or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
     trial = try_on_copies(owners, rows, is_last=strict)
-    asked = sync_findings(config, values, trial.rows, scheme=scheme_of(config, values.values()), is_last=strict)
+    asked = sync_findings(config, values, trial.rows, scheme=scheme_after_sync(config, values.values()), is_last=strict)
     fatal = [finding for finding in trial.findings if finding.severity == "error"]
     refused = ("refused", "strict") if strict else ("refused",)
     fatal += [finding for finding in asked if finding.severity == "error" and BY_ID[finding.id].sync in refused]
@@ -125,7 +128,7 @@ def write(
     apply(owners, trial.values)
     _forbid_bf16_sums(config, owners.get("model"))
     return SyncReport(
-        precision=config.label,
+        precision=label_of(config),
         rows=(*trial.rows, *_process_rows(config)),
         findings=(*trial.findings, *asked),
         megatron_version=megatron_version(),
@@ -232,7 +235,7 @@ def _finalize(given: Mapping[str, Any]) -> None:
 def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
     """Set the switch of the process that Megatron sets where a model config is made with the field, and only then."""
     is_made = model is not None and model.is_megatron and not model.is_deferred
-    if is_made and config.bf16 and config.is_stated(BF16_SUMS) and config.reading(BF16_SUMS):
+    if is_made and config.bf16 and is_stated(config, BF16_SUMS) and field_value(config, BF16_SUMS):
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
@@ -266,7 +269,7 @@ def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
         field="tf32",
         old=None,
         new="high" if config.tf32 else "highest",
-        by=config.source_of("tf32"),
+        by=source_of(config, "tf32"),
         why="written by torch.set_float32_matmul_precision when the run starts",
     )
     return [row] if config.tf32 is not None else []

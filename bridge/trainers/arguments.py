@@ -10,6 +10,7 @@ from bridge.interop.accelerate import FUNCTION, HANDLERS
 from bridge.interop.contract import ExportReport
 from bridge.interop.pytorch.torchao import FILTER, module_filter
 from bridge.interop.systems import system
+from bridge.precision.mode import label_of
 from bridge.precision.values import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
@@ -34,7 +35,7 @@ def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> E
     report = written.export(config, **context)
     missing = [entry for entry in report.unmapped if entry.field in DECISIVE]
     if missing:
-        lines = [f"{written.title} cannot run {config.label}:", *(f"  {entry}" for entry in missing)]
+        lines = [f"{written.title} cannot run {label_of(config)}:", *(f"  {entry}" for entry in missing)]
         raise PayloadError("\n".join(lines))
     for entry in report.unmapped:
         log.warning("%s: %s", written.title, entry)

@@ -16,6 +16,8 @@ from typing import Any
 from bridge.errors import BridgeError, RunConfigError
 from bridge.interop.megatron_lm.flags import BY_NAME, OWNERS
 from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.mode import label_of, mode_of
+from bridge.precision.statements import source_of
 from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
@@ -71,13 +73,16 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
     modes = [f"--{mode}" for mode in ("bf16", "fp16") if given.get(mode) and not getattr(config, mode)]
-    if modes and config.mode != "fp32":
-        raise RunConfigError.of(OPTION, f"its mode is {config.mode}, and {modes[0]} asks for another", name, DROP_ONE)
+    mode_of_recipe = mode_of(config)
+    if modes and mode_of_recipe != "fp32":
+        raise RunConfigError.of(
+            OPTION, f"its mode is {mode_of_recipe}, and {modes[0]} asks for another", name, DROP_ONE
+        )
     flags = [(BY_NAME[dest], value) for dest, value in given.items() if dest in BY_NAME]
     stated = {
         flag.field: value if flag.kind == "value" else bool(value) is (flag.kind == "on") for flag, value in flags
     }
-    config.state(COMMAND_LINE, **stated)
+    config.override(COMMAND_LINE, **stated)
     words: list[str] = exported("megatron-lm", config).payload
     both, unknown = _set_by(parser, words)
     missing = [word for word in words if word in unknown]
@@ -88,7 +93,7 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
     rows = [_row(config, dest, parser.get_default(dest), value) for dest, value in values.items()]
     parser.set_defaults(**values)
     _require_sharding(parser, config, name)
-    return SyncReport(precision=config.label, rows=tuple(rows), megatron_version=megatron_version())
+    return SyncReport(precision=label_of(config), rows=tuple(rows), megatron_version=megatron_version())
 
 
 def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str) -> None:
@@ -108,6 +113,6 @@ def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> S
         old=default,
         new=value,
         verdict="agree" if value == default else "set",
-        by=config.source_of(flag.field) if flag is not None else "recipe",
+        by=source_of(config, flag.field) if flag is not None else "recipe",
         why="instead of the parser's default",
     )

@@ -25,6 +25,7 @@ from bridge.megatron.checkpoint.saving import save_checkpoint
 from bridge.megatron.process import apply_tf32, peak_memory, return_free_memory, start_peak_memory, training_process
 from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.step import StepResult
+from bridge.precision.mode import label_of
 from bridge.report.curves import plot_loss, points
 from bridge.report.quantisation import plot_quantisation
 from bridge.rules.fields import known_releases
@@ -215,7 +216,8 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
     gemms = audit.record.gemms
     run.gemms = run.gemms or gemms
     if phase:
-        run.phases.append(PhaseRecord(first=phase.first, last=phase.last, precision=phase.precision.label, gemms=gemms))
+        label = label_of(phase.precision)
+        run.phases.append(PhaseRecord(first=phase.first, last=phase.last, precision=label, gemms=gemms))
     return result
 
 

@@ -25,6 +25,7 @@ from bridge.megatron.process import Process
 from bridge.megatron.record.census import Activations
 from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.step import StepResult, Trainer
+from bridge.precision.mode import label_of
 from bridge.precision.subjects import ASKED, IMPOSSIBLE
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.sync.schedule import Phase, PrecisionSchedule
@@ -105,7 +106,7 @@ class Run:
         """How far the run has come, for a checkpoint."""
         precision = precision_label(self.config)
         if self.schedule is not None:
-            precision = self.schedule.phase_at(max(1, self.iteration)).precision.label
+            precision = label_of(self.schedule.phase_at(max(1, self.iteration)).precision)
         extra = {"precision": precision, "skipped_steps": self.skipped_steps}
         return Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
 
@@ -182,9 +183,9 @@ def precision_label(config: ConfigContainer) -> str:
     """Return the recipe's name with the fields stated over it, or the configs' own dtypes where there is no recipe."""
     precision, schedule = config.mixed_precision, config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
-        return "; then ".join(phase.precision.label for phase in schedule.phases)
+        return "; then ".join(label_of(phase.precision) for phase in schedule.phases)
     if precision is not None:
-        return precision if isinstance(precision, str) else get_mixed_precision_config(precision).label
+        return precision if isinstance(precision, str) else label_of(get_mixed_precision_config(precision))
     model: Any = config.model
     weights = next((name for name in ("bf16", "fp16") if getattr(model, name)), "fp32")
     if model.enable_autocast:
@@ -262,7 +263,7 @@ def _resume(
     saved = newest_sound(folder, checksum=files.checksum, trust=files.trust)
     if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
         schedule.apply(max(1, saved))
-        label = schedule.phase_at(max(1, saved)).precision.label
+        label = label_of(schedule.phase_at(max(1, saved)).precision)
         if backend.name == "emulated":
             switch_precision(trainer.model, trainer.config)
     checkpoint = folder_of(folder, saved)

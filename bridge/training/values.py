@@ -15,6 +15,7 @@ from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.backend import BACKENDS
 from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
+from bridge.precision.mode import scheme_of
 from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import RuleFinding, ask
@@ -86,7 +87,7 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
 
 def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
     """Return the fields that the build refuses; it asks again once the precision is written into the sections."""
-    scheme = config.mixed_precision.scheme if isinstance(config.mixed_precision, MixedPrecisionConfig) else None
+    scheme = scheme_of(config.mixed_precision) if isinstance(config.mixed_precision, MixedPrecisionConfig) else None
     backend = config.precision_backend
     if backend == "auto":
         backend = "emulated" if missing_for_te(scheme) else "te"

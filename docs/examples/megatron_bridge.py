@@ -8,4 +8,4 @@ added = register_with_megatron_bridge()
 
 # ConfigContainer(mixed_precision="fp32", ...) makes this call when the run begins:
 precision = mixed_precision.get_mixed_precision_config("fp32")
-print(added, precision.mode)
+print(added, precision)

@@ -9,6 +9,7 @@ import pytest
 from bridge.front.decode import container
 from bridge.front.loader import load_run
 from bridge.front.train import record
+from bridge.precision.mode import label_of
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
@@ -159,7 +160,7 @@ def test_overrides_may_stand_behind_an_option() -> None:
 def test_a_choice_keeps_the_recipes_name_and_what_was_stated_beside_it() -> None:
     words = ["mixed_precision=auto:fp8", "target=[h100x8,te2.9]", "mixed_precision.fp8_param_gather=false"]
     config = container(load_run([*words, "model=gpt_tiny"], CONF))
-    assert config.mixed_precision.label == "bf16_with_fp8_current_scaling_mixed, fp8_param_gather=False"
+    assert label_of(config.mixed_precision) == "bf16_with_fp8_current_scaling_mixed, fp8_param_gather=False"
     assert config.precision_choice["request"] == "auto:fp8"
     assert config.precision_choice["recipe"] == "bf16_with_fp8_current_scaling_mixed"
 

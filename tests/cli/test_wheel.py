@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,27 @@ def test_a_folder_called_recipes_hides_no_built_in_recipe(installed: Path, tmp_p
     (tmp_path / "recipes" / "__init__.py").write_text("")
     listed = command(installed, tmp_path, "recipes")
     assert "bf16_mixed" in [line.split()[0] for line in listed.stdout.splitlines()]
+
+
+def test_neither_the_checkout_nor_what_is_built_from_it_has_a_symbolic_link(tmp_path: Path) -> None:
+    source = sources(tmp_path / "source")
+    assert [path for path in source.rglob("*") if path.is_symlink()] == []
+    for function in ("build_sdist", "build_wheel"):
+        build = f"import sys; from setuptools.build_meta import {function}; {function}(sys.argv[1])"
+        built = done([sys.executable, "-c", build, str(tmp_path)], cwd=source)
+        assert built.returncode == 0, built.stderr
+    (wheel,), (archive,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as opened:
+        assert [one.filename for one in opened.infolist() if stat.S_ISLNK(one.external_attr >> 16)] == []
+        names = set(opened.namelist())
+    with tarfile.open(archive) as opened:
+        assert [one.name for one in opened if not (one.isreg() or one.isdir())] == []
+        in_archive = {one.name.partition("/")[2] for one in opened if one.isreg()}
+    for room, place in (("bridge", "bridge"), ("recipes", "precision_bridge_recipes"), ("conf", "bridge/conf")):
+        files = [path.relative_to(source / room).as_posix() for path in (source / room).rglob("*") if path.is_file()]
+        wanted = {name for name in files if not name.startswith("front/plugins/")}
+        assert {f"{place}/{name}" for name in wanted} <= names
+        assert {f"{room}/{name}" for name in wanted} <= in_archive
 
 
 @pytest.mark.slow

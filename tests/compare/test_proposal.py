@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from bridge import MixedPrecisionConfig
 from bridge.compare.proposal import module_rows_of, propose
 from bridge.precision.formats import BIT_DB, FORMATS
+from bridge.precision.statements import field_value
+from bridge.precision.yaml_text import from_yaml, to_yaml
 
 OPERANDS = (("input", "e4m3"), ("weight", "e4m3"), ("grad_output", "e5m2"))
 
@@ -49,7 +51,7 @@ def test_a_module_that_lost_more_than_a_bit_gets_the_scheme_that_takes_its_outli
     assert proposed == [{"select": {"layers": [2, 3], "module": "mlp.linear_fc2"}, "precision": "mxfp8"}]
     recipe = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="tensorwise", modules=proposed)
     recipe.finalize()
-    assert MixedPrecisionConfig.from_yaml(recipe.to_yaml()).reading("modules") == recipe.reading("modules")
+    assert field_value(from_yaml(MixedPrecisionConfig, to_yaml(recipe)), "modules") == field_value(recipe, "modules")
     hopper = propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=6, schemes=("tensorwise", "blockwise"))
     assert {one.precision for one in hopper} == {"bf16"}
 

@@ -19,16 +19,20 @@ import hydra
 from omegaconf import OmegaConf
 
 from bridge import to_config
+from bridge.precision.mode import label_of
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="config")
 def main(cfg):
     node = cfg.get("mixed_precision")
-    print(to_config(node).label if OmegaConf.is_config(node) else f"key {node}")
+    print(label_of(to_config(node)) if OmegaConf.is_config(node) else f"key {node}")
 
 
 main()
 """
+
+
+IMPORTS = "from bridge import to_config\nfrom bridge.precision.mode import label_of\n"
 
 
 class Application:
@@ -121,7 +125,7 @@ def test_a_key_of_that_name_that_is_no_group_stays_a_key(app: Application) -> No
 def test_an_application_without_the_group_is_as_it_was(app: Application) -> None:
     app.write("conf/config.yaml", "lr: 1\n")
     assert "mixed_precision" not in app.prints("--help")
-    app.write("app.py", APP.replace("from bridge import to_config\n", "").replace("to_config(node).label", "node"))
+    app.write("app.py", APP.replace(IMPORTS, "").replace("label_of(to_config(node))", "node"))
     code = app.folder / "app.py"
     code.write_text(code.read_text() + "print([name for name in ('recipes', 'torch', 'numpy') if name in sys.modules])")
     words = [sys.executable, "app.py"]
@@ -131,7 +135,7 @@ def test_an_application_without_the_group_is_as_it_was(app: Application) -> None
 
 def test_two_nodes_have_a_recipe_each(app: Application) -> None:
     app.write("conf/config.yaml", "defaults:\n  - mixed_precision@teacher: bf16_mixed\n  - mixed_precision: fp32\n")
-    app.write("app.py", APP.replace("    print(", "    print(to_config(cfg.teacher).label, "))
+    app.write("app.py", APP.replace("    print(", "    print(label_of(to_config(cfg.teacher)), "))
     assert app.prints("mixed_precision@teacher=fp8_current") == "bf16_with_fp8_current_scaling_mixed fp32"
 
 

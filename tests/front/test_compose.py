@@ -22,6 +22,8 @@ from bridge.front import compose
 from bridge.front.compose import register
 from bridge.front.decode import container
 from bridge.front.loader import load_run
+from bridge.precision.mode import label_of
+from bridge.precision.statements import recipe_name, source_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
@@ -37,11 +39,11 @@ def precision(*overrides: str, config_dir: Path | None = None) -> MixedPrecision
 
 def test_statements_remember_who_made_them() -> None:
     config = precision("mixed_precision=bf16-mixed", "mixed_precision.fp8_margin=2", "mixed_precision.bf16=true")
-    assert config.recipe == "bf16_mixed"
+    assert recipe_name(config) == "bf16_mixed"
     assert config.stated == {"bf16", "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", "fp8_margin"}
-    assert config.source_of("params_dtype") == "recipe bf16_mixed"
-    assert config.source_of("fp8_margin") == "command line"
-    assert config.source_of("bf16") == "command line"
+    assert source_of(config, "params_dtype") == "recipe bf16_mixed"
+    assert source_of(config, "fp8_margin") == "command line"
+    assert source_of(config, "bf16") == "command line"
 
 
 def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_path: Path) -> None:
@@ -49,11 +51,11 @@ def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_pat
     text = "defaults: [bf16_with_fp8_current_scaling_mixed, _self_]\nfp8_param: false\n"
     (tmp_path / "mixed_precision" / "mine.yaml").write_text(text)
     config = precision("mixed_precision=mine", config_dir=tmp_path)
-    assert config.source_of("fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
-    assert config.source_of("fp8_param") == "mixed_precision/mine.yaml"
+    assert source_of(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
+    assert source_of(config, "fp8_param") == "mixed_precision/mine.yaml"
     assert (config.fp8_param, config.fp8_param_gather) == (False, False)
-    assert config.recipe == "mine"
-    assert config.label == "mine"
+    assert recipe_name(config) == "mine"
+    assert label_of(config) == "mine"
 
 
 def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:

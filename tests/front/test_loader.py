@@ -14,6 +14,8 @@ import pytest
 from bridge.errors import BridgeError, RunConfigError
 from bridge.front.decode import container
 from bridge.front.loader import RunValues, load_run
+from bridge.precision.mode import label_of, scheme_of
+from bridge.precision.statements import recipe_name, source_of
 from bridge.registry.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +50,9 @@ def test_the_tree_of_the_training_script_is_composed_as_it_composes_it():
     assert values.model["hidden_size"] == 64
     assert values.section("ddp")["use_distributed_optimizer"] is True  # a reference, resolved
     assert values.precision is not None
-    assert values.precision.recipe == "fp16_mixed"
-    assert values.precision.source_of("loss_scale") == "command line"
-    assert values.precision.source_of("fp16") == "recipe fp16_mixed"
+    assert recipe_name(values.precision) == "fp16_mixed"
+    assert source_of(values.precision, "loss_scale") == "command line"
+    assert source_of(values.precision, "fp16") == "recipe fp16_mixed"
     assert values.origin_of("model.hidden_size") == "model/gpt_tiny.yaml"
 
 
@@ -59,7 +61,7 @@ def test_a_file_takes_the_same_overrides(file):
     values = load_run(words, config_file=file)
     assert values.model == {"num_layers": 8, "hidden_size": 64}
     assert values.precision is not None
-    assert (values.precision.fp8, values.precision.recipe) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
+    assert (values.precision.fp8, recipe_name(values.precision)) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
     assert values.target == "b200x64"
     assert [values.origin_of(key) for key in ("model.num_layers", "model.hidden_size", "mixed_precision.fp8")] == [
         "command line",
@@ -79,8 +81,8 @@ def test_a_precision_without_a_recipe_is_a_mapping(tmp_path):
     path = written(tmp_path, "mixed_precision: {bf16: true, fp8: hybrid}\nmodel: {num_layers: 2}\n")
     precision = load_run(config_file=path).precision
     assert precision is not None
-    assert (precision.recipe, precision.scheme) == (None, "tensorwise")
-    assert precision.source_of("fp8") == "run.yaml"
+    assert (recipe_name(precision), scheme_of(precision)) == (None, "tensorwise")
+    assert source_of(precision, "fp8") == "run.yaml"
 
 
 def test_a_saved_run_is_called_by_its_recipe(tmp_path):
@@ -88,10 +90,10 @@ def test_a_saved_run_is_called_by_its_recipe(tmp_path):
     path = written(tmp_path, text % ("bf16_mixed", "hybrid"))
     precision = load_run(["mixed_precision.hysteresis=4"], config_file=path).precision
     assert precision is not None
-    assert precision.label == "bf16_mixed, fp8=hybrid, hysteresis=4"
+    assert label_of(precision) == "bf16_mixed, fp8=hybrid, hysteresis=4"
     unknown = load_run(config_file=written(tmp_path, text % ("a_recipe_of_another_project", "null"))).precision
     assert unknown is not None
-    assert unknown.label == "a_recipe_of_another_project"
+    assert label_of(unknown) == "a_recipe_of_another_project"
 
 
 def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
@@ -103,10 +105,10 @@ def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
         load_run(["mixed_precision=auto", "target=v100x8", *large], CONF),
     ):
         assert values.precision is not None
-        assert values.precision.recipe == "fp16_mixed"
+        assert recipe_name(values.precision) == "fp16_mixed"
     stated = load_run(["target=v100x8", "mixed_precision.loss_scale=64"], config_file=path).precision
     assert stated is not None
-    assert (stated.recipe, stated.loss_scale) == ("fp16_mixed", 64)
+    assert (recipe_name(stated), stated.loss_scale) == ("fp16_mixed", 64)
     with pytest.raises(
         BridgeError,
         match="no GPU is visible here, got 'auto'. Resolve it on the worker, or declare the target: target=h100x8",

@@ -16,6 +16,7 @@ from bridge.front.files.reading import MEGATRON_BRIDGE
 from bridge.front.loader import RunValues, load_run
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_bridge import importer as megatron_bridge
+from bridge.precision.statements import is_stated
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import FIELDS, known_releases
 from bridge.rules.versions import Version, installed
@@ -65,7 +66,7 @@ def read(folder: Path, content: dict[str, Any], *words: str, strict: bool = True
 def test_a_field_that_our_recipe_left_to_the_model_is_unstated_in_its_saved_file(tmp_path: Path) -> None:
     saved = {name: value for name, value in MXFP8.to_cfg_dict().items() if not name.endswith("_dtype")}
     run = read(tmp_path, container({"first_last_layers_bf16": True}, mixed_precision=saved), "target=b200x8")
-    assert not run.precision.is_stated("first_last_layers_bf16")
+    assert not is_stated(run.precision, "first_last_layers_bf16")
     assert run.prediction.values["model"]["first_last_layers_bf16"] is True
 
 

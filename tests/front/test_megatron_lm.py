@@ -11,6 +11,7 @@ import torch
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import RunValues, load_run
+from bridge.precision.mode import mode_of
 
 SCRIPT = """
 HIDDEN=2048
@@ -159,7 +160,7 @@ deepspeed pretrain_gpt.py --deepspeed --deepspeed_config ds.json --num-layers 4 
 
 
 def test_under_deepspeed_its_engine_decides_about_the_precision(tmp_path):
-    assert read(tmp_path, DEEPSPEED, "train.sh").precision.mode == "bf16"
+    assert mode_of(read(tmp_path, DEEPSPEED, "train.sh").precision) == "bf16"
 
 
 def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.statements import field_value
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.sync.test_routes import STATED
@@ -64,7 +65,7 @@ def test_every_field_of_megatrons_own_can_be_overridden(shown) -> None:
     words = [f"mixed_precision.{name}={'null' if value is None else value}" for name, value in spelt.items()]
     held = shown("mixed_precision=bf16_mixed", *words)
     read = MixedPrecisionConfig.from_dict(held["mixed_precision"])
-    assert {name: read.reading(name) for name in MEGATRON_FIELDS} == config
+    assert {name: field_value(read, name) for name in MEGATRON_FIELDS} == config
     assert read.bf16
 
 

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from bridge.errors import BridgeError
 from bridge.interop.contract import SEMANTICS, ExportReport, ImportReport
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import field_names
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.faults import faults_of
 
 SCHEMES = (
     {},
@@ -81,14 +84,14 @@ def configs(draw: Any) -> MixedPrecisionConfig:
         given.setdefault(other, False)
     config = MixedPrecisionConfig.from_dict(given)
     for _ in range(6):  # take back what cannot stand beside the rest
-        found = config.faults()
+        found = faults_of(config)
         if not found:
             break
         for finding in found:
             name = finding.path.removeprefix("mixed_precision.")
             given.pop(name, None)
         config = MixedPrecisionConfig.from_dict(given)
-    return config if not config.faults() else MixedPrecisionConfig.from_dict({mode: True})
+    return config if not faults_of(config) else MixedPrecisionConfig.from_dict({mode: True})
 
 
 JSON = st.recursive(
@@ -130,15 +133,15 @@ def check_return(config: MixedPrecisionConfig, exported: ExportReport, imported:
 
 def _resolved(config: MixedPrecisionConfig) -> dict[str, Any]:
     values = config.to_dict(full=True)
-    return values | {name: values[name] or config.mode for name in ("params_dtype", "pipeline_dtype")}
+    return values | {name: values[name] or mode_of(config) for name in ("params_dtype", "pipeline_dtype")}
 
 
 def check_import(imported: ImportReport, *, sound: bool = True) -> None:
     """An import is a config, `sound` if it can be trained with, under one of the known meanings."""
     assert imported.semantics in SEMANTICS
-    assert imported.config.faults() == [] or not sound
+    assert faults_of(imported.config) == [] or not sound
     fields = {name for into in imported.mapped.values() for name in into}
-    assert fields <= set(imported.config.field_names())
+    assert fields <= set(field_names(imported.config))
 
 
 def paths(payload: Mapping[str, Any], under: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from bridge.errors import BridgeError
 from bridge.interop import accelerate
 from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons
@@ -36,7 +37,7 @@ def test_most_recent_means_max(written: str | None, reason: str) -> None:
     imported = accelerate.import_(te(amax_compute_algo=written))
     assert imported.config.fp8_amax_compute_algo == "max"
     assert reasons(imported, "fp8_config.amax_compute_algo") == [reason]
-    config = REGISTRY.get("bf16_with_fp8_delayed_scaling_mixed").state(fp8_amax_compute_algo="most_recent")
+    config = REGISTRY.get("bf16_with_fp8_delayed_scaling_mixed").override(fp8_amax_compute_algo="most_recent")
     assert reasons(accelerate.export(config), "fp8_amax_compute_algo") == ["approximated"]
 
 
@@ -90,7 +91,7 @@ def test_fsdp_reduces_in_the_compute_dtype() -> None:
 def test_deepspeed_makes_it_o2() -> None:
     payload = {"mixed_precision": "bf16", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
     imported = accelerate.import_(payload)
-    assert (imported.semantics, imported.config.mode) == ("megatron_o2", "bf16")
+    assert (imported.semantics, mode_of(imported.config)) == ("megatron_o2", "bf16")
     assert reasons(imported, "deepspeed_config.deepspeed_config_file") == ["unsupported"]
 
 
@@ -177,7 +178,7 @@ def test_the_real_launcher_fails_on_a_bare_no(tmp_path: Path) -> None:
 )
 def test_mixed_precision_wins_over_the_old_fp16(payload: dict[str, Any], mode: str, told: list[str]) -> None:
     imported = accelerate.import_(payload)
-    assert imported.config.mode == mode
+    assert mode_of(imported.config) == mode
     assert reasons(imported, "fp16") == told
     assert told or "fp16" in imported.mapped
 
@@ -258,7 +259,7 @@ def test_an_environment_file_is_read() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_megatron_lm_casts_the_weights(precision: str) -> None:
     imported = accelerate.import_({"mixed_precision": precision, "distributed_type": "MEGATRON_LM"})
-    assert (imported.semantics, imported.config.mode) == ("megatron_o2", precision)
+    assert (imported.semantics, mode_of(imported.config)) == ("megatron_o2", precision)
     assert imported.config.autocast_enabled in (None, False)
     assert reasons(imported, "distributed_type") == ["semantics"]
 

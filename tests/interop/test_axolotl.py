@@ -11,6 +11,7 @@ from bridge.cli.main import main
 from bridge.errors import BridgeError
 from bridge.interop import axolotl
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_import, check_nothing_dropped, reasons
@@ -41,12 +42,12 @@ def sample(name: str) -> Any:
     ],
 )
 def test_the_detection_is_replayed(payload: dict[str, Any], gpu: str, mode: str) -> None:
-    assert axolotl.import_(payload, gpu=gpu).config.mode == mode
+    assert mode_of(axolotl.import_(payload, gpu=gpu).config) == mode
 
 
 def test_auto_without_a_gpu_is_a_reported_guess() -> None:
     imported = axolotl.import_({"bf16": "auto", "adapter": "lora"})
-    assert imported.config.mode == "bf16"
+    assert mode_of(imported.config) == "bf16"
     assert reasons(imported, "bf16") == ["implied default"]
     assert "bf16" not in imported.mapped
 
@@ -93,7 +94,7 @@ def test_bfloat16_is_not_without_amp() -> None:
 def test_a_qlora_file_is_read_whole() -> None:
     imported = axolotl.import_(sample("qlora.yml"), gpu="a100")
     check_import(imported)
-    assert (imported.config.mode, imported.config.tf32, imported.semantics) == ("bf16", False, "amp_o1")
+    assert (mode_of(imported.config), imported.config.tf32, imported.semantics) == ("bf16", False, "amp_o1")
     assert reasons(imported, "load_in_4bit") == ["unsupported"]
 
 

@@ -9,6 +9,7 @@ from bridge.cli.main import main
 from bridge.errors import PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 
 IMPORTS = """\
 from megatron.bridge.recipes.nemotronh.base import base_config
@@ -192,5 +193,5 @@ def test_the_recipe_of_a_launcher_decides_the_rest(arguments: str, mode: str | N
     (run,) = runs_of(Document.of_text(text, "run.sh"))
     assert run.system.name == "megatron-bridge"
     assert run.imported.decided_by == decided_by
-    assert mode is None or run.imported.config.mode == mode
+    assert mode is None or mode_of(run.imported.config) == mode
     assert mode is None or run.evidence.endswith("and the recipe llama3_8b_pretrain_config decides the rest")

@@ -8,6 +8,7 @@ from bridge.interop.launch.word import Word
 from bridge.interop.reading.command_words import CommandWords, nested
 from bridge.interop.reading.document import Document
 from bridge.interop.systems import MODULES
+from bridge.precision.mode import mode_of
 
 TRAINER = "run_clm.py --per_device_train_batch_size 8 --output_dir out"
 NEMO = "python megatron_gpt_pretraining.py exp_manager.name=x trainer.devices=8"
@@ -130,7 +131,7 @@ def test_a_word_that_looks_like_a_here_document_is_a_word() -> None:
     for word in ("__heredoc_0__", "__heredoc_7__", f"__heredoc_{'9' * 5000}__"):
         text = f'cat > x <<< {word}\nbash -c "cat > y <<< {word}"\ntorchrun pretrain_gpt.py --num-layers 2 --bf16'
         (run,) = runs_of(script(text))
-        assert run.imported.config.mode == "bf16"
+        assert mode_of(run.imported.config) == "bf16"
 
 
 @pytest.mark.parametrize("text", ELSEWHERE)
@@ -171,14 +172,14 @@ def test_what_a_line_leaves_open_is_recorded() -> None:
         variables="FAST=1",
     )
     found = lost(run)
-    assert run.imported.config.mode == "bf16"  # DeepSpeed casts the weights and keeps FP32 masters
+    assert mode_of(run.imported.config) == "bf16"  # DeepSpeed casts the weights and keeps FP32 masters
     assert {"--tf32", "deepspeed", "$EXTRA_ARGS", "NVTE_FP8_DPA_BWD"} <= found.keys()
     assert found["--tf32"] == "$TF32"
 
 
 def test_each_way_through_a_branch_is_a_run_that_says_which() -> None:
     runs = runs_of(script(f'if [ "$1" = fast ]; then P="--bf16 True"; else P="--fp16 True"; fi\ntorchrun {TRAINER} $P'))
-    assert [run.imported.config.mode for run in runs] == ["fp16", "fp32"]
+    assert [mode_of(run.imported.config) for run in runs] == ["fp16", "fp32"]
     assert all("fast" in run.source["run"] for run in runs)
     assert all(any("fast" in loss.field for loss in run.imported.unmapped) for run in runs)
 
@@ -198,13 +199,13 @@ def test_a_launch_that_only_the_run_decides_is_kept_or_recorded() -> None:
 
 def test_what_the_shell_itself_drops_is_recorded() -> None:
     run = only(f"python {TRAINER} \\ \n  --bf16 \\\n  --tf32 True")
-    assert run.imported.config.mode == "fp32"
+    assert mode_of(run.imported.config) == "fp32"
     assert any("options belong to no command" in loss.field for loss in run.imported.unmapped)
 
 
 def test_from_overrules_what_a_line_looks_like() -> None:
     run = only("python x.py --fp16", "huggingface")
-    assert (run.system.name, run.imported.config.mode) == ("huggingface", "fp16")
+    assert (run.system.name, mode_of(run.imported.config)) == ("huggingface", "fp16")
 
 
 @pytest.mark.parametrize("system", sorted(set(MODULES) - {"megatron-lm"}))

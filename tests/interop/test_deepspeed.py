@@ -8,6 +8,7 @@ import pytest
 
 from bridge.errors import BridgeError
 from bridge.interop import deepspeed
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons
@@ -36,7 +37,7 @@ def test_fp32_reduction_takes_two_settings() -> None:
 def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
     payload = json.loads(SAMPLE.read_text())
     imported = deepspeed.import_(payload, auto=auto)
-    assert imported.config.mode == mode
+    assert mode_of(imported.config) == mode
     if auto is None:
         assert (imported.mode_is_stated, imported.semantics) == (False, "unstated")
         assert reasons(imported, "bf16.enabled") == ["unsupported"]
@@ -48,10 +49,10 @@ def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
 def test_without_a_block_the_trainer_decides(payload: dict[str, object]) -> None:
     imported = deepspeed.import_(payload)
     assert imported.decided_by == "the trainer that reads it (DeepSpeed 0.19.8 by itself keeps the model's own dtype)"
-    assert imported.assume_default().config.mode == "fp32"
+    assert mode_of(imported.assume_default().config) == "fp32"
     for mode in ("bf16", "fp16", "fp32"):
         filled = deepspeed.import_(payload, auto=mode)
-        assert (filled.config.mode, filled.mode_is_stated) == (mode, True)
+        assert (mode_of(filled.config), filled.mode_is_stated) == (mode, True)
 
 
 @pytest.mark.parametrize("block", ["fp16", "bf16", "torch_autocast"])
@@ -195,7 +196,7 @@ def test_dtypes_are_spelled_as_torch_spells_them(written: str) -> None:
 @pytest.mark.parametrize("recipe", ["bf16_mixed", "fp16_mixed"])
 @pytest.mark.parametrize("in_fp32", [True, False])
 def test_an_export_brings_the_zero_that_its_gradients_need(recipe: str, in_fp32: bool) -> None:
-    config = REGISTRY.get(recipe).state(grad_reduce_in_fp32=in_fp32)
+    config = REGISTRY.get(recipe).override(grad_reduce_in_fp32=in_fp32)
     exported = deepspeed.export(config)
     assert exported.payload.get("zero_optimization") == ({"stage": 1} if in_fp32 else None)
     imported = deepspeed.import_(exported.payload)
@@ -287,7 +288,7 @@ class TestTheRealConfig:
     ) -> None:
         engine = pytest.importorskip("deepspeed.runtime.engine", reason="needs deepspeed")
         monkeypatch.setattr(engine, "is_zero_supported_optimizer", lambda _: True)  # asks for a process group
-        payload = deepspeed.export(REGISTRY.get(recipe).state(grad_reduce_in_fp32=in_fp32)).payload
+        payload = deepspeed.export(REGISTRY.get(recipe).override(grad_reduce_in_fp32=in_fp32)).payload
         self.chosen(payload)
         if payload.pop("zero_optimization", None):
             with pytest.raises(NotImplementedError, match="unsupported mix of model_dtype"):

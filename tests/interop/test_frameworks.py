@@ -11,6 +11,7 @@ from bridge.interop.conversion import runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.reading.document import Document
 from bridge.interop.table import rows
+from bridge.precision.statements import stated_values
 
 NEMO_RL = (
     "policy: {precision: bfloat16, megatron_cfg: {enabled: true, fp8_cfg: {fp8: e4m3}}}\ngrpo: {max_num_steps: 5}\n"
@@ -169,7 +170,7 @@ def test_a_file_of_flagscale_is_converted_and_planned_by_none(folder: Path, caps
     (folder / "train.yaml").write_text(f"{text}model: {{num_layers: 2, optimizer: {{initial_loss_scale: 1024}}}}\n")
     (run,) = runs_of(Document.load("train.yaml"))
     assert run.system.name == "megatron-lm"
-    assert run.imported.config.stated_values["initial_loss_scale"] == 1024.0
+    assert stated_values(run.imported.config)["initial_loss_scale"] == 1024.0
     assert run.imported.config.fp16
     sentences = set()
     for command in ("check", "plan", "memory"):

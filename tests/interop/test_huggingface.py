@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bridge.errors import BridgeError
 from bridge.interop import huggingface
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_import, check_nothing_dropped, reasons
 
@@ -24,7 +25,7 @@ def test_bf16_is_autocast_over_fp32_weights_unless_they_were_loaded_otherwise() 
     assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
     assert reasons(imported, "weights_dtype") == ["implied default"]
     loaded = huggingface.import_({"bf16": True}, weights_dtype="bf16")
-    assert (loaded.semantics, loaded.config.mode) == ("true", "bf16")
+    assert (loaded.semantics, mode_of(loaded.config)) == ("true", "bf16")
     assert reasons(loaded, "weights_dtype") == ["semantics"]
 
 
@@ -33,13 +34,13 @@ def test_deepspeed_decides_where_no_switch_is_on() -> None:
         imported = huggingface.import_({**arguments, "deepspeed": "zero2.json", "output_dir": "x"})
         assert (imported.decided_by, imported.semantics) == ("DeepSpeed's own configuration", "unstated")
     imported = huggingface.import_({"bf16": True, "torch_dtype": "bfloat16", "deepspeed": "zero2.json"})
-    assert (imported.config.mode, imported.semantics) == ("bf16", "megatron_o2")
+    assert (mode_of(imported.config), imported.semantics) == ("bf16", "megatron_o2")
 
 
 def test_fp16_has_torchs_scaler_and_not_megatrons() -> None:
     config = huggingface.import_({"fp16": True}).config
     assert (config.initial_loss_scale, config.loss_scale_window, config.hysteresis) == (65536, 2000, 1)
-    exported = huggingface.export(REGISTRY.get("fp16_mixed").state(initial_loss_scale=2.0**32, loss_scale=None))
+    exported = huggingface.export(REGISTRY.get("fp16_mixed").override(initial_loss_scale=2.0**32, loss_scale=None))
     assert reasons(exported, "initial_loss_scale") == ["unsupported"]
 
 
@@ -124,7 +125,7 @@ def test_fp16_without_cuda_is_fp32_and_said_so() -> None:
 )
 def test_the_environment_decides_where_no_switch_does(environment: str, mode: str, autocast: bool) -> None:
     config = huggingface.import_({}, accelerate_mixed_precision=environment).config
-    assert (config.mode, config.autocast_enabled) == (mode, autocast)
+    assert (mode_of(config), config.autocast_enabled) == (mode, autocast)
 
 
 def test_a_switch_kills_the_environments_fp8() -> None:
@@ -141,7 +142,7 @@ def test_the_file_says_what_the_weights_are_loaded_in(name: str, value: str) -> 
     outer, _, inner = name.partition(".")
     payload = {"bf16": True, outer: {inner: value} if inner else value}
     imported = huggingface.import_(payload)
-    assert (imported.semantics, imported.config.mode) == ("true", "bf16")
+    assert (imported.semantics, mode_of(imported.config)) == ("true", "bf16")
     assert reasons(imported, name) == ["semantics"]
     assert imported.mapped[name] == ("params_dtype",)
     assert reasons(imported, "weights_dtype") == []
@@ -207,7 +208,7 @@ def test_an_adapter_over_bf16_weights_is_trained_in_fp32(adapter: dict[str, Any]
 )
 def test_sharding_keeps_fp32_masters(sharding: dict[str, str], semantics: str) -> None:
     imported = huggingface.import_({"bf16": True, "torch_dtype": "bfloat16", **sharding})
-    assert (imported.semantics, imported.config.mode) == (semantics, "bf16")
+    assert (imported.semantics, mode_of(imported.config)) == (semantics, "bf16")
 
 
 def test_the_settings_of_fsdp_need_fsdp() -> None:
@@ -297,7 +298,7 @@ def test_no_setting_of_the_model_is_dropped(
 
 def test_pure_bf16_has_neither_autocast_nor_masters() -> None:
     imported = huggingface.import_({"finetuning_type": "full", "pure_bf16": True})
-    assert (imported.semantics, imported.config.mode) == ("true", "bf16")
+    assert (imported.semantics, mode_of(imported.config)) == ("true", "bf16")
     assert reasons(imported, "pure_bf16") == ["semantics"]
     assert reasons(huggingface.import_({"pure_bf16": True}), "pure_bf16") == ["unsupported"]
 

@@ -10,6 +10,7 @@ from bridge.errors import BridgeError, PayloadError
 from bridge.interop import lightning
 from bridge.interop.conversion import runs_of
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
 
@@ -34,7 +35,7 @@ TE = "lightning.pytorch.plugins.TransformerEnginePrecision"
 )
 def test_every_string(word: Any, mode: str, semantics: str) -> None:
     imported = lightning.import_(word)
-    assert (imported.config.mode, imported.semantics) == (mode, semantics)
+    assert (mode_of(imported.config), imported.semantics) == (mode, semantics)
 
 
 @pytest.mark.parametrize("word", ["bf16", "bf16-mixed"])

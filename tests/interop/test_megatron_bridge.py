@@ -12,6 +12,7 @@ from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.faults import faults_of
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 from tests.interop.properties import check_export, check_return, configs, reasons
 
@@ -82,7 +83,7 @@ def test_first_and_last_layers_alone_keep_none() -> None:
     imported = megatron_bridge.import_({"bf16": True, "fp8": "hybrid", "first_last_layers_bf16": True})
     assert imported.config.num_layers_at_start_in_bf16 == 0
     assert reasons(imported, "num_layers_at_start_in_bf16") == ["implied default"]
-    assert imported.config.faults()
+    assert faults_of(imported.config)
 
 
 def test_defaults_that_decide_are_implied() -> None:
@@ -106,7 +107,7 @@ def test_a_run_config_of_a_checkpoint_is_read_and_nothing_in_it_is_made() -> Non
 
 def test_fields_of_megatrons_own_go_to_the_sections_that_hold_them_and_come_back() -> None:
     stated = {"exp_avg_dtype": "fp8", "use_precision_aware_optimizer": True, "moe_router_dtype": "fp32"}
-    config = get_mixed_precision_config("bf16_mixed").state("command line", **stated)
+    config = get_mixed_precision_config("bf16_mixed").override("command line", **stated)
     for shape, dtype in (("fields", {"_target_": "torch.uint8", "_call_": False}), ("strings", "torch.uint8")):
         report = megatron_bridge.export(config, shape=shape)
         assert report.unmapped == ()

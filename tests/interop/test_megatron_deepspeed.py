@@ -7,6 +7,7 @@ from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import runs_of
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from tests.interop.properties import reasons
 
 RUN = "deepspeed pretrain_gpt.py --num-layers 2 --fp16 --deepspeed"
@@ -28,7 +29,7 @@ def written(block: str) -> str:
 @pytest.mark.parametrize("options", ["--deepspeed_config ds.json", "--deepspeed_config=$FILE", ""])
 def test_what_the_engines_file_decides_is_left_open(options: str) -> None:
     run = only(f"{RUN} {options}")
-    assert (run.config.mode, run.recipe) == ("fp16", None)
+    assert (mode_of(run.config), run.recipe) == ("fp16", None)
     assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
     (loss,) = [loss for loss in run.unmapped if loss.field.startswith("--deepspeed")]
     assert loss.reason == "unsupported"

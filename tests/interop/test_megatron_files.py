@@ -10,6 +10,7 @@ from bridge.interop.conversion import runs_of
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.reading.document import Document
 from bridge.interop.systems import detect
+from bridge.precision.mode import mode_of
 from tests.interop.properties import reasons
 
 
@@ -33,7 +34,7 @@ def test_a_file_of_bare_arguments_is_recognised(text: str, mode: str, recipe: st
     document = Document.of_text(text, "args.yaml")
     assert detect(document)[0].name == "megatron-lm"
     run = read(text, "args.yaml")
-    assert (run.config.mode, run.recipe) == (mode, recipe)
+    assert (mode_of(run.config), run.recipe) == (mode, recipe)
 
 
 def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() -> None:
@@ -43,7 +44,7 @@ def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() 
     assert (entry.field, entry.reason) == ("mode", "unsupported")
     assert entry.detail == "nothing in the file states it; the command line that names this file decides"
     assumed = run.assume_default()
-    assert (assumed.mode_is_stated, assumed.config.mode, assumed.recipe) == (True, "fp32", "fp32")
+    assert (assumed.mode_is_stated, mode_of(assumed.config), assumed.recipe) == (True, "fp32", "fp32")
     assert [(entry.field, entry.reason) for entry in assumed.unmapped] == [("mode", "implied default")]
 
 

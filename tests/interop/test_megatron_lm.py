@@ -16,6 +16,7 @@ from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH, dest
 from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import DEFAULTS
@@ -344,14 +345,14 @@ def test_branches_that_matter_are_both_reported() -> None:
     assert (with_fp8.config.fp8_recipe, without.recipe) == ("mxfp8", "bf16_mixed")
     assert 'line 13, if [ "$USE_FP8" = "1" ]' in with_fp8.label
     assert reasons(without, "line 7, if [[ $PRECISION == bf16 ]]") == ["unsupported"]
-    assert (with_fp16.config.mode, "line 9, elif [[ $PRECISION == fp16 ]]" in with_fp16.label) == ("fp16", True)
+    assert (mode_of(with_fp16.config), "line 9, elif [[ $PRECISION == fp16 ]]" in with_fp16.label) == ("fp16", True)
     (half,) = sample("branches.sh", variables={"PRECISION": "fp16", "1": "0"})
     assert (half.config.fp16, half.config.loss_scale) == (True, 4096)
 
 
 def test_each_of_several_launches_is_a_run() -> None:
     runs = sample("several.sh")
-    assert [(run.config.mode if run.mode_is_stated else None, run.config.scheme) for run in runs] == [
+    assert [(mode_of(run.config) if run.mode_is_stated else None, scheme_of(run.config)) for run in runs] == [
         ("fp16", None),
         (None, None),
         ("bf16", "blockwise"),
@@ -367,7 +368,7 @@ def test_a_file_of_arguments_that_others_source_is_read() -> None:
 
 def test_the_awkward_script_is_read() -> None:
     runs = sample("awkward.sh")
-    assert [(run.config.mode, run.config.fp8, run.config.tf32) for run in runs] == [
+    assert [(mode_of(run.config), run.config.fp8, run.config.tf32) for run in runs] == [
         ("bf16", None, False),
         ("fp16", None, False),
         ("fp32", None, False),

@@ -9,6 +9,7 @@ from hypothesis import given
 from bridge.errors import PayloadError
 from bridge.interop import nemo1
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_export, check_return, configs, reasons
@@ -52,7 +53,7 @@ def test_what_nemo_can_say_returns_by_name_through_omegaconf(name: str) -> None:
     ],
 )
 def test_precisions_are_those_nemo_takes(said: Any, mode: str) -> None:
-    assert read(said).config.mode == mode
+    assert mode_of(read(said).config) == mode
 
 
 @pytest.mark.parametrize("said", ["bf16-true", "64", "fp8", True])
@@ -70,7 +71,7 @@ def test_a_second_precision_is_reported_unless_it_agrees() -> None:
 def test_bf16_true_is_lightnings_in_a_speech_model() -> None:
     payload = {"trainer": {"precision": "bf16-true"}, "model": {"perception": {}}, "data": {"train_ds": {}}}
     imported = nemo1.import_(payload)
-    assert (imported.semantics, imported.config.mode) == ("true", "bf16")
+    assert (imported.semantics, mode_of(imported.config)) == ("true", "bf16")
 
 
 def test_a_model_section_alone_leaves_the_mode_to_the_trainer() -> None:
@@ -231,10 +232,10 @@ def test_references_come_to_what_omegaconf_makes_of_them(written: str, dtype: st
         "trainer": {"precision": written, "other": "16-mixed"},
         "model": {"megatron_amp_O2": True},
     }
-    assert nemo1.import_(payload).config.mode == dtype
+    assert mode_of(nemo1.import_(payload).config) == dtype
     omegaconf = pytest.importorskip("omegaconf", reason="needs omegaconf")
     real = omegaconf.OmegaConf.create(payload).trainer.precision
-    assert nemo1.import_({**payload, "trainer": {"precision": real}}).config.mode == dtype
+    assert mode_of(nemo1.import_({**payload, "trainer": {"precision": real}}).config) == dtype
 
 
 @pytest.mark.parametrize("written", ["${oc.env:PRECISION,bf16}", "${multiply:8,2}", "${exp.precision}", "???"])
@@ -263,7 +264,7 @@ def test_the_shipped_files_are_read() -> None:
         "model.fp8_interval",
     }
     old = nemo1.import_(Document.load(SAMPLES / "megatron_gpt_config_old.yaml").content)
-    assert (old.semantics, old.config.mode, old.config.fp8) == ("amp_o1", "fp16", None)
+    assert (old.semantics, mode_of(old.config), old.config.fp8) == ("amp_o1", "fp16", None)
 
 
 def test_every_setting_of_the_shipped_files_that_bears_on_precision_is_accounted_for() -> None:

@@ -8,6 +8,8 @@ from hypothesis import given
 from bridge.errors import PayloadError
 from bridge.interop import nemo2
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_export, check_return, configs, reasons
@@ -33,7 +35,7 @@ def test_half_precision_creates_weights_in_fp32_unless_said() -> None:
 @pytest.mark.parametrize("said", ["bf16-true", "32-true", "64", "bf61"])
 def test_an_unknown_precision_silently_trains_in_fp32(said: str) -> None:
     imported = nemo2.import_({"precision": said})
-    assert imported.config.mode == "fp32"
+    assert mode_of(imported.config) == "fp32"
     assert reasons(imported, "precision") == ["semantics"]
 
 
@@ -145,7 +147,7 @@ def test_positional_arguments_of_the_plugin_are_read_by_their_place() -> None:
 def test_null_is_the_plugins_own_default() -> None:
     imported = nemo2.import_({"precision": "bf16-mixed", "autocast_enabled": None, "fp8_recipe": None})
     assert not imported.config.autocast_enabled
-    assert not imported.config.is_stated("autocast_enabled")
+    assert not is_stated(imported.config, "autocast_enabled")
     assert {"autocast_enabled", "fp8_recipe"} <= imported.mapped.keys()
 
 

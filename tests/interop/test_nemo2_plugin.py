@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from bridge.interop import nemo2
+from bridge.precision.mode import mode_of
 from bridge.precision.values import TORCH_NAMES, dtype_token
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
@@ -109,7 +110,7 @@ def test_the_plugins_own_defaults_are_what_we_say_they_are(nemo: Any, arguments:
     held = constructed(nemo, arguments)
     held["fp32"] = held["fp32"] or not (held["fp16"] or held["bf16"])  # with no mode at all it trains in FP32
     assert agrees(held, imported.config) == {}
-    assert imported.config.mode == next((mode for mode in ("fp32", "fp16", "bf16") if held[mode]), "fp32")
+    assert mode_of(imported.config) == next((mode for mode in ("fp32", "fp16", "bf16") if held[mode]), "fp32")
 
 
 def test_two_names_of_one_setting_that_differ_are_refused_by_both(nemo: Any) -> None:

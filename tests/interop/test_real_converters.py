@@ -20,6 +20,7 @@ from bridge.interop.contract import ExportReport
 from bridge.interop.pytorch import torchao
 from bridge.interop.reading.settings import Settings
 from bridge.precision.foreign_names import megatron_names
+from bridge.precision.mode import mode_of
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.pytorch import float8_linear_config_for
 from bridge.registry.config import MixedPrecisionConfig
@@ -227,7 +228,7 @@ class TestAxolotl:
             str(real.torch_dtype), "fp32"
         )
         assert replay.bf16 == bool(real.bf16 or real.bfloat16)
-        assert imported.config.mode == replay.load_dtype
+        assert mode_of(imported.config) == replay.load_dtype
         assert made.tf32 in (imported.config.tf32, None)
 
     @MANY

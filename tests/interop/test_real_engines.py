@@ -7,6 +7,7 @@ from hypothesis import given
 
 from bridge.errors import BridgeError
 from bridge.interop import deepspeed, lightning
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
 from tests.interop.test_real_libraries import FEW, MANY, library
@@ -45,8 +46,8 @@ class TestDeepSpeed:
 
     def test_auto_is_off_without_a_layer_above(self, version: str) -> None:
         assert held({"bf16": {"enabled": "auto"}})["bf16"]["enabled"] is False
-        assert deepspeed.import_({"bf16": {"enabled": "auto"}}).config.mode == "fp32"
-        assert deepspeed.import_({"bf16": {"enabled": "auto"}}, auto="bf16").config.mode == "bf16"
+        assert mode_of(deepspeed.import_({"bf16": {"enabled": "auto"}}).config) == "fp32"
+        assert mode_of(deepspeed.import_({"bf16": {"enabled": "auto"}}, auto="bf16").config) == "bf16"
 
     def test_unknown_blocks_are_ignored_without_a_word(self, version: str) -> None:
         assert held({"fp8": {"enabled": True}})["bf16"]["enabled"] is False
@@ -72,7 +73,7 @@ class TestDeepSpeed:
 
     def test_apart_from_the_legacy_name_of_the_block(self, version: str) -> None:
         assert held({"bfloat16": {"enabled": True}})["bf16"]["enabled"] is True
-        assert deepspeed.import_({"bfloat16": {"enabled": True}}).config.mode == "bf16"
+        assert mode_of(deepspeed.import_({"bfloat16": {"enabled": True}}).config) == "bf16"
 
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -209,7 +209,7 @@ class TestAccelerate:
         from accelerate.utils import AORecipeKwargs
 
         assert AORecipeKwargs().config.enable_fsdp_float8_all_gather is True
-        block = accelerate.export(REGISTRY.get("fp8_current").state(fp8_param_gather=False)).payload["fp8_config"]
+        block = accelerate.export(REGISTRY.get("fp8_current").override(fp8_param_gather=False)).payload["fp8_config"]
         assert block["enable_fsdp_float8_all_gather"] is False  # written out, since the default is on
 
     def test_case_matters_to_the_accelerator(self, version: str) -> None:

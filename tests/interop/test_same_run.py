@@ -16,6 +16,7 @@ from bridge.interop import accelerate, deepspeed, huggingface, torchtitan
 from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
 from bridge.interop.systems import all_systems, system
+from bridge.precision.mode import mode_of
 from bridge.precision.values import dtype_token
 from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
@@ -77,7 +78,7 @@ LOSSES = {"semantics", "unsupported", "approximated"}
 
 def of_config(config: MixedPrecisionConfig, semantics: str | None = None) -> Ran:
     semantics = semantics or semantics_of(config)
-    weights = "fp32" if semantics in ("amp_o1", "fp32") else config.mode
+    weights = "fp32" if semantics in ("amp_o1", "fp32") else mode_of(config)
     autocast = compute_dtype(config) if config.autocast_enabled else None
     scheme = f"{config.fp8} {config.fp8_recipe}" if config.fp8 else None
     scheme = f"{config.fp4} {config.fp4_recipe}" if config.fp4 else scheme

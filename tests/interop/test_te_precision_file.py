@@ -18,6 +18,8 @@ from bridge.interop.reading.document import Document
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.foreign_names import DENSE
 from bridge.precision.module_schemes import ModuleSchemes, file_of
+from bridge.precision.statements import recipe_name
+from bridge.precision.yaml_text import to_yaml
 from tests.interop.properties import reasons
 
 HERE = Path(__file__).parent
@@ -160,7 +162,7 @@ def _run_of(text: str, name: str) -> Run:
 def test_convert_keeps_the_rows_of_our_own_yaml() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
-    one = _run_of(precision.to_yaml(), "mine.yaml")
+    one = _run_of(to_yaml(precision), "mine.yaml")
     assert one.imported.config.to_dict() == precision.to_dict()
     assert one.imported.unmapped == ()
     assert "--te-precision-config-file" in convert(one, "megatron-lm").payload
@@ -171,18 +173,18 @@ def test_convert_keeps_rows_and_recipe_of_a_run() -> None:
     precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     precision.modules = [{"select": {"layers": [0], "module": "linear_qkv"}, "precision": "bf16"}]
     run = {
-        "mixed_precision": {"_recipe_": precision.recipe} | precision.to_dict(),
+        "mixed_precision": {"_recipe_": recipe_name(precision)} | precision.to_dict(),
         "model": {"num_layers": 4, "quant_recipe": "ModuleRecipe"},
     }
     one = _run_of(as_yaml(run), "config.yaml")
     assert one.imported.config.to_dict() == precision.to_dict()
-    assert one.imported.recipe == precision.recipe
+    assert one.imported.recipe == recipe_name(precision)
     assert not [entry for entry in one.imported.unmapped if entry.reason == "dead knob"]
 
 
 def test_convert_reads_the_recipe_of_a_run_of_megatron_bridge(megatron_owners) -> None:
     """Its container writes Megatron's objects as the arguments of their constructors."""
-    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed").state(fp8_param_gather=False)
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed").override(fp8_param_gather=False)
     precision.modules = [
         {"select": "*.linear_qkv", "precision": "bf16"},
         {"select": "*.linear_fc1", "fp8": "e4m3", "fp8_recipe": "mxfp8", "evaluation": {"precision": "bf16"}},

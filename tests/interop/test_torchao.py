@@ -67,7 +67,7 @@ def compare_filters() -> None:
     with torch.device("meta"):
         llama = transformers.AutoConfig.for_model("llama", **sizes, num_attention_heads=8)
         model = transformers.AutoModelForCausalLM.from_config(llama)
-    config = REGISTRY.get("bf16_with_fp8_current_scaling_mixed").state(modules=ROWS)
+    config = REGISTRY.get("bf16_with_fp8_current_scaling_mixed").override(modules=ROWS)
     exported = torchao.export(config, num_layers=4)
     takes = ours._auto_filter_for_recipe("tensorwise", filter_fqns=exported.payload["float8"]["filter_fqns"])
     made = accelerate.export(config, form="arguments", num_layers=4)

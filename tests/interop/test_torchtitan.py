@@ -9,6 +9,7 @@ from bridge.errors import BridgeError
 from bridge.interop import torchtitan
 from bridge.interop.reading.document import Document
 from bridge.interop.systems import detect
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
@@ -21,7 +22,7 @@ def test_the_blocks_of_quantisation_are_reported_and_the_rest_is_read() -> None:
     assert torchtitan.SYSTEM.recognise is not None
     assert torchtitan.SYSTEM.recognise(document) is not None
     imported = torchtitan.import_(document.content)
-    assert (imported.config.mode, imported.config.fp8, imported.recipe) == ("bf16", None, None)
+    assert (mode_of(imported.config), imported.config.fp8, imported.recipe) == ("bf16", None, None)
     assert reasons(imported, "quantize") == ["unsupported"]
     (loss,) = (loss for loss in imported.unmapped if loss.field == "quantize")
     assert loss.remedy == "Choose bf16_with_fp8_current_scaling_mixed for float8, bf16_with_mxfp8_mixed for mx."
@@ -53,7 +54,7 @@ def test_the_third_era_dropped_tensorwise() -> None:
 )
 def test_four_meanings(training: dict[str, Any], sharded: bool, semantics: str, mode: str) -> None:
     imported = torchtitan.import_({"training": training}, sharded=sharded)
-    assert (imported.semantics, imported.config.mode) == (semantics, mode)
+    assert (imported.semantics, mode_of(imported.config)) == (semantics, mode)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_another_dtype_of_gradients_is_neither_refused_nor_exported() -> None:
         "parser; the command line refuses it"
     )
     assert imported.mapped[loss.field] == ("grad_reduce_in_fp32",)
-    config = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
+    config = REGISTRY.get("bf16_mixed").override(grad_reduce_in_fp32=False)
     assert reasons(torchtitan.export(config), "grad_reduce_in_fp32") == ["unsupported"]
 
 
@@ -131,7 +132,7 @@ def test_mx_and_nvfp4_have_a_form(recipe: str, converter: str) -> None:
     exported = torchtitan.export(REGISTRY.get(recipe))
     assert exported.payload["converters"] == [{converter: {"fqns": ["attention.", "feed_forward.", "shared_experts."]}}]
     back = torchtitan.import_(exported.payload)
-    assert (back.config.scheme, back.recipe) == (None, None)
+    assert (scheme_of(back.config), back.recipe) == (None, None)
     assert reasons(back, "converters") == ["unsupported"]
 
 
@@ -156,7 +157,7 @@ def test_rows_become_lists_of_modules() -> None:
 
 
 def test_a_choice_without_the_number_of_layers_or_without_a_converter_is_reported() -> None:
-    config = REGISTRY.get("bf16_with_mxfp8_mixed").state(modules=ROWS)
+    config = REGISTRY.get("bf16_with_mxfp8_mixed").override(modules=ROWS)
     (loss,) = (loss for loss in torchtitan.export(config).unmapped if loss.field == "modules")
     assert (loss.reason, loss.detail) == (
         "unsupported",

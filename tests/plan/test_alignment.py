@@ -161,7 +161,7 @@ def test_tokens_of_experts_are_those_of_an_even_load():
 
 def test_each_module_is_held_against_its_own_scheme():
     config = REGISTRY.get("bf16_with_mxfp8_mixed")
-    config.state(modules=[{"select": "*.linear_fc1", "precision": "tensorwise"}])
+    config.override(modules=[{"select": "*.linear_fc1", "precision": "tensorwise"}])
     plan = precision_plan(config, {**FITTING, "ffn_hidden_size": 1008})
     found = align_report(plan)
     schemes = {gemm.module: gemm.scheme for gemm in found.gemms}

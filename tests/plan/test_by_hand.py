@@ -71,7 +71,7 @@ NEMOTRON_3_SUPER = {
 
 def rank(recipe, model, *, world_size, stage=0, **optimizer):
     """Return the parameters of the model, and a rank of a stage, as the plan counts them."""
-    precision = REGISTRY.get(recipe).state(grad_reduce_in_fp32=False)
+    precision = REGISTRY.get(recipe).override(grad_reduce_in_fp32=False)
     parallel = Parallel.of(model).on_enough(world_size)
     plan = precision_plan(precision, model, parallel, optimizer={**SHARDED, **optimizer}, ddp=SHARDED)
     report = memory_report(plan, ddp=SHARDED, capability=(10, 0))

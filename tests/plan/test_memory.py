@@ -265,7 +265,7 @@ def test_low_precision_linears_keep_narrower_inputs():
 )
 def test_copies_take_the_bytes_that_the_scheme_and_the_gpu_ask_for(recipe, capability, wanted):
     model = {**SHAPE, "hidden_size": 512, "ffn_hidden_size": 2048, "vocab_size": 256, "num_layers": 3}
-    precision = REGISTRY.get(recipe).state(first_last_layers_bf16=False)
+    precision = REGISTRY.get(recipe).override(first_last_layers_bf16=False)
     report = memory_report(precision_plan(precision, model), capability=capability)
     elements = 3 * (512 * (512 + 512) + 512 * 512 + 2 * 512 * 2048)
     assert report.ranks[0].bytes_of["low-precision copies"] / elements == pytest.approx(wanted, abs=0.002)

@@ -117,7 +117,7 @@ def test_decoupled_gradients_are_not_cast_in_the_step() -> None:
     for version in ("0.17.1", "0.19.2"):
         for is_aware in (False, True):
             optimizer = {"use_distributed_optimizer": True, "use_precision_aware_optimizer": is_aware}
-            precision = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
+            precision = REGISTRY.get("bf16_mixed").override(grad_reduce_in_fp32=False)
             parallel = Parallel.of(model).on_enough(RANKS)
             owners = {"optimizer": {**optimizer, "fp8_recipe": "tensorwise"}, "ddp": ddp}
             plan = precision_plan(precision, model, parallel, **owners, mcore=parse_version(version))

@@ -20,8 +20,10 @@ from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.modules import ModulePaths
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
+from bridge.precision.mode import low_format_of, scheme_of
 from bridge.precision.module_schemes import chunk_recipes
 from bridge.precision.modules import LINEAR_NAMES, module_rows
+from bridge.precision.statements import field_value
 from tests import warm
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE
 from tests.precision.module_lists import module_lists
@@ -97,8 +99,8 @@ def test_the_plan_has_the_modules_that_megatrons_own_matcher_selects(
     plan = precision_plan(config, fields)
     chunks = built[f"{model} {layout[0]} {layout[1] or 1}"]
     in_order = sorted(chunks, key=lambda one: (one["chunk"], one["stage"]))
-    parsed = module_rows(config.reading("modules"))
-    files = chunk_recipes(parsed, [one["layers"] for one in in_order], run=config.low_format)
+    parsed = module_rows(field_value(config, "modules"))
+    files = chunk_recipes(parsed, [one["layers"] for one in in_order], run=low_format_of(config))
     written = TransformerConfig(**{**SHAPE, **run})
     expected = {}
     for chunk, file in zip(in_order, files, strict=True):
@@ -108,8 +110,8 @@ def test_the_plan_has_the_modules_that_megatrons_own_matcher_selects(
                 low = config.fp8 is not None
             else:
                 number = chunk["layers"][int(name.split(".")[2])]
-                low = config.scheme is not None and not is_first_last_bf16_layer(written, number)
-            scheme = scheme_of_megatron(recipe, name, config.scheme, low=low)
+                low = scheme_of(config) is not None and not is_first_last_bf16_layer(written, number)
+            scheme = scheme_of_megatron(recipe, name, scheme_of(config), low=low)
             expected[chunk["stage"], chunk["chunk"], name] = scheme
     assert planned_schemes(plan, fields) == expected
 
@@ -125,7 +127,7 @@ def test_a_row_means_the_same_layers_under_every_layout(
     selection = precision_plan(config, fields).selection
     single = fields_of("dense", 1, None)
     names = [one.path for row in selection.rows for one in row.taken] + [one.path for one in selection.left]
-    parsed = module_rows(config.reading("modules"))
+    parsed = module_rows(field_value(config, "modules"))
     expected: dict[str, int | None] = {}
     for name in names:
         hits = [at for at, row in enumerate(parsed) if any(fnmatchcase(name, one) for one in row.patterns(NUM_LAYERS))]

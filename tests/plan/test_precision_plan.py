@@ -57,7 +57,7 @@ def test_current_scaling_keeps_the_first_and_the_last_of_six_layers():
 @pytest.mark.parametrize("recipe", [CURRENT, "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed"])
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (1, 1), (0, 3), (2, 0), (3, 3), (4, 4)])
 def test_first_and_last_layers_follow_megatrons_own_function(recipe, start, end, megatron_owners):
-    precision = REGISTRY.get(recipe).state(
+    precision = REGISTRY.get(recipe).override(
         first_last_layers_bf16=True, num_layers_at_start_in_bf16=start, num_layers_at_end_in_bf16=end
     )
     config = megatron_owners(**SIX)["model"]
@@ -73,13 +73,13 @@ def test_unstated_counts_are_megatrons_one_and_one_and_a_models_own_setting_is_k
     assert plan(mxfp8, {**SIX, "first_last_layers_bf16": True}).low_precision_layers() == (2, 3, 4, 5)
     own = {**SIX, "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 2}
     assert plan(mxfp8, own).low_precision_layers() == (3, 4, 5)
-    stated = mxfp8.state(first_last_layers_bf16=False)
+    stated = mxfp8.override(first_last_layers_bf16=False)
     assert plan(stated, own).low_precision_layers() == (1, 2, 3, 4, 5, 6)
 
 
 def test_prediction_layers_are_always_fp8_and_never_fp4():
     model = {**SIX, "mtp_num_layers": 1}
-    everything = REGISTRY.get(CURRENT).state(num_layers_at_start_in_bf16=3, num_layers_at_end_in_bf16=3)
+    everything = REGISTRY.get(CURRENT).override(num_layers_at_start_in_bf16=3, num_layers_at_end_in_bf16=3)
     found = plan(everything, model)
     assert found.low_precision_layers() == ()
     assert found.format_of("mtp 1", "eh_proj") == "e4m3"
@@ -244,7 +244,7 @@ def test_a_weights_storage_master_gradient_reduction_and_checkpoint(recipe, owne
 
 def test_the_optimizers_states_follow_the_recipe():
     states = {"exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "bf16", "main_params_dtype": "fp16"}
-    recipe = REGISTRY.get("bf16_mixed").state(use_precision_aware_optimizer=True, **states)
+    recipe = REGISTRY.get("bf16_mixed").override(use_precision_aware_optimizer=True, **states)
     sharded = {"optimizer": {"use_distributed_optimizer": True}}
     settings = plan(recipe, **sharded).settings
     assert (settings.exp_avg, settings.exp_avg_sq, settings.master) == ("fp8", "bf16", "fp16")
@@ -311,7 +311,7 @@ def test_equal_layers_are_folded_and_rows_are_not():
 
 
 def test_plans_are_compared_cell_by_cell():
-    before, after = plan(CURRENT), plan(REGISTRY.get(CURRENT).state(fp8="e4m3"))
+    before, after = plan(CURRENT), plan(REGISTRY.get(CURRENT).override(fp8="e4m3"))
     rows = before.diff(after)
     assert {row.layers for row in rows} == {("2", "3", "4", "5")}
     assert {(row.item, row.column, row.before, row.after) for row in rows} == {
@@ -385,7 +385,7 @@ WRITTEN = [
 @pytest.mark.parametrize("case", WRITTEN, ids=str)
 def test_settings_are_what_the_sync_writes_into_megatrons_configs(case):
     name, stated, model, optimizer, ddp = case
-    precision = REGISTRY.get(name).state(**stated)
+    precision = REGISTRY.get(name).override(**stated)
     shape = {"num_layers": 6, "hidden_size": 64, "num_attention_heads": 4, "use_cpu_initialization": True}
     owners = {
         "model": TransformerConfig(**shape, **model),

@@ -14,9 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
-from bridge.errors import PrecisionTypeError, UnknownFieldError, UnknownRecipeError
+from bridge.errors import BridgeWarning, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
 from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
+from bridge.precision.mode import label_of
+from bridge.precision.statements import (
+    field_names,
+    is_left_open,
+    recipe_name,
+    source_of,
+    stated_over_recipe,
+    switches_put_aside,
+)
 from bridge.precision.values import SPELLINGS, dtype_token, torch_dtype
+from bridge.precision.yaml_text import from_yaml, to_yaml
+from bridge.registry.faults import faults_of
 from bridge.registry.registry import REGISTRY, register
 from tests.precision.module_lists import module_lists
 
@@ -40,7 +51,7 @@ def kind(name: str) -> str:
 
 
 def any_fields() -> st.SearchStrategy[dict[str, object]]:
-    return st.fixed_dictionaries({}, optional={name: VALUES[kind(name)] for name in MixedPrecisionConfig.field_names()})
+    return st.fixed_dictionaries({}, optional={name: VALUES[kind(name)] for name in field_names(MixedPrecisionConfig)})
 
 
 def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
@@ -50,18 +61,17 @@ def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
         "print(before, hints['params_dtype'], hints['bf16'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False torch.dtype | None <class 'bool'> True\n"
+    assert done.stdout == "False typing.Union[torch.dtype, str, NoneType] <class 'bool'> True\n"
     assert set(typing.get_type_hints(MixedPrecisionConfig)) == {
-        *MixedPrecisionConfig.field_names(),
+        *field_names(MixedPrecisionConfig),
         "_origin",
-        "untold",
     }
 
 
 def test_the_signature_names_every_field_with_its_default() -> None:
     parameters = inspect.signature(MixedPrecisionConfig).parameters
     assert {name: one.default for name, one in parameters.items()} == {
-        name: getattr(MixedPrecisionConfig, name) for name in MixedPrecisionConfig.field_names()
+        name: getattr(MixedPrecisionConfig, name) for name in field_names(MixedPrecisionConfig)
     }
 
     @dataclasses.dataclass(kw_only=True)
@@ -77,10 +87,10 @@ def test_the_signature_names_every_field_with_its_default() -> None:
 
 
 def test_it_has_the_fields_of_megatron_bridge_first_and_in_its_order() -> None:
-    names = MixedPrecisionConfig.field_names()
+    names = field_names(MixedPrecisionConfig)
     assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS, "modules")
     assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 62)
-    assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(MixedPrecisionConfig.field_names())
+    assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(field_names(MixedPrecisionConfig))
 
 
 @pytest.mark.parametrize("name", PEER["defaults"])
@@ -123,7 +133,7 @@ def test_a_later_assignment_to_one_name_of_a_setting_changes_both() -> None:
     config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_param_gather=True)
     config.fp8_param = False
     assert config.fp8_param_gather is False
-    assert config.faults() == []
+    assert faults_of(config) == []
     assert dataclasses.replace(MixedPrecisionConfig(fp8_param_gather=True), fp8_param=False).fp8_param_gather is False
 
 
@@ -171,7 +181,7 @@ def test_a_subclass_may_give_a_field_another_default() -> None:
     team = Team(bf16=True)
     assert (team.fp8_margin, team.grad_reduce_in_fp32, team.stated) == (9, False, {"bf16"})
     assert Team(fp8_margin=3).to_dict() == {"fp8_margin": 3}
-    assert Team.field_names() == MixedPrecisionConfig.field_names()
+    assert field_names(Team) == field_names(MixedPrecisionConfig)
 
 
 @given(any_fields())
@@ -179,7 +189,7 @@ def test_construction_never_refuses_a_value_of_the_right_type(fields: dict[str, 
     config = MixedPrecisionConfig(**fields)
     for name, value in fields.items():
         setattr(config, name, value)
-    config.faults()
+    faults_of(config)
 
 
 @given(any_fields())
@@ -187,13 +197,13 @@ def test_round_trips_through_dict_yaml_json_and_repr_are_exact(fields: dict[str,
     config = MixedPrecisionConfig(**fields)
     for back in (
         MixedPrecisionConfig.from_dict(config.to_dict()),
-        MixedPrecisionConfig.from_yaml(config.to_yaml()),
+        from_yaml(MixedPrecisionConfig, to_yaml(config)),
         eval(repr(config)),  # noqa: S307
     ):
         assert back.to_dict() == config.to_dict()
         assert back == config
         assert back.stated == config.stated
-        assert all(back.is_left_open(name) == config.is_left_open(name) for name in config.field_names())
+        assert all(is_left_open(back, name) == is_left_open(config, name) for name in field_names(config))
 
 
 def test_every_spelling_of_a_dtype_is_taken_and_reads_as_the_torch_dtype() -> None:
@@ -238,7 +248,7 @@ def test_a_value_of_the_wrong_type_is_refused_in_one_sentence(values: dict[str, 
 
 def test_python_reads_the_spellings_of_yaml_and_command_lines() -> None:
     for spelling in ("no", "Off", "false", "0"):
-        assert MixedPrecisionConfig(bf16=spelling) == MixedPrecisionConfig.from_yaml(f"bf16: '{spelling}'")
+        assert MixedPrecisionConfig(bf16=spelling) == from_yaml(MixedPrecisionConfig, f"bf16: '{spelling}'")
         assert MixedPrecisionConfig(bf16=spelling).bf16 is False
     assert MixedPrecisionConfig(fp8_margin="2").fp8_margin == 2
 
@@ -246,7 +256,7 @@ def test_python_reads_the_spellings_of_yaml_and_command_lines() -> None:
 def test_a_refused_assignment_changes_nothing() -> None:
     config = MixedPrecisionConfig(bf16=True)
     with pytest.raises(PrecisionTypeError):
-        config.state(fp16=True, fp8_margin="two")
+        config.override(fp16=True, fp8_margin="two")
     assert config.stated == {"bf16"}
 
 
@@ -266,7 +276,7 @@ def test_a_misspelt_field_is_refused_with_the_nearest() -> None:
 
 def test_yaml_surprises_are_coerced_by_the_type_of_the_field() -> None:
     text = "bf16: on\nfp8: off\nloss_scale: 1e-5\nhysteresis: '2'\nloss_scale_window: 1e3\nparams_dtype: bfloat16"
-    config = MixedPrecisionConfig.from_yaml(text)
+    config = from_yaml(MixedPrecisionConfig, text)
     assert config.to_dict() == {
         "bf16": True,
         "params_dtype": "bf16",
@@ -288,33 +298,35 @@ def test_yaml_surprises_are_coerced_by_the_type_of_the_field() -> None:
 )
 def test_yaml_that_cannot_be_coerced_is_refused(text: str, message: str) -> None:
     with pytest.raises(PrecisionTypeError) as caught:
-        MixedPrecisionConfig.from_yaml(text)
+        from_yaml(MixedPrecisionConfig, text)
     assert str(caught.value) == message
 
 
 def test_yaml_never_runs_code() -> None:
     with pytest.raises(PrecisionTypeError):
-        MixedPrecisionConfig.from_yaml("fp8: !!python/object/apply:os.system ['true']")
+        from_yaml(MixedPrecisionConfig, "fp8: !!python/object/apply:os.system ['true']")
 
 
 def test_the_source_of_a_statement_is_remembered_until_somebody_else_states_it() -> None:
     config = MixedPrecisionConfig.from_dict({"bf16": True, "fp8": "e4m3"}, source="team.yaml")
-    config.state("command line", fp8="hybrid")
-    assert config.source_of("bf16") == "team.yaml"
-    assert config.source_of("fp8") == "command line"
-    assert config.source_of("fp8_margin") == "default"
+    config.override("command line", fp8="hybrid")
+    assert source_of(config, "bf16") == "team.yaml"
+    assert source_of(config, "fp8") == "command line"
+    assert source_of(config, "fp8_margin") == "default"
     config.fp8 = "e4m3"
-    assert config.source_of("fp8") == "stated"
+    assert source_of(config, "fp8") == "stated"
 
 
 def test_the_label_names_the_recipe_and_what_was_stated_beside_it() -> None:
     config = get_mixed_precision_config("bf16_mixed")
-    assert config.label == "bf16_mixed"
-    assert config.state("command line", grad_reduce_in_fp32=False).label == "bf16_mixed, grad_reduce_in_fp32=False"
-    assert MixedPrecisionConfig(bf16=True, fp8="e4m3").label == "bf16=True, fp8=e4m3"
-    assert MixedPrecisionConfig(fp16=False, bf16=True, fp8=None).label == "bf16=True"
-    assert config.state(fp8=None).label == "bf16_mixed, grad_reduce_in_fp32=False, fp8=None"
-    assert MixedPrecisionConfig().label == "fp32"
+    assert label_of(config) == "bf16_mixed"
+    assert (
+        label_of(config.override("command line", grad_reduce_in_fp32=False)) == "bf16_mixed, grad_reduce_in_fp32=False"
+    )
+    assert label_of(MixedPrecisionConfig(bf16=True, fp8="e4m3")) == "bf16=True, fp8=e4m3"
+    assert label_of(MixedPrecisionConfig(fp16=False, bf16=True, fp8=None)) == "bf16=True"
+    assert label_of(config.override(fp8=None)) == "bf16_mixed, grad_reduce_in_fp32=False, fp8=None"
+    assert label_of(MixedPrecisionConfig()) == "fp32"
 
 
 def test_megatrons_recipe_enums_are_plain_names_here() -> None:
@@ -340,25 +352,25 @@ def test_the_reused_buffer_of_a_recipe_goes_off_and_on_with_the_gather_that_some
     setattr(config, name, False)
     config.finalize()
     assert getattr(config, REUSE) is False
-    assert config.source_of(REUSE) == "follows fp8_param_gather"
-    assert config.put_aside == {REUSE: "recipe bf16_with_mxfp8_mixed"}
+    assert source_of(config, REUSE) == "follows fp8_param_gather"
+    assert switches_put_aside(config) == {REUSE: "recipe bf16_with_mxfp8_mixed"}
     again = pickle.loads(pickle.dumps(copy.deepcopy(dataclasses.replace(config))))  # noqa: S301
     for one in (config, again):
         setattr(one, name, True)
-        assert (getattr(one, REUSE), one.source_of(REUSE)) == (True, "recipe bf16_with_mxfp8_mixed")
-        assert one.put_aside == {}
+        assert (getattr(one, REUSE), source_of(one, REUSE)) == (True, "recipe bf16_with_mxfp8_mixed")
+        assert switches_put_aside(one) == {}
 
 
 def test_the_reused_buffer_follows_on_every_way_to_state_a_field() -> None:
     recipe = get_mixed_precision_config("bf16_with_mxfp8_mixed")
     for config in (
         dataclasses.replace(recipe, fp8_param_gather=False),
-        get_mixed_precision_config("bf16_with_mxfp8_mixed").state("command line", fp8_param=False),
-        MixedPrecisionConfig.from_dict(recipe.to_dict(), source="team.yaml").state("command line", fp8_param=False),
+        get_mixed_precision_config("bf16_with_mxfp8_mixed").override("command line", fp8_param=False),
+        MixedPrecisionConfig.from_dict(recipe.to_dict(), source="team.yaml").override("command line", fp8_param=False),
     ):
-        assert config.faults() == []
+        assert faults_of(config) == []
         assert config.to_dict()[REUSE] is False
-        assert MixedPrecisionConfig.from_dict(config.to_dict()).faults() == []
+        assert faults_of(MixedPrecisionConfig.from_dict(config.to_dict())) == []
 
 
 def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() -> None:
@@ -366,11 +378,15 @@ def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() 
 
     config = bf16_with_mxfp8_mixed()
     named = get_mixed_precision_config("bf16_with_mxfp8_mixed")
-    assert (config.recipe, config.label, config.sources) == (named.recipe, named.label, named.sources)
+    assert (recipe_name(config), label_of(config), config.sources) == (
+        recipe_name(named),
+        label_of(named),
+        named.sources,
+    )
     assert set(config.sources.values()) == {"recipe bf16_with_mxfp8_mixed"}
     config.fp8_param_gather = False
     config.finalize()
-    assert (config.reuse_grad_buf_for_mxfp8_param_ag, config.put_aside) == (
+    assert (config.reuse_grad_buf_for_mxfp8_param_ag, switches_put_aside(config)) == (
         False,
         {REUSE: "recipe bf16_with_mxfp8_mixed"},
     )
@@ -387,12 +403,12 @@ def test_a_recipe_that_is_built_on_another_by_a_call_or_by_name_owns_every_state
 
     @register
     def by_name() -> MixedPrecisionConfig:
-        return get_mixed_precision_config("by_call").state(loss_scale=8.0)
+        return get_mixed_precision_config("by_call").override(loss_scale=8.0)
 
     for name, config in (("by_call", by_call()), ("by_name", by_name()), ("by_name", REGISTRY.get("by_name"))):
         config.finalize()
         assert set(config.sources.values()) <= {f"recipe {name}", "follows fp8_param_gather"}
-        assert config.stated_over_recipe == ()
+        assert stated_over_recipe(config) == ()
 
 
 def test_the_short_names_of_the_peers_performance_scripts_are_the_recipes_they_mean() -> None:
@@ -402,7 +418,7 @@ def test_the_short_names_of_the_peers_performance_scripts_are_the_recipes_they_m
         ("fp8_sc", "bf16_with_fp8_subchannel_scaling_mixed"),
         ("nvfp4", "bf16_with_nvfp4_mixed"),
     ):
-        assert get_mixed_precision_config(short).recipe == name
+        assert recipe_name(get_mixed_precision_config(short)) == name
     with pytest.raises(UnknownRecipeError) as caught:
         get_mixed_precision_config("fp8-cs")
     assert str(caught.value) == (
@@ -416,11 +432,22 @@ def test_who_states_both_contradicts_himself() -> None:
     both = {GATHER: False, REUSE: True}
     for config in (
         MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", **both),
-        get_mixed_precision_config("bf16_with_mxfp8_mixed").state("command line", **both),
-        get_mixed_precision_config("bf16_with_mxfp8_mixed").state(fp8_param_gather=False).state(**{REUSE: True}),
+        get_mixed_precision_config("bf16_with_mxfp8_mixed").override("command line", **both),
+        get_mixed_precision_config("bf16_with_mxfp8_mixed").override(fp8_param_gather=False).override(**{REUSE: True}),
     ):
-        assert [fault.path for fault in config.faults()] == [f"mixed_precision.{REUSE}"]
-        assert config.put_aside == {}
+        assert [fault.path for fault in faults_of(config)] == [f"mixed_precision.{REUSE}"]
+        assert switches_put_aside(config) == {}
     later = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", fp8_param_gather=True, **{REUSE: True})
     later.fp8_param_gather = False
-    assert later.faults(), "said by nobody in particular, as the other"
+    assert faults_of(later), "said by nobody in particular, as the other"
+
+
+def test_the_older_name_of_override_works_and_warns_once() -> None:
+    config = MixedPrecisionConfig(bf16=True)
+    with pytest.warns(BridgeWarning) as caught:
+        assert config.state("team.yaml", fp8="hybrid") is config
+    assert [str(one.message) for one in caught] == [
+        "MixedPrecisionConfig.state() is called override() since 0.2. Replace the name; the arguments stay."
+    ]
+    assert caught[0].filename == __file__
+    assert (config.fp8, config.sources) == ("hybrid", {"fp8": "team.yaml"})

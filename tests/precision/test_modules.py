@@ -9,8 +9,10 @@ from omegaconf import OmegaConf
 
 from bridge import MixedPrecisionConfig
 from bridge.errors import PrecisionTypeError
+from bridge.precision.mode import label_of
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import module_rows
+from bridge.precision.statements import field_value, is_stated
 from bridge.registry.nearest import nearest_label
 from tests.precision.module_lists import module_lists
 
@@ -99,7 +101,7 @@ def test_the_rows_of_a_config_are_its_own() -> None:
 
 
 def test_the_label_names_each_choice() -> None:
-    assert MixedPrecisionConfig(bf16=True, modules=ROWS).label == (
+    assert label_of(MixedPrecisionConfig(bf16=True, modules=ROWS)) == (
         "bf16=True, modules=[*.linear_qkv bf16, layers 0, 1, -1: linear_fc2 mxfp8]"
     )
 
@@ -118,9 +120,9 @@ def test_omegaconfs_lists_are_taken() -> None:
 def test_none_takes_the_statement_back_and_an_empty_list_is_one() -> None:
     config = MixedPrecisionConfig(bf16=True, modules=ROWS)
     config.modules = []
-    assert (config.modules, config.is_stated("modules")) == ([], True)
+    assert (config.modules, is_stated(config, "modules")) == ([], True)
     config.modules = None
-    assert (config.modules, config.is_stated("modules")) == (None, False)
+    assert (config.modules, is_stated(config, "modules")) == (None, False)
 
 
 def test_layers_become_those_of_each_stage() -> None:
@@ -155,7 +157,7 @@ def test_a_payload_says_everything_that_its_modules_need() -> None:
 @given(rows=module_lists())
 def test_rows_of_one_precision_share_a_payload(rows: list[dict[str, Any]]) -> None:
     config = MixedPrecisionConfig(modules=rows)
-    (file,) = chunk_recipes(module_rows(config.reading("modules")), [range(8)], run="e4m3")
+    (file,) = chunk_recipes(module_rows(field_value(config, "modules")), [range(8)], run="e4m3")
     payloads = list(file["configs"].values())
     assert all(payloads.count(payload) == 1 for payload in payloads)
     assert {row["config"] for row in file["matchers"].values()} <= set(file["configs"])

@@ -4,12 +4,13 @@ import pytest
 
 from bridge.errors import PrecisionTypeError, RunConfigError
 from bridge.precision.strict_yaml import load_all
+from bridge.precision.yaml_text import from_yaml
 from bridge.registry.config import MixedPrecisionConfig
 
 
 def test_a_recipe_in_yaml_with_a_key_twice_is_refused() -> None:
     with pytest.raises(PrecisionTypeError) as caught:
-        MixedPrecisionConfig.from_yaml("bf16: true\nfp8: hybrid\nfp8: e4m3\n")
+        from_yaml(MixedPrecisionConfig, "bf16: true\nfp8: hybrid\nfp8: e4m3\n")
     rule = "mixed_precision, line 3: the key 'fp8' must not stand twice in one mapping"
     assert str(caught.value) == f"{rule}. Keep one of the two."
 

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import RunConfigError
+from bridge.precision.statements import field_names
 from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.faults import faults_of
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
 from bridge.rules.rulebook import RULES
@@ -112,7 +114,7 @@ def test_every_fault_of_a_config_alone_is_an_error_of_the_check() -> None:
     ]
     for values in faulty:
         config = MixedPrecisionConfig.from_dict(values)
-        assert config.faults(), values
+        assert faults_of(config), values
         assert check(Setup(config)).verdict == "error", values
 
 
@@ -152,7 +154,7 @@ def test_no_values_make_the_check_raise_or_a_rule_stumble(
     assert report.precision
 
 
-@given(stated=st.dictionaries(st.sampled_from(MixedPrecisionConfig.field_names()), VALUES, max_size=8))
+@given(stated=st.dictionaries(st.sampled_from(field_names(MixedPrecisionConfig)), VALUES, max_size=8))
 def test_no_statements_make_the_check_raise(stated: dict[str, Any]) -> None:
     report = check(Setup({name: value for name, value in stated.items() if value is not None}, model=DENSE))
     assert [one for one in report.findings if "could not be judged" in one.rule] == []

@@ -23,7 +23,7 @@ def found(setup: Setup) -> dict[str, str]:
 def test_v1_an_overwritten_value_is_reported_before_and_after(megatron_owners: Any) -> None:
     made = megatron_owners()
     made["ddp"].grad_reduce_in_fp32 = True
-    precision = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
+    precision = REGISTRY.get("bf16_mixed").override(grad_reduce_in_fp32=False)
     (finding,) = (one for one in check(Setup(precision, **made)).findings if one.id == "PB123")
     assert (finding.path, finding.value) == ("ddp.grad_reduce_in_fp32", True)
     assert [row.attribute for row in synchronize(precision, **made).overrides] == ["grad_reduce_in_fp32"]
@@ -56,7 +56,7 @@ def test_v4_a_name_that_says_something_else_is_reported() -> None:
 
 
 def test_v5_layers_kept_without_counts_are_one_and_one() -> None:
-    setup = Setup(REGISTRY.get("bf16_with_mxfp8_mixed").state(first_last_layers_bf16=True), model=DENSE)
+    setup = Setup(REGISTRY.get("bf16_with_mxfp8_mixed").override(first_last_layers_bf16=True), model=DENSE)
     assert (setup.model.num_layers_at_start_in_bf16, setup.model.num_layers_at_end_in_bf16) == (1, 1)
     zeros = {"num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 0}
     assert found(Setup(dict(MXFP8, first_last_layers_bf16=True, **zeros), model=DENSE))["PB261"] == "error"
@@ -64,11 +64,11 @@ def test_v5_layers_kept_without_counts_are_one_and_one() -> None:
 
 def test_v6_a_buffer_reused_for_weights_that_are_not_in_fp8_is_refused() -> None:
     both = {"fp8_param": False, "reuse_grad_buf_for_mxfp8_param_ag": True}
-    config = REGISTRY.get("bf16_with_mxfp8_mixed").state(**both)
+    config = REGISTRY.get("bf16_with_mxfp8_mixed").override(**both)
     assert found(Setup(config))["PB244"] == "error"
     with pytest.raises(PrecisionConfigError, match="reuse_grad_buf_for_mxfp8_param_ag"):
         config.finalize()
-    follows = REGISTRY.get("bf16_with_mxfp8_mixed").state(fp8_param=False)
+    follows = REGISTRY.get("bf16_with_mxfp8_mixed").override(fp8_param=False)
     assert "PB244" not in found(Setup(follows))
 
 

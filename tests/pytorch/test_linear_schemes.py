@@ -126,7 +126,7 @@ def test_emulated_layers_follow_rows_too() -> None:
     ],
 )
 def test_a_row_that_takes_nothing_is_refused(select: Any, message: str) -> None:
-    config = REGISTRY.get("bf16_with_mxfp8_mixed").state(modules=[{"select": select, "precision": "bf16"}])
+    config = REGISTRY.get("bf16_with_mxfp8_mixed").override(modules=[{"select": select, "precision": "bf16"}])
     model = model_of("llama")
     with pytest.raises(PrecisionTypeError) as raised:
         convert_linears(model, config, emulate=True)

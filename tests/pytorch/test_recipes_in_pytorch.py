@@ -12,6 +12,7 @@ from torch import nn
 from bridge import pytorch
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.interop.pytorch import loop
+from bridge.precision.mode import scheme_of
 from bridge.precision.values import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
@@ -28,7 +29,7 @@ def test_every_recipe_trains_a_small_model(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
     replaced = pytorch.emulate_linears(model, config, skip=("2",))
-    assert replaced == (["0"] if config.scheme else [])
+    assert replaced == (["0"] if scheme_of(config) else [])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     scaler = pytorch.grad_scaler_for(config, "cpu")
     x = torch.randn(64, 32)
@@ -234,7 +235,7 @@ def test_tf32_is_set_for_convolutions_too(tf32: bool, monkeypatch: pytest.Monkey
 
 def test_one_config_of_torchao_refuses_rows_of_modules() -> None:
     config = REGISTRY.get("bf16_with_fp8_current_scaling_mixed")
-    config.state(modules=[{"select": "*.linear_qkv", "precision": "bf16"}])
+    config.override(modules=[{"select": "*.linear_qkv", "precision": "bf16"}])
     with pytest.raises(BackendUnavailableError) as raised:
         pytorch.float8_linear_config_for(config)
     assert str(raised.value) == (

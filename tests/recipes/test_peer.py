@@ -16,6 +16,8 @@ from omegaconf import OmegaConf
 
 from bridge.errors import PrecisionTypeError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated, source_of, untold_fields
 from bridge.precision.values import dtype_token
 from bridge.preflight.check import Setup, check_run
 from bridge.registry.registry import REGISTRY
@@ -152,7 +154,7 @@ def test_what_was_changed_in_a_recipe_of_the_peer_is_stated_also_where_it_is_the
     theirs = peer.bf16_with_fp8_current_scaling_mixed()
     theirs.first_last_layers_bf16 = False
     mine = ours.get_mixed_precision_config(theirs)
-    assert (mine.is_stated("first_last_layers_bf16"), mine.untold) == (True, frozenset())
+    assert (is_stated(mine, "first_last_layers_bf16"), untold_fields(mine)) == (True, frozenset())
 
 
 def test_a_default_of_the_peers_class_that_may_have_been_meant_is_a_warning_where_the_model_keeps_its_own_value(
@@ -167,7 +169,7 @@ def test_a_default_of_the_peers_class_that_may_have_been_meant_is_a_warning_wher
 
 def test_every_way_in_takes_an_object_of_the_peers_class(peer: Any, megatron_owners) -> None:
     theirs = peer.bf16_with_fp8_current_scaling_mixed()
-    assert ours.get_mixed_precision_config(theirs).source_of("fp8") == "Megatron Bridge's config"
+    assert source_of(ours.get_mixed_precision_config(theirs), "fp8") == "Megatron Bridge's config"
     owners = megatron_owners()
     model = owners["model"]
     assert ours.update_config_with_precision_overrides(theirs, model) is model
@@ -186,7 +188,7 @@ def test_a_subclass_of_the_peers_class_is_one_of_its_objects_and_what_has_no_pla
     class Team(peer.MixedPrecisionConfig):
         routed: int = 3
 
-    assert ours.get_mixed_precision_config(Team(bf16=True)).mode == "bf16"
+    assert mode_of(ours.get_mixed_precision_config(Team(bf16=True))) == "bf16"
     with pytest.raises(UnknownFieldError) as caught:
         ours.get_mixed_precision_config(Team(bf16=True, routed=4))
     assert str(caught.value) == (
@@ -233,7 +235,7 @@ def test_a_field_that_the_recipe_leaves_to_the_model_is_saved_as_what_the_model_
     assert as_read(config.to_cfg_dict(), model=model)["first_last_layers_bf16"] is True
     config.setup(megatron_owners(num_layers=4, first_last_layers_bf16=True)["model"])
     assert config.to_cfg_dict()["first_last_layers_bf16"] is True, "what the owner holds, once it is known"
-    assert config.state(first_last_layers_bf16=False).to_cfg_dict()["first_last_layers_bf16"] is False
+    assert config.override(first_last_layers_bf16=False).to_cfg_dict()["first_last_layers_bf16"] is False
 
 
 def test_a_field_without_a_place_in_a_saved_run_is_named_until_an_owner_holds_it(caplog: Any, megatron_owners) -> None:

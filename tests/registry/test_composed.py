@@ -8,6 +8,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from bridge import MixedPrecisionConfig, to_config
 from bridge.errors import PrecisionConfigError, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
+from bridge.precision.statements import is_stated, recipe_name, source_of
 from bridge.registry.hydra_group import RecipeSource
 
 
@@ -20,7 +21,7 @@ def node(recipe: str) -> Any:
 
 
 def test_a_name_a_config_and_a_mapping_are_taken() -> None:
-    assert to_config("bf16-mixed").recipe == "bf16_mixed"
+    assert recipe_name(to_config("bf16-mixed")) == "bf16_mixed"
     config = MixedPrecisionConfig(fp16=True)
     assert to_config(config) is config
     assert to_config({"bf16": True, "fp8_margin": "2", "fp8": "e4m3"}).to_dict() == {
@@ -35,22 +36,22 @@ def test_fields_of_the_recipe_keep_it_as_their_source_and_others_are_the_configu
     given.fp8_margin = 2
     given.num_layers_at_end_in_bf16 = 3
     config = to_config(given)
-    assert config.recipe == "bf16_with_fp8_current_scaling_mixed"
-    assert config.source_of("fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
-    assert config.source_of("fp8_margin") == config.source_of("num_layers_at_end_in_bf16") == "configuration"
+    assert recipe_name(config) == "bf16_with_fp8_current_scaling_mixed"
+    assert source_of(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
+    assert source_of(config, "fp8_margin") == source_of(config, "num_layers_at_end_in_bf16") == "configuration"
 
 
 def test_a_field_that_was_taken_out_is_unstated() -> None:
     given = node("bf16_mixed")
     del given["grad_reduce_in_fp32"]
-    assert not to_config(given).is_stated("grad_reduce_in_fp32")
+    assert not is_stated(to_config(given), "grad_reduce_in_fp32")
 
 
 def test_the_recipe_is_known_in_a_copy_and_not_of_two() -> None:
-    assert to_config(copy.deepcopy(node("bf16_mixed"))).recipe == "bf16_mixed"
+    assert recipe_name(to_config(copy.deepcopy(node("bf16_mixed")))) == "bf16_mixed"
     both = OmegaConf.merge(node("bf16_mixed"), node("bf16_with_fp8_current_scaling_mixed"))
-    assert to_config(both).recipe is None
-    assert to_config(both).source_of("fp8") == "configuration"
+    assert recipe_name(to_config(both)) is None
+    assert source_of(to_config(both), "fp8") == "configuration"
 
 
 def test_references_are_resolved() -> None:

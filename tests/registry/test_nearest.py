@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.precision.mode import label_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label, nearest_recipe
 from bridge.registry.registry import REGISTRY
@@ -35,9 +36,9 @@ def test_a_field_without_effect_makes_no_difference() -> None:
 
 @pytest.mark.parametrize("config", [MixedPrecisionConfig(bf16=True), REGISTRY.get("bf16_mixed")])
 def test_a_named_and_a_short_config_keep_their_own_label(config: MixedPrecisionConfig) -> None:
-    assert nearest_label(config) == config.label
+    assert nearest_label(config) == label_of(config)
 
 
 def test_a_precision_that_no_recipe_computes_in_keeps_its_own_label() -> None:
     config = spelled_out("bf16_mixed", fp8="e4m3", fp8_recipe="custom", fp8_quantizer_factory="lab.make")
-    assert nearest_label(config) == config.label
+    assert nearest_label(config) == label_of(config)

@@ -9,6 +9,7 @@ import pytest
 
 from bridge import MIXED_PRECISION_RECIPES, MixedPrecisionConfig, get_mixed_precision_config, register
 from bridge.errors import DuplicateRecipeError, RecipeSourceError, UnknownRecipeError
+from bridge.precision.statements import recipe_name
 from bridge.registry.registry import REGISTRY, Registry, load_recipes_from
 from tests.plugins import python_path
 
@@ -39,7 +40,7 @@ def test_register_works_bare_and_with_arguments(registry: Registry) -> None:
     assert registry.recipe("bare").summary == "First line."
     assert registry.recipe("t8").tags == ("ours",)
     for spelling in ("team_fp8", "team-fp8", "t8"):
-        assert registry.get(spelling).recipe == "team_fp8"
+        assert recipe_name(registry.get(spelling)) == "team_fp8"
     assert bare().bf16
 
 
@@ -170,7 +171,7 @@ def test_names_of_the_mapping_can_be_the_choices_of_a_command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--recipe", choices=list(MIXED_PRECISION_RECIPES.keys()))
     for name in ("bf16-mixed", "bf16_mixed"):
-        assert get_mixed_precision_config(parser.parse_args(["--recipe", name]).recipe).recipe == "bf16_mixed"
+        assert recipe_name(get_mixed_precision_config(parser.parse_args(["--recipe", name]).recipe)) == "bf16_mixed"
 
 
 TEAM = """
@@ -364,4 +365,4 @@ def test_a_recipe_that_asks_for_itself_is_refused(registry: Registry) -> None:
 
 
 def test_a_name_is_found_in_capitals_too():
-    assert get_mixed_precision_config("BF16-MIXED").recipe == "bf16_mixed"
+    assert recipe_name(get_mixed_precision_config("BF16-MIXED")) == "bf16_mixed"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.plan.precision_plan import precision_plan
+from bridge.precision.mode import scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.layers import kept_layers
@@ -282,7 +283,7 @@ def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept, row
     precision = get_mixed_precision_config(recipe)
     if rows:
         precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"modules": rows})
-    if precision.scheme is not None and model["num_layers"] > 2 * kept:
+    if scheme_of(precision) is not None and model["num_layers"] > 2 * kept:
         counts = {"num_layers_at_start_in_bf16": kept, "num_layers_at_end_in_bf16": kept}
         precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"first_last_layers_bf16": True} | counts)
     before = precision_plan(precision, model)

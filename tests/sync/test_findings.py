@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 def test_a_stated_value_that_megatron_replaces_is_a_finding(megatron_owners) -> None:
     owners = megatron_owners()
     owners["model"].apply_query_key_layer_scaling = True
-    config = get_mixed_precision_config("fp16_mixed").state(attention_softmax_in_fp32=False)
+    config = get_mixed_precision_config("fp16_mixed").override(attention_softmax_in_fp32=False)
     report = synchronize(config, **owners)
     assert owners["model"].attention_softmax_in_fp32 is True
     assert [(found.severity, str(found)) for found in report.findings] == [
@@ -96,7 +96,7 @@ def test_a_config_that_can_never_be_right_changes_nothing(megatron_owners) -> No
 
 
 def test_more_layers_in_bf16_than_the_model_has_is_megatrons_own_error_in_one_sentence(megatron_owners) -> None:
-    config = get_mixed_precision_config("fp8_current").state(num_layers_at_end_in_bf16=99)
+    config = get_mixed_precision_config("fp8_current").override(num_layers_at_end_in_bf16=99)
     with pytest.raises(SyncCheckError) as caught:
         synchronize(config, **megatron_owners())
     assert "num_layers_at_end_in_bf16" in str(caught.value)
@@ -106,7 +106,7 @@ def test_more_layers_in_bf16_than_the_model_has_is_megatrons_own_error_in_one_se
 def test_a_model_whose_layers_all_stay_in_bf16_is_a_finding_of_the_sync(megatron_owners) -> None:
     owners = megatron_owners()
     layers = owners["model"].num_layers
-    config = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed").state(
+    config = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed").override(
         first_last_layers_bf16=True, num_layers_at_start_in_bf16=layers, num_layers_at_end_in_bf16=0
     )
     found = [one for one in synchronize(config, **owners).findings if one.id == "PB266"]

@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge import get_mixed_precision_config, synchronize
 from bridge.errors import RunConfigError, SyncCheckError, SyncConflictError
+from bridge.precision.mode import label_of
 from bridge.precision.module_schemes import chunk_recipes
 from bridge.precision.modules import module_rows
 
@@ -168,4 +169,4 @@ def test_a_layer_that_the_model_does_not_have_is_refused(megatron_owners: Any) -
 
 def test_the_label_of_many_rows_lists_the_first_ones() -> None:
     rows = [{"select": {"layers": [number], "module": "linear_qkv"}, "precision": "bf16"} for number in range(300)]
-    assert recipe(rows).label.endswith("layers 3: linear_qkv bf16, and 296 more]")
+    assert label_of(recipe(rows)).endswith("layers 3: linear_qkv bf16, and 296 more]")

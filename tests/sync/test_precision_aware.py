@@ -85,4 +85,4 @@ def test_a_run_whose_first_step_would_fail_on_fp4_weights_is_refused_where_it_be
     config = MixedPrecisionConfig(bf16=True, fp4="e2m1", fp4_param_gather=True, fp8_recipe=None)
     with pytest.raises(SyncCheckError, match="the first step ends in an AttributeError, got None"):
         synchronize(config, optimizer=precision_aware(None), strict=True)
-    synchronize(config.state("test", fp8_recipe="tensorwise"), optimizer=precision_aware(None), strict=True)
+    synchronize(config.override("test", fp8_recipe="tensorwise"), optimizer=precision_aware(None), strict=True)

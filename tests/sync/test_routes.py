@@ -15,6 +15,8 @@ from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
 from bridge.errors import PrecisionConfigError
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
+from bridge.precision.statements import field_names, field_value, is_stated
+from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.section import read_section
 from bridge.sync.owner import OwnerValues, in_one_form
@@ -82,7 +84,7 @@ def version() -> tuple[int, ...]:
 
 
 def config_with(field: str) -> MixedPrecisionConfig:
-    return MixedPrecisionConfig(bf16=True, **WITH.get(field, {})).state(**{field: STATED.get(field, True)})
+    return MixedPrecisionConfig(bf16=True, **WITH.get(field, {})).override(**{field: STATED.get(field, True)})
 
 
 def sweep() -> ModuleType:
@@ -96,7 +98,7 @@ def sweep() -> ModuleType:
 
 def test_every_field_has_a_home_or_a_reason(megatron_owners) -> None:
     owners = megatron_owners()
-    assert all(routes_of(field) for field in MixedPrecisionConfig.field_names())
+    assert all(routes_of(field) for field in field_names(MixedPrecisionConfig))
     for row in ROUTES:
         if row.attribute is None or row.owner == "process":
             assert notes()[row.owner][row.field]["note"], "a field without an attribute says why"
@@ -107,14 +109,14 @@ def test_every_field_has_a_home_or_a_reason(megatron_owners) -> None:
 
 
 def test_every_route_belongs_to_a_field_and_no_row_is_twice() -> None:
-    assert {row.field for row in ROUTES} == set(MixedPrecisionConfig.field_names())
+    assert {row.field for row in ROUTES} == set(field_names(MixedPrecisionConfig))
     places = [(row.owner, row.attribute) for row in ROUTES if row.attribute]
     assert len(places) == len(set(places))
 
 
 def test_every_precision_field_of_megatron_that_shares_a_name_is_routed(megatron_owners) -> None:
     for role, owner in megatron_owners().items():
-        shared = {f.name for f in dataclasses.fields(owner)} & set(MixedPrecisionConfig.field_names())
+        shared = {f.name for f in dataclasses.fields(owner)} & set(field_names(MixedPrecisionConfig))
         assert {(role, name) for name in shared} <= PLACES
 
 
@@ -162,7 +164,7 @@ def test_a_field_of_megatrons_reads_as_megatrons_own_default() -> None:
 
 def test_each_field_is_in_one_group() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
-    assert sorted(grouped) == sorted(MixedPrecisionConfig.field_names())
+    assert sorted(grouped) == sorted(field_names(MixedPrecisionConfig))
 
 
 # -- each field of Megatron's --------------------------------------------------------------------------------------
@@ -172,9 +174,9 @@ def test_each_field_is_in_one_group() -> None:
 def test_a_stated_field_is_explained_and_survives_every_round_trip(field: str) -> None:
     config = config_with(field)
     assert field in config.stated
-    assert config.reading(field) != FIELD_DEFAULTS[field]
+    assert field_value(config, field) != FIELD_DEFAULTS[field]
     for back in (
-        MixedPrecisionConfig.from_yaml(config.to_yaml()),
+        from_yaml(MixedPrecisionConfig, to_yaml(config)),
         eval(repr(config)),  # noqa: S307
         dataclasses.replace(config),
     ):
@@ -211,7 +213,7 @@ def test_an_owners_own_value_of_a_field_that_is_not_stated_stays_and_is_listed(f
     own = getattr(config_with(field), field)
     held = {field: in_one_form(own)}
     for recipe in (MixedPrecisionConfig(bf16=True), MixedPrecisionConfig(fp32=True), config_with("tp_only_amax_red")):
-        if recipe.is_stated(field):
+        if is_stated(recipe, field):
             continue
         (row,) = (row for row in plan(recipe, [owner_of(route, held)]) if row.attribute == field)
         assert (row.verdict, row.new) == ("keep", held[field])

@@ -8,7 +8,7 @@ from bridge.megatron.gpt import GPTConfig
 from bridge.sync.schedule import PrecisionSchedule
 from bridge.training.config import DistributedDataParallelConfig, OptimizerConfig
 
-NVFP4 = get_mixed_precision_config("nvfp4").state(fp4_param_gather=False)
+NVFP4 = get_mixed_precision_config("nvfp4").override(fp4_param_gather=False)
 
 
 def owners(**model):
@@ -44,7 +44,7 @@ def test_each_step_finds_the_fields_of_its_phase_in_the_model():
 def test_a_phase_writes_what_a_sync_of_its_recipe_writes():
     schedule, model = schedule_of({"until": 10}, {"recipe": "fp8_current", "fp8_param_gather": False})
     fresh = owners()
-    synchronize(get_mixed_precision_config("fp8_current").state(fp8_param_gather=False), **fresh)
+    synchronize(get_mixed_precision_config("fp8_current").override(fp8_param_gather=False), **fresh)
     schedule.apply(11)
     settings = {name: value for name, value in vars(fresh["model"]).items() if name[0] != "_" and not callable(value)}
     assert settings == {name: getattr(model, name) for name in settings}
@@ -140,7 +140,7 @@ ROW = [{"select": "*.linear_qkv", "precision": "bf16"}]
 
 
 def test_rows_of_modules_that_act_under_fp8_alone_stay_in_a_phase_without_it():
-    precision = get_mixed_precision_config("fp8_current").state(fp8_param_gather=False, modules=ROW)
+    precision = get_mixed_precision_config("fp8_current").override(fp8_param_gather=False, modules=ROW)
     schedule, model = schedule_of({"until": 10}, {"recipe": "bf16_mixed"}, precision=precision)
     held = model.quant_recipe
     schedule.apply(11)

@@ -38,7 +38,7 @@ def test_megatron_fsdp_turns_the_reused_buffer_off_before_a_run(megatron_owners)
 
 
 def test_who_states_the_buffer_himself_is_warned(megatron_owners) -> None:
-    config = get_mixed_precision_config("mxfp8").state("command line", **{BUFFER: True})
+    config = get_mixed_precision_config("mxfp8").override("command line", **{BUFFER: True})
     (finding,) = findings(synchronize(config, **under_fsdp(megatron_owners), strict=True))
     assert (finding.severity, finding.where) == ("warning", "command line")
 
@@ -93,7 +93,7 @@ def test_megatron_fsdp_shards_the_optimizer(megatron_owners) -> None:
 def test_after_a_refusal_the_switches_are_as_they_were(megatron_owners) -> None:
     owners = megatron_owners()
     setattr(owners["ddp"], SWITCH, False)
-    config = get_mixed_precision_config("mxfp8").state(fp8_param_gather=True, **{BUFFER: False})
+    config = get_mixed_precision_config("mxfp8").override(fp8_param_gather=True, **{BUFFER: False})
     with pytest.raises(SyncCheckError, match="MXFP8 weights need"):
         synchronize(config, **owners, strict=True)
     assert getattr(owners["ddp"], SWITCH) is False

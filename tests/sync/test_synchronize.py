@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import PrecisionConfigError, SyncCheckError, SyncConflictError, UnknownPolicyError
+from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import WRITTEN
 from tests.precision.test_config import any_fields
@@ -42,7 +43,7 @@ def test_a_recipe_goes_through_megatrons_validation_and_a_second_sync_changes_no
     assert (
         model.params_dtype
         is optimizer.params_dtype
-        is getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[config.mode])
+        is getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[mode_of(config)])
     )
     assert model.pipeline_dtype is model.params_dtype
     assert model.autocast_dtype is (config.autocast_dtype or model.params_dtype)
@@ -80,7 +81,7 @@ def test_a_failure_half_way_leaves_all_three_owners_untouched(name: str, conflic
     config = get_mixed_precision_config(name)
     if not config.fp8_param:
         config = MixedPrecisionConfig.from_dict(config.to_dict())
-        if config.fp4 or not config.scheme:
+        if config.fp4 or not scheme_of(config):
             owners["ddp"].__class__ = type(
                 "MoreStubborn", (Stubborn,), {"grad_reduce_in_fp32": property(lambda s: None)}
             )
@@ -109,7 +110,7 @@ def test_what_the_recipe_does_not_state_and_somebody_set_is_kept(megatron_owners
 
 def test_first_and_last_layers_without_counts_never_end_as_zero(megatron_owners) -> None:
     owners = megatron_owners(num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0)
-    config = get_mixed_precision_config("mxfp8").state(first_last_layers_bf16=True)
+    config = get_mixed_precision_config("mxfp8").override(first_last_layers_bf16=True)
     report = synchronize(config, **owners)
     assert (owners["model"].num_layers_at_start_in_bf16, owners["model"].num_layers_at_end_in_bf16) == (1, 1)
     assert report.row("model.num_layers_at_end_in_bf16").verdict == "override"

@@ -27,7 +27,7 @@ def check(name: str, model: dict | None = None, **stated: object):
     """Compare BF16 with a recipe."""
     configs = [tiny(sharded=True, model=model) for _ in range(2)]
     configs[0].mixed_precision = "bf16_mixed"
-    configs[1].mixed_precision = get_mixed_precision_config(name).state(**stated)
+    configs[1].mixed_precision = get_mixed_precision_config(name).override(**stated)
     return check_gradients(*configs), configs[1]
 
 

@@ -17,7 +17,7 @@ THREE = [
     {"until": 4, "recipe": "fp8_delayed", **UNSTORED, "fp8_amax_history_len": 4},
     {"recipe": "bf16_mixed"},
 ]
-NVFP4 = get_mixed_precision_config("nvfp4").state(fp4_param_gather=False)
+NVFP4 = get_mixed_precision_config("nvfp4").override(fp4_param_gather=False)
 
 
 def run(folder, precision=NVFP4, schedule=None, *, model=None, train=None, **checkpoint):

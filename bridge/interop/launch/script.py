@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
+from bridge.extras import require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -73,6 +74,7 @@ def _tree(text: str, path: str) -> Node:
 
 @cache
 def _parser() -> Parser:
+    require_extra("scripts", "A launch script")
     import tree_sitter_bash  # a compiled grammar, which nothing but a launch script needs
     from tree_sitter import Language, Parser
 

@@ -11,6 +11,8 @@ from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.table import table
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.routes import ROUTES
@@ -66,9 +68,9 @@ def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, A
             payload[field] = _spelt(builder.values[field], field, shape)
     for field in DTYPES[:2]:
         if builder.values[field] is None:
-            payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
+            payload[field] = _spelt(mode_of(config), field, shape)  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
-        payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
+        payload.update({field: 1 for field in LAYER_COUNTS if not is_stated(config, field)})
     return payload
 
 

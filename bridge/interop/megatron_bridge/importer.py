@@ -30,6 +30,7 @@ from bridge.interop.reading.settings import named_dtype
 from bridge.interop.table import at
 from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.statements import is_stated
 from bridge.precision.values import SPELLINGS
 from bridge.registry.config import without_references
 from bridge.registry.registry import REGISTRY
@@ -194,7 +195,7 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
     for where, value in _owned(payload, builder):
         name = _field(where)
         is_same = value == values[name] or (value in (None, False) and not values[name])
-        is_derived = name in DTYPES and not imported.config.is_stated(name)
+        is_derived = name in DTYPES and not is_stated(imported.config, name)
         if is_same or is_derived or TWINS.get(name, name) not in acting:
             builder.map(where)
         else:

@@ -11,6 +11,8 @@ from bridge.interop.megatron_lm.stage_files import FILE, shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import FUSED_RECIPES
 from bridge.rules.inert import SCALER_SCHEDULE
@@ -34,7 +36,7 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
     """Return the recipe as a list of arguments; every default that differs is written out. `layout`: see `LAYOUT`."""
     builder = ExportBuilder(config, TITLE)
     acting = meaning(config)
-    _dtypes(builder, config.mode)
+    _dtypes(builder, mode_of(config))
     words: list[str] = []
     for field, value in (*_mode_and_scheme(builder, acting), *_own_fields(builder, acting)):
         option = OPTIONS[field, value if isinstance(value, bool) else None]
@@ -53,7 +55,7 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
 
 def _mode_and_scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of Megatron Bridge's class that are written out, with their values."""
-    config, mode = builder.config, builder.config.mode
+    config, mode = builder.config, mode_of(builder.config)
     if mode == "fp32":
         builder.map("fp32")
     else:
@@ -64,7 +66,7 @@ def _mode_and_scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Itera
         builder.map("grad_reduce_in_fp32")
     yield from ((field, builder.values[field]) for field in ("fp8", "fp4") if builder.values[field])
     for field in (*SCHEME, *LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE):
-        if acting.get(field) is not None and (field in SCHEME or config.is_stated(field)):
+        if acting.get(field) is not None and (field in SCHEME or is_stated(config, field)):
             yield field, builder.values[field]
     if not config.fp8 and _needs_masters_of_megatron(builder, acting):
         yield "fp8_recipe", builder.values["fp8_recipe"]

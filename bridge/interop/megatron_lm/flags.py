@@ -13,6 +13,7 @@ from bridge.interop.builders import ImportBuilder
 from bridge.interop.table import LOOKS_LIKE_PRECISION, table
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import KEY
+from bridge.precision.statements import field_value
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import FIELDS as OWNER_FIELDS
 
@@ -98,7 +99,7 @@ def is_default(field: str, value: object) -> bool:
 def reads_as_default(field: str, value: object) -> bool:
     """Return whether a field that has a value acts as it does where it is not stated."""
     try:
-        return bool(MixedPrecisionConfig.from_dict({field: value}).reading(field) == FIELD_DEFAULTS[field])
+        return bool(field_value(MixedPrecisionConfig.from_dict({field: value}), field) == FIELD_DEFAULTS[field])
     except PrecisionTypeError:
         return False
 

@@ -12,6 +12,7 @@ from bridge.errors import RunConfigError
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS
+from bridge.precision.mode import low_format_of
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
 from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
 from bridge.rules.shape.parallel import Parallel
@@ -37,7 +38,7 @@ def shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, 
         builder.record("megatron_lm.its-patterns-count-layers", "modules")
         return None
     try:
-        files = _of_stages(rows, layout, run=builder.config.low_format)
+        files = _of_stages(rows, layout, run=low_format_of(builder.config))
     except RunConfigError as error:
         detail = f"{error.path}: {error.rule}, got {error.value!r:.80}"
         builder.report("modules", "unsupported", detail, "Correct the layout or the rows.")

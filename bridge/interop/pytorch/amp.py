@@ -19,6 +19,7 @@ from typing import Any
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.meaning import semantics_of, unread_fields
 from bridge.interop.table import table
+from bridge.precision.mode import mode_of
 from bridge.pytorch.loop import compute_dtype
 
 TABLE = table("pytorch")
@@ -42,7 +43,7 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
     NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2 and 0.6.2.
     """
     why = why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
-    mode, compute = builder.config.mode, str(builder.values["autocast_dtype"])
+    mode, compute = mode_of(builder.config), str(builder.values["autocast_dtype"])
     facts = {"why": why, "mode": mode, "runs": mode.upper(), "compute": compute, "casts": compute.upper()}
     if not builder.config.autocast_enabled:
         return
@@ -57,7 +58,7 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
 
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     """Map the mode to `settings` as autocast over FP32 weights; return the compute it casts to, "fp32" for none."""
-    config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
+    config, mode, semantics = builder.config, mode_of(builder.config), semantics_of(builder.config)
     compute = compute_dtype(config)
     builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
     if semantics == "fp32":
@@ -87,7 +88,7 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
 
     `autocast` is the row that says what becomes of autocast over FP32 weights, which is cast like that too.
     """
-    mode = builder.config.mode
+    mode = mode_of(builder.config)
     compute = builder.exported_mode = compute_dtype(builder.config)
     if semantics_of(builder.config) == "amp_o1":
         fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")

@@ -16,6 +16,7 @@ from bridge.interop.contract import ExportReport, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, name_lists, schemes_for
 from bridge.interop.table import table
 from bridge.precision.foreign_names import HEADS, LLAMA
+from bridge.precision.mode import scheme_of
 from bridge.pytorch.float8 import float8_settings, with_one_scheme
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
         export_gather(builder)
     for field, setting in mapped.items():
         builder.map(field, setting)
-    if payload or (config.scheme is None and builder.values["modules"]):
+    if payload or (scheme_of(config) is None and builder.values["modules"]):
         schemes = schemes_for(builder, num_layers, available=("tensorwise", "mxfp8"), setting=FILTER)
         written: dict[str, Chosen] = {}
         for chosen, block in _blocks(config, schemes).items():

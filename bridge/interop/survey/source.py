@@ -16,6 +16,7 @@ from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.table import rows
 from bridge.precision.matchers import HIGH, Matchers
+from bridge.precision.mode import mode_of
 
 ROWS = rows("sources")
 ORDER: dict[str, str] = ROWS["order"]
@@ -67,7 +68,7 @@ class Source:
         `name` is the file's in the project; `says` are the words of a program that state the precision.
         """
         imported, config = run.imported, run.imported.config
-        is_fp32 = config.mode == "fp32" and not config.autocast_enabled and not imported.mapped.get(MIXED_PRECISION)
+        is_fp32 = mode_of(config) == "fp32" and not config.autocast_enabled and not imported.mapped.get(MIXED_PRECISION)
         decider = ROWS["open"].get(run.system.name) if is_fp32 else None
         if not imported.mode_is_stated:
             decider = f"{imported.decided_by} decides"
@@ -89,7 +90,9 @@ class Source:
 def precision(imported: ImportReport) -> str:
     """Return dtype and scheme, the part of a precision that two sources can disagree about."""
     config = imported.config
-    dtype = str(config.to_dict().get("autocast_dtype") or config.mode) if config.autocast_enabled else config.mode
+    dtype = mode_of(config)
+    if config.autocast_enabled:
+        dtype = str(config.to_dict().get("autocast_dtype") or dtype)
     if config.fp8 or any(loss.field == BACK_END for loss in imported.unmapped):
         return f"{dtype} + fp8 {config.fp8_recipe if config.fp8 else ''}".rstrip()
     return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype

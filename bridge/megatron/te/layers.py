@@ -27,7 +27,9 @@ from typing import Any
 from bridge.errors import Finding, PrecisionConfigError, WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.foreign_names import megatron_names
+from bridge.precision.mode import scheme_of
 from bridge.precision.module_schemes import ModuleSchemes
+from bridge.precision.statements import field_value
 
 QuantizerFactory = Callable[[Any], Any]
 
@@ -70,8 +72,9 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
     except WrongValueError as error:
         finding = Finding(path="num_layers", rule=error.rule, value=num_layers, remedy=error.remedy)
         raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
-    names = dict.fromkeys([config.scheme, *(row.training.scheme for row in schemes.matchers.matchers if row.training)])
-    history = {name: config.reading(f"fp8_{name}") for name in ("margin", "amax_history_len", "amax_compute_algo")}
+    of_rows = [row.training.scheme for row in schemes.matchers.matchers if row.training]
+    names = dict.fromkeys([scheme_of(config), *of_rows])
+    history = {name: field_value(config, f"fp8_{name}") for name in ("margin", "amax_history_len", "amax_compute_algo")}
     made = {name: te_quantizers(name, **(history if name == "delayed" else {})) for name in names if name is not None}
 
     def factory(role: Any) -> Any:

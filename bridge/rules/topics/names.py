@@ -9,6 +9,7 @@ from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.precision.grouping import grouped
+from bridge.precision.statements import recipe_name, untold_fields
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
 from bridge.rules.rule import contradiction, error, info, no_effect, warning
@@ -87,7 +88,7 @@ def _is_written(run: RuleContext, row: Any) -> bool:
 
 def _left_open(run: RuleContext) -> list[Violation]:
     """Return the values that owners keep, where the precision is an object that holds its class's default there."""
-    left_open = run.precision.untold if run.precision is not None else ()
+    left_open = untold_fields(run.precision) if run.precision is not None else ()
     kept = [row for row in run.rows if row.verdict == "keep" and row.field in left_open and run.is_own_known(row.path)]
     changed = [row for row in kept if row.new != DEFAULTS[row.owner][row.attribute]]
     return [Violation(row.path, value=row.new, field=row.field) for row in changed]
@@ -165,7 +166,7 @@ def _refused(run: RuleContext) -> list[Violation]:
 
 
 def _misnamed(run: RuleContext) -> list[Violation]:
-    name = (run.precision.recipe or "") if run.precision is not None else ""
+    name = (recipe_name(run.precision) or "") if run.precision is not None else ""
     promised = [scheme for token, scheme in NAME_TOKENS.items() if token in name]
     if not promised or promised[0] == run.scheme:
         return []

@@ -1,5 +1,6 @@
 """Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
 
+from bridge.precision.statements import is_stated
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, contradiction, error, info, mcore, warning
 from bridge.rules.versions import at_least
@@ -16,7 +17,7 @@ before it turns it into the layer-wise one.
 def storing(run: RuleContext, family: str, *, severity: str | None = None) -> Violation:
     """Return the setting that stores the weights in low precision: the recipe's, or that of an owner's own."""
     gather = f"{family}_param_gather"
-    if run.precision is None or run.precision.is_stated(gather):
+    if run.precision is None or is_stated(run.precision, gather):
         return Violation(gather, value=True, severity=severity)
     role, name = ("ddp", gather) if getattr(run.ddp, gather) else ("model", f"{family}_param")
     return Violation(f"{role}.{name}", value=True, where=run.where(f"{role}.{name}") or role, severity=severity)

@@ -10,4 +10,4 @@ with initialize_config_dir(str(Path(__file__).resolve().parent / "conf"), versio
     cfg = compose("config", ["mixed_precision=bf16_with_mxfp8_mixed", "mixed_precision.fp8_param_gather=false"])
 
 precision = to_config(cfg.mixed_precision)
-print(precision.scheme, precision.fp8_param_gather)
+print(precision.fp8_recipe, precision.fp8_param_gather)

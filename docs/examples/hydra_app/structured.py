@@ -34,7 +34,7 @@ store.store(group="mixed_precision", name="house_bf16", node=HouseBF16)
 
 @hydra.main(version_base=None, config_name="run")
 def main(cfg: Run) -> None:
-    print(to_config(cfg.mixed_precision).label)
+    print(to_config(cfg.mixed_precision))
 
 
 if __name__ == "__main__":

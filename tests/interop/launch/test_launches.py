@@ -14,6 +14,7 @@ from bridge.interop.conversion import runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 from tests.interop.properties import reasons
 from tests.work import calls
 
@@ -338,7 +339,7 @@ def test_a_comment_at_the_end_of_a_continuation_breaks_nothing() -> None:
 
 def test_a_file_of_bare_arguments_is_one_run() -> None:
     (run,) = megatron_lm.import_all(Document.of_text("--num-layers 2\n--bf16\n--fp8-format hybrid\n", "args.txt"))
-    assert (run.config.mode, run.config.fp8) == ("bf16", "hybrid")
+    assert (mode_of(run.config), run.config.fp8) == ("bf16", "hybrid")
 
 
 @pytest.mark.parametrize(

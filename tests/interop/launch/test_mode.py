@@ -13,6 +13,7 @@ from bridge.cli.main import main
 from bridge.errors import PayloadError
 from bridge.interop.conversion import Run, convert, runs_of
 from bridge.interop.reading.document import Document
+from bridge.precision.mode import mode_of
 
 WHOLE = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
 
@@ -24,7 +25,7 @@ def only(text: str, path: str = "run.sh", **context: object) -> Run:
 
 def test_the_default_of_a_whole_command_decides_and_is_recorded() -> None:
     run = only(WHOLE)
-    assert (run.imported.config.mode, run.imported.decided_by, run.imported.semantics) == ("fp32", None, "fp32")
+    assert (mode_of(run.imported.config), run.imported.decided_by, run.imported.semantics) == ("fp32", None, "fp32")
     assert [entry.field for entry in run.imported.unmapped if entry.reason == "implied default"] == ["--bf16"]
 
 
@@ -46,7 +47,7 @@ def test_elsewhere_the_mode_is_not_stated_and_what_decides_is_named(text: str, d
     with pytest.raises(PayloadError, match="the precision must be stated; .* decides it") as caught:
         convert(run, "recipe")
     assert "the log of a run" in str(caught.value)
-    assert run.imported.assume_default().config.mode == "fp32"
+    assert mode_of(run.imported.assume_default().config) == "fp32"
 
 
 DEEP = 'case "$D" in gpu) if [ "$H" = h100 ]; then if [ -n "$F" ]; then A="--bf16 --fp8-format hybrid"; fi; fi;; esac'
@@ -72,7 +73,7 @@ CANNOT_BE_READ = ': "${E:=$(( (24576 + ${G} - 1) / ${G} ))}"'
 def test_text_that_is_not_executed_and_states_a_precision_leaves_the_mode_open(text: str, decided_by: str) -> None:
     first, *others = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n{WHOLE} $A\n", "run.sh"))
     assert first.imported.decided_by == decided_by
-    assert all(run.imported.config.mode in ("bf16", "fp16") or run.imported.decided_by for run in others)
+    assert all(mode_of(run.imported.config) in ("bf16", "fp16") or run.imported.decided_by for run in others)
     with pytest.raises(PayloadError, match=re.escape(f"{decided_by} decides it")):
         convert(first, "megatron-lm")
 
@@ -88,7 +89,7 @@ def test_text_that_is_not_executed_and_states_a_precision_leaves_the_mode_open(t
 )
 def test_a_comment_a_message_another_launch_and_an_unread_line_leave_no_mode_open(text: str) -> None:
     runs = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n{WHOLE}\n", "run.sh"))
-    assert (runs[-1].imported.config.mode, runs[-1].imported.decided_by) == ("fp32", None)
+    assert (mode_of(runs[-1].imported.config), runs[-1].imported.decided_by) == ("fp32", None)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_file_beside_that_is_sourced_is_read(tmp_path: Path) -> None:
 
 def test_the_name_of_a_recipe_is_read_and_fields_go_over_it() -> None:
     run = only("python train.py mixed_precision=bf16_mixed mixed_precision.grad_reduce_in_fp32=false")
-    assert (run.system.name, run.imported.config.mode) == ("megatron-bridge", "bf16")
+    assert (run.system.name, mode_of(run.imported.config)) == ("megatron-bridge", "bf16")
     assert run.imported.config.grad_reduce_in_fp32 is False
 
 
@@ -131,7 +132,7 @@ def test_a_lone_switch_of_an_unknown_program_names_no_system(switch: str) -> Non
     with pytest.raises(PayloadError, match="line 2, inference.py: no system here knows the program's arguments"):
         only(helper)
     for known in (f"pretrain_gpt.py {switch}", f"inference.py {switch} --tokenizer-type GPT2BPETokenizer"):
-        assert only(f"python {known}").imported.config.mode == switch.removeprefix("--")
+        assert mode_of(only(f"python {known}").imported.config) == switch.removeprefix("--")
 
 
 def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
@@ -166,7 +167,7 @@ def test_ms_swift_turns_on_the_switch_of_its_torch_dtype(program: str, dtype: st
     imported = only(f"{program} --torch_dtype {dtype} --output_dir out --per_device_train_batch_size 8").imported
     (record,) = [one for one in imported.unmapped if one.field == "--torch_dtype"]
     assert (record.reason, record.value) == ("implied default", dtype)
-    assert switch in (imported.config.mode, imported.config.to_dict().get("autocast_dtype"))
+    assert switch in (mode_of(imported.config), imported.config.to_dict().get("autocast_dtype"))
     assert imported.mode_is_stated
 
 
@@ -190,7 +191,7 @@ def test_ms_swifts_megatron_is_not_read_with_the_switches_of_megatron_lm() -> No
 )
 def test_the_mode_of_a_script_whose_branches_test_a_value(text: str, modes: list[str | None]) -> None:
     found = [run.imported for run in runs_of(Document.of_text(f"#!/bin/bash\nA=\n{text}\n{WHOLE} $A\n", "run.sh"))]
-    assert [one.config.mode if one.mode_is_stated else None for one in found] == modes
+    assert [mode_of(one.config) if one.mode_is_stated else None for one in found] == modes
 
 
 # -- what the run itself printed ---------------------------------------------------------------------------------------
@@ -220,13 +221,13 @@ BLOCK = {
 @pytest.mark.parametrize("prefix", ["", "0: ", "[default0]:", "2026-01-02 10:00:00 [rank0]: "])
 def test_printed_arguments_are_the_run(prefix: str) -> None:
     (run,) = runs_of(Document.of_text(printed(prefix, **BLOCK), "out.log"))
-    assert (run.imported.config.mode, run.imported.config.fp8_recipe) == ("bf16", "blockwise")
+    assert (mode_of(run.imported.config), run.imported.config.fp8_recipe) == ("bf16", "blockwise")
     assert (run.imported.recipe, run.imported.unmapped) == ("bf16_with_fp8_subchannel_scaling_mixed", ())
 
 
 def test_printed_arguments_state_fp32_too() -> None:
     (run,) = runs_of(Document.of_text(printed(bf16=False, fp16=False, num_layers=2), "slurm-1.out"))
-    assert (run.imported.config.mode, run.imported.decided_by) == ("fp32", None)
+    assert (mode_of(run.imported.config), run.imported.decided_by) == ("fp32", None)
 
 
 def test_an_incomplete_block_states_what_it_shows() -> None:
@@ -240,7 +241,7 @@ def test_an_incomplete_block_states_what_it_shows() -> None:
     ):
         text = printed(**arguments).partition("------ end of")[0].rpartition("\n")[0]
         imported = runs_of(Document.of_text(text, "out.log"))[0].imported
-        assert (imported.config.mode if imported.mode_is_stated else None) == mode
+        assert (mode_of(imported.config) if imported.mode_is_stated else None) == mode
         assert ("arguments" in [entry.field for entry in imported.unmapped]) is (mode is not None)
 
 
@@ -273,7 +274,7 @@ def saved(path: Path, **content: object) -> Path:
 def test_the_arguments_in_a_checkpoint_are_the_run(tmp_path: Path) -> None:
     arguments = Namespace(**BLOCK | {"params_dtype": torch.bfloat16, "exit_signal": signal.SIGTERM})
     (run,) = runs_of(Document.load(saved(tmp_path / "common.pt", args=arguments, iteration=3)))
-    assert (run.imported.config.mode, run.imported.config.fp8_recipe) == ("bf16", "blockwise")
+    assert (mode_of(run.imported.config), run.imported.config.fp8_recipe) == ("bf16", "blockwise")
     assert run.evidence == "is a checkpoint with the arguments of Megatron-LM"
 
 

@@ -51,7 +51,7 @@ CASES = {
         ),
     ),
     "PB125": (
-        run(REGISTRY.get(CURRENT_RECIPE).state("command line", fp8_recipe="blockwise"), H100, model=DENSE),
+        run(REGISTRY.get(CURRENT_RECIPE).override("command line", fp8_recipe="blockwise"), H100, model=DENSE),
         run("nanov2_bf16_with_fp8_subchannel_scaling_mixed", H100, model=DENSE),
     ),
     "PB126": (

@@ -1,0 +1,53 @@
+"""`check` of a run in Python: what `precision-bridge check` reports, as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.front.loader import RunValues
+from bridge.preflight.check import Report, check_run
+from bridge.rules.target import target_of
+
+if TYPE_CHECKING:
+    from bridge.training.config import ConfigContainer
+
+
+def check(
+    run: RunValues | ConfigContainer | Mapping[str, Any],
+    *,
+    target: str | None = None,
+    silenced: Mapping[str, str] | None = None,
+) -> Report:
+    """Report what is known to go wrong with a run, before anything of it is built. No GPU is needed.
+
+        from bridge import check, load_run
+
+        report = check(load_run(config_file="run_config.yaml", strict=False), target="h100x64,te2.9,cuda12.9")
+        for finding in report.findings:
+            print(finding.severity, finding)
+        sys.exit(report.exit_code())  # 2 with errors
+
+    Args:
+        run: A run that `load_run` read, a `ConfigContainer`, or a mapping of sections ("mixed_precision", "model",
+            "optimizer", "ddp", ...) with Megatron's field names. Nothing is written into it.
+        target: The machines of the run: GPU and number, then versions ("h100x64,te2.9,cuda12.9"), or "auto" for this
+            machine. None: the target that the run states. Without a target, rules that need a GPU are not asked.
+        silenced: Id of a rule -> the reason. Findings of these rules stand in `Report.silenced`.
+
+    Returns:
+        The findings, errors first. Each has an id, a severity (error, warning or info), the path of a field, the rule,
+        the value, its source and a remedy.
+
+    Raises:
+        RunConfigError: A target that cannot be read, or a rule that does not exist.
+        UnknownRecipeError: No such recipe.
+    """
+    if not isinstance(run, RunValues):
+        return check_run(run, target=target, silenced=silenced)
+    if target is not None:
+        place = target_of(target)
+        sections = {**run.sections, "target": target}
+        run = replace(run, sections=sections, reading=run.reading.released(place, is_stated=True))
+    return run.checked(run.prediction, silenced=silenced)

@@ -1,0 +1,33 @@
+"""A precision as YAML text, and back."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import yaml
+
+from bridge.errors import PrecisionTypeError
+from bridge.precision.config import PrecisionConfig
+from bridge.precision.strict_yaml import load_all
+
+P = TypeVar("P", bound=PrecisionConfig)
+
+
+def to_yaml(precision: PrecisionConfig, *, full: bool = False) -> str:
+    """Return `PrecisionConfig.to_dict` as YAML."""
+    text: str = yaml.safe_dump(precision.to_dict(full=full), sort_keys=False)
+    return text
+
+
+def from_yaml(kind: type[P], text: str, *, source: str | None = None) -> P:
+    """Return the config of a class that `to_yaml` describes.
+
+    Raises:
+        PrecisionTypeError: Text that is not plain YAML, or as `PrecisionConfig.from_dict`.
+        UnknownFieldError: A key that is no field.
+    """
+    documents = load_all(text, "mixed_precision", error=PrecisionTypeError)
+    values = documents[0] if documents else None
+    if values is None:
+        values = {}
+    return kind.from_dict(values, source=source)

@@ -1,0 +1,15 @@
+"""The packages, some of which have other names than their folders. Everything else stands in pyproject.toml.
+
+The built-in recipes lie in `recipes`: a folder of that name beside a user's script must not hide them. The tree of
+configs is data of `bridge`. No symbolic link is needed, neither in a checkout nor in what is built from it.
+"""
+
+from setuptools import find_packages, setup
+
+FOLDERS = {
+    "bridge.conf": "conf",
+    "hydra_plugins": "bridge/front/plugins/hydra_plugins",
+    "precision_bridge_recipes": "recipes",
+}
+
+setup(packages=[*find_packages(include=["bridge", "bridge.*"]), *FOLDERS], package_dir=FOLDERS)
