@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,6 +42,18 @@ def register_group(*recipes_from: str) -> None:
     Plugins.instance().register(RecipeSearchPath)
 
 
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Undo on leaving what a ``with`` block does to the environment: the next job of a sweep does not see it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for key in os.environ.keys() - before.keys():  # not `clear`: the compiler of the kernel runs in a thread
+            del os.environ[key]
+        os.environ.update(before)
+
+
 def _option(config_path: str) -> str:
     """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
     group, _, option = config_path.rpartition("/")
@@ -64,9 +77,14 @@ class RecipeSource(ConfigSource):
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
         self.made: dict[str, MixedPrecisionConfig] = {}
         """Canonical name -> the config that the registry made for this composition."""
+        self.variables: dict[str, dict[str, str]] = {}
+        """Canonical name -> the environment variables that the recipe set."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
         return RecipeSource, (self.provider, self.full_path())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecipeSource:
+        return self  # Hydra composes with a copy of its sources
 
     @staticmethod
     def scheme() -> str:
@@ -101,9 +119,24 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Config not found: {config_path}")
         node = DictConfig({}, flags={"struct": False})
         if name is not None:
-            self.made[name] = self.made.get(name) or REGISTRY.get(name)
+            self._make(name)
             node = DictConfig(self.made[name].to_dict(), flags={"struct": False, recipe_flag(name): True})
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
+
+    def recipe(self, name: str) -> MixedPrecisionConfig:
+        """Return a recipe by its canonical name, with the environment variables set that it sets itself."""
+        self._make(name)
+        os.environ.update(self.variables[name])
+        return self.made[name]
+
+    def _make(self, name: str) -> None:
+        """Make a recipe, once. Its environment variables are only noted: a sweep composes all jobs before the first."""
+        if name in self.made:
+            return
+        with own_environment():
+            before = dict(os.environ)
+            self.made[name] = REGISTRY.get(name)
+            self.variables[name] = {key: value for key, value in os.environ.items() if before.get(key) != value}
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""
