@@ -24,7 +24,7 @@ from bridge.front.loader import load_run
 from bridge.front.search import Search
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
-from bridge.registry.registry import REGISTRY
+from bridge.registry.registry import REGISTRY, Recipe
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -110,6 +110,18 @@ def test_hydras_own_compose_api_offers_recipes_in_open_sections() -> None:
         config = hydra.compose("config", overrides=["mixed_precision=fp16-mixed", "mixed_precision.fp8_margin=2"])
     assert config.mixed_precision.fp16 is True
     assert config.mixed_precision.fp8_margin == 2
+
+
+def test_a_recipe_that_is_registered_again_is_composed_as_it_is_now() -> None:
+    register()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        for margin in (1, 2):
+            REGISTRY.add(Recipe(name="again", function=lambda: MixedPrecisionConfig(bf16=True, fp8_margin=margin)))  # noqa: B023
+            try:
+                config = hydra.compose("config", overrides=["mixed_precision=again"])
+            finally:
+                REGISTRY.remove("again")
+            assert config.mixed_precision.fp8_margin == margin
 
 
 def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
