@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import yaml
-from hydra._internal.config_repository import IConfigRepository
-from hydra.core.object_type import ObjectType
+from hydra.core.config_loader import ConfigLoader
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,16 +24,9 @@ from bridge.registry.registry import REGISTRY
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """The errors that Hydra raises for its user's mistakes."""
 
+CRASH = "Run folder: "
+"""Begins the note on a job's own error."""
 SENTENCES = {
-    r"Ambiguous value for argument '(?P<key>[^'=]*)=(?P<value>.*)'": (
-        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each, or write [a,b] for a list."
-    ),
-    r"Sweep parameters '(?P<key>[^'=]*)=(?P<value>.*)' requires --multirun": (
-        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each."
-    ),
-    r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^'=]*)=(?P<value>.*)'": (
-        "{key}: Hydra's own settings take one value, got {value!r} (command line). Give one."
-    ),
     r"Could not delete from config\. '(?P<key>[^']*)' does not exist": (
         "{key}: has no value that could be taken back (command line). Remove ~{key}."
     ),
@@ -51,15 +44,27 @@ SENTENCES = {
         "{key}: this group is not part of the primary config. Add it to its defaults list."
     ),
     r"Could not override '(?P<key>[^']*)'\.": "{key}: no such key (command line). {hint}",
+    r"(?P<rule>Only one of --run.*|The --resolve flag .*)": "{rule}.",
 }
 """Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
 
 
-def translated(error: Exception, overrides: Sequence[str], repository: IConfigRepository | None) -> BridgeError:
+@contextmanager
+def in_our_words(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Iterator[None]:
+    """Translate the errors of a block; a crash of the job, whose folder is noted on it, stays as it is."""
+    try:
+        yield
+    except COMPOSITION_ERRORS as error:
+        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in getattr(error, "__notes__", ())):
+            raise
+        raise translated(error, overrides, loader) from error
+
+
+def translated(error: Exception, overrides: Sequence[str], loader: ConfigLoader | None) -> BridgeError:
     """Return the error to show instead of one of Hydra's.
 
-    `overrides` is the command line, to name it as an origin; `repository` holds the configs that can be found, for
-    near names.
+    `overrides` is the command line, to name it as an origin; `loader` knows the configs that can be found, for near
+    names.
     """
     too_long = _of_long_number(overrides) if type(error) is ValueError else None
     if too_long is not None:
@@ -67,7 +72,7 @@ def translated(error: Exception, overrides: Sequence[str], repository: IConfigRe
     if isinstance(error, OverrideParseException):
         return _of_word(error)
     if isinstance(error, MissingConfigException):
-        return _missing(error, overrides, repository)
+        return _missing(error, overrides, loader)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return RunConfigError(f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line.")
@@ -113,9 +118,7 @@ def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
     return did_you_mean(matches) or (f"There are {', '.join(known)}." if known else "Remove it."), matches
 
 
-def _missing(
-    error: MissingConfigException, overrides: Sequence[str], repository: IConfigRepository | None
-) -> BridgeError:
+def _missing(error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader | None) -> BridgeError:
     message = str(error)
     parent = re.match(r"In '([^']*)'", message)
     name = error.missing_cfg_file
@@ -127,7 +130,7 @@ def _missing(
     group, _, option = name.rpartition("/")
     chosen_here = any(word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides)
     where = "command line" if chosen_here else f"{parent.group(1)}.yaml"
-    options = list(error.options or (repository.get_group_options(group) if repository is not None else ()))
+    options = list(error.options or (loader.get_group_options(group) if loader is not None else ()))
     if name.startswith(f"{PRECISION}/") and name.endswith((".yaml", ".yml")):
         rule, remedy = "must be a recipe's name, not a file", "check, plan and memory read a run's file with --config."
         return RunConfigError.of(PRECISION, rule, name.removeprefix(f"{PRECISION}/"), remedy)
@@ -136,8 +139,8 @@ def _missing(
         near = f"{did_you_mean(matches)} " if matches else ""
         text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
         return UnknownRecipeError(text, matches)
-    if not options and repository is not None:  # the group itself does not exist
-        groups = [known for known in repository.get_group_options("", ObjectType.GROUP) if known != "hydra"]
+    if not options and loader is not None:  # the group itself does not exist
+        groups = [known for known in loader.list_groups("") if known != "hydra"]
         hint, matches = _hint(group, groups)
         return RunConfigError(f"{group}: no such group, got {option!r} ({where}). {hint}", matches)
     hint, matches = _hint(option, options)

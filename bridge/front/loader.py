@@ -297,10 +297,11 @@ def load_run(
 def _run_of_tree(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> RunValues:
-    from bridge.front.compose import Search, composed  # Hydra is heavy
+    from bridge.front.compose import compose  # Hydra is heavy
+    from bridge.front.search import Search
 
-    with composed(Search(str(folder), name, config_dir), overrides, trust=trust) as composition:
-        run = run_of(composition.given(name=name))
+    given, _ = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
+    run = run_of(given)
     decoded_sections(run, SECTIONS)
     return run
 

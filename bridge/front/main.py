@@ -1,8 +1,8 @@
 """A script's command line: Hydra's flags and overrides, our answers to mistakes, and exit codes.
 
-The config is composed once, its container is built once, and the run is prepared, all in memory: a run that is refused
-leaves no run folder. Hydra gets the composed config and adds the run folder and the log. A sweep is Hydra's, and each
-of its jobs does the same with the config that Hydra composed for it.
+The run is composed, its container is built and the work is prepared before Hydra starts: a run that is refused leaves
+no run folder. `hydra.main` then makes the run folder and the log, and does the work in it. A sweep is Hydra's, and each
+of its jobs is prepared from the config that Hydra composed for it.
 
 Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 for a crash, with its traceback. With
 ``HYDRA_FULL_ERROR=1`` every error comes with its traceback.
@@ -17,39 +17,26 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import hydra
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import _run_hydra, get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from bridge.checkpoint.lock import require_unlocked
 from bridge.errors import BridgeError, RunConfigError, TrainingError, close_matches
-from bridge.front.compose import (
-    CRASH,
-    JOB,
-    VERSION_BASE,
-    Composition,
-    Search,
-    as_hydra_reads,
-    composed,
-    in_our_words,
-    own_environment,
-    prepared,
-    register,
-    retraced,
-)
+from bridge.front.compose import as_hydra_reads, compose, given_of_job, prepare_composing, register
 from bridge.front.decode import container, decoded_sections, require_startable
+from bridge.front.errors import CRASH, in_our_words
 from bridge.front.loader import RunValues, config_folder, run_of
-from bridge.front.problems import KEYS, SECTIONS
+from bridge.front.problems import KEYS, SECTIONS, GivenRun
+from bridge.front.search import JOB, VERSION_BASE, Search
+from bridge.registry.hydra_group import own_environment
 from bridge.training.config import ConfigContainer
 
 Work = Callable[[Path], None]
@@ -68,6 +55,26 @@ class AroundSweep:
     """Called with the folder of the sweep and those of its runs, in order, also when a run of it failed."""
 
 
+SWITCHES = (
+    ("--help", "-h"),
+    ("--hydra-help",),
+    ("--version",),
+    ("--resolve",),
+    ("--run", "-r"),
+    ("--multirun", "-m"),
+    ("--shell-completion", "-sc"),
+)
+VALUES = (
+    ("--package", "-p"),
+    ("--config-path", "-cp"),
+    ("--config-name", "-cn"),
+    ("--config-dir", "-cd"),
+    ("--experimental-rerun",),
+)
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""Hydra's flags: switches, those with a value, and the values of ``--info``."""
+OURS = ("overrides", "config_path", "config_name")
+"""Parsed words that Hydra gets from us."""
 FULL_ERROR = "HYDRA_FULL_ERROR"
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Reasons for which a disk takes no more."""
@@ -90,12 +97,9 @@ def main(
     `name` is Hydra's of the job and of its log; `words` are those of the process where they are None.
     """
     try:
-        arguments = _parsed(words)
-        arguments.overrides = as_hydra_reads(arguments.overrides)
-        own_folder = _config_path(arguments.config_path) or str(config_path)
-        search = Search(own_folder, arguments.config_name or "config", arguments.config_dir)
-        with in_our_words(arguments.overrides):
-            _run(prepare, arguments, search, name, around)
+        line = CommandLine.of(sys.argv[1:] if words is None else words, config_path=config_path, name=name)
+        with in_our_words(line.overrides):
+            _run(prepare, line, around)
     except BridgeError as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
@@ -103,18 +107,66 @@ def main(
         sys.exit(error.exit_code)
 
 
-def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags and overrides of a command line; RunConfigError with the nearest key for an unknown flag."""
-    parser = get_args_parser()
+class _Parser(argparse.ArgumentParser):
+    """The parser of Hydra's flags, which names the nearest key for an unknown flag."""
 
-    def refuse(message: str) -> NoReturn:
-        flag = next((word.lstrip("-") for word in message.split() if word.startswith("--")), "")
+    def error(self, message: str) -> NoReturn:
+        """Raise RunConfigError."""
+        flags = [word.lstrip("-") for word in message.split() if word.startswith("--")]
+        flag = flags[0] if flags else ""
         near = [flag] if flag in KEYS else close_matches(flag, KEYS)
-        hint = f"Write {near[0]}=VALUE." if near else "`--help` lists the flags; a setting is KEY=VALUE."
+        hint = "`--help` lists the flags; a setting is KEY=VALUE."
+        if near:
+            hint = f"Write {near[0]}=VALUE."
         raise RunConfigError(f"{message}. {hint}", near)
 
-    parser.error = refuse  # type: ignore[method-assign]
-    return parser.parse_intermixed_args(words)
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A command line of Hydra."""
+
+    flags: argparse.Namespace
+    overrides: list[str]
+    """The words that are no flags, as Hydra reads them."""
+    search: Search
+    name: str
+    """Hydra's name of the job and of its log."""
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, config_path: Path, name: str) -> CommandLine:
+        """Return the parsed words; the tree is that of `config_path` where no flag names another."""
+        parser = _Parser(add_help=False)
+        parser.add_argument("overrides", nargs="*")
+        for spellings in SWITCHES:
+            parser.add_argument(*spellings, action="store_true")
+        for spellings in VALUES:
+            parser.add_argument(*spellings)
+        parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+        parser.add_argument("--info", "-i", const="all", nargs="?", choices=INFO)
+        flags = parser.parse_intermixed_args(words)
+        folder = _config_path(flags.config_path) or str(config_path)
+        search = Search(folder, flags.config_name or "config", flags.config_dir)
+        return cls(flags=flags, overrides=as_hydra_reads(flags.overrides), search=search, name=name)
+
+    def start_hydra(self, job: Job, *more: str) -> None:
+        """Give the process to Hydra, with further overrides; the errors of Hydra and of the job are raised."""
+        words = []
+        for name, value in vars(self.flags).items():
+            flag = f"--{name.replace('_', '-')}"
+            if name in OURS or not value:
+                continue
+            words.append(flag if value is True else f"{flag}={value}")
+        before, full = sys.argv, os.environ.get(FULL_ERROR)
+        sys.argv = [sys.argv[0], *words, *self.overrides, *more]
+        os.environ[FULL_ERROR] = "1"  # else Hydra prints an error and ends the process with exit code 1
+        try:
+            decorate = hydra.main(self.search.main, self.search.config_name, VERSION_BASE)
+            decorate(job)()
+        finally:
+            sys.argv = before
+            del os.environ[FULL_ERROR]
+            if full is not None:
+                os.environ[FULL_ERROR] = full
 
 
 def _config_path(given: str | None) -> str | None:
@@ -122,42 +174,69 @@ def _config_path(given: str | None) -> str | None:
     if given is None or "://" in given:
         return given
     by_script = Path(sys.argv[0]).resolve().parent / given
-    return str(by_script if by_script.is_dir() and not Path(given).is_dir() else config_folder(given))
+    if by_script.is_dir() and not Path(given).is_dir():
+        return str(by_script)
+    return str(config_folder(given))
 
 
-def _run(prepare: Prepare, arguments: argparse.Namespace, search: Search, name: str, around: AroundSweep) -> None:
-    overrides: list[str] = arguments.overrides
-    if arguments.experimental_rerun:
+def _run(prepare: Prepare, line: CommandLine, around: AroundSweep) -> None:
+    flags, job = line.flags, Job(prepare, line.name)
+    if flags.version or flags.shell_completion:
         register()
-        hydra.main(version_base=VERSION_BASE)(Task(prepare))()
-    elif arguments.shell_completion or arguments.help or arguments.hydra_help or arguments.info:
-        if arguments.shell_completion:
-            register()
-        else:
-            prepared(search, overrides)
-        arguments.config_path = None  # Hydra would look for it in this module's folder
-        _run_hydra(arguments, get_args_parser(), lambda _: None, search.main, search.config_name)
-    elif arguments.cfg:
-        with composed(search, overrides, job_name=name) as composition:
-            _check(composition)
-            with _started(composition, name) as app:
-                app.show_cfg(search.config_name, overrides, arguments.cfg, arguments.package, arguments.resolve)
-    elif arguments.multirun or _is_multirun(search, overrides):
-        _sweep(prepare, search, [*overrides, "hydra.mode=MULTIRUN"], name, around)
+        line.start_hydra(job)
+    elif flags.experimental_rerun:
+        register()
+        with line.search.started(line.name):
+            line.start_hydra(job)
+    elif flags.help or flags.hydra_help or flags.info:
+        prepare_composing(line.search, line.overrides)
+        line.start_hydra(job)
     else:
-        _run_once(prepare, search, [*overrides, "hydra.mode=RUN"], name)
+        _run_composed(line, job, around)
 
 
-def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, around: AroundSweep) -> None:
-    with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
-        sections = _check(composition)
-        if around.before is not None:
+def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
+    """Refuse what can be refused before Hydra starts; then show the config, run the job, or sweep."""
+    flags = line.flags
+    with own_environment():  # the variables that a recipe sets are those of its own run
+        given, settings = compose(
+            line.search,
+            line.overrides,
+            job_name=line.name,
+            is_complete=not flags.cfg,
+            may_sweep=True if flags.multirun else None,
+        )
+        is_sweep = flags.multirun or settings.mode == RunMode.MULTIRUN
+        if not flags.cfg and not is_sweep:
+            _run_once(line, job, given, settings)
+            return
+        sections = _check(given)
+        if not flags.cfg and around.before is not None:
             around.before(sections)
-        folder = Path(HydraConfig.get().runtime.output_dir)
+    if flags.cfg:
+        line.start_hydra(job)
+    else:
+        _sweep(line, job, settings, around)
+
+
+def _run_once(line: CommandLine, job: Job, given: GivenRun, settings: Any) -> None:
+    """Prepare the run, then have Hydra make the run folder and the log, and do the work in it."""
+    config, work = _prepared(run_of(given), job.prepare)
+    if is_first_process():  # before Hydra makes a folder, or writes into that of another run
+        require_unlocked(Path(settings.runtime.output_dir), "logging.run_dir")
+        if config.checkpoint.save is not None:
+            require_unlocked(Path(config.checkpoint.save), "checkpoint.save")
+    job.made = config, work
+    line.start_hydra(job, _override("hydra.run.dir", settings.run.dir))
+    if job.refused is not None:
+        raise job.refused  # after Hydra's end, which would add a line of its own
+
+
+def _sweep(line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> None:
+    folder = Path(settings.runtime.output_dir)
     began = time.time() - CLOCK_SECONDS
     try:
-        with _started(composition, name) as app:
-            app.multirun(search.config_name, Task(prepare), overrides)
+        line.start_hydra(job, _override("hydra.sweep.dir", settings.sweep.dir))
     finally:
         if around.after is not None:
             nodes = [path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began]
@@ -165,48 +244,34 @@ def _sweep(prepare: Prepare, search: Search, overrides: list[str], name: str, ar
             around.after(folder, sorted(numbers, key=numbers.__getitem__))
 
 
-def _run_once(prepare: Prepare, search: Search, overrides: list[str], name: str) -> None:
-    """Prepare the run, then have Hydra make the run folder and the log, and do the work in it."""
-    with composed(search, overrides, job_name=name) as composition:
-        run = _prepared(run_of(composition.given(name=search.config_name, missing=False)), prepare)
-        if is_first_process():  # before Hydra makes a folder, or writes into that of another run
-            require_unlocked(Path(HydraConfig.get().runtime.output_dir), "logging.run_dir")
-            if run.config.checkpoint.save is not None:
-                require_unlocked(Path(run.config.checkpoint.save), "checkpoint.save")
-        task = Task(prepare, run)
-        with _started(composition, name) as app:
-            app.run(search.config_name, task, overrides)
-    if task.refused is not None:
-        raise task.refused  # after Hydra's end, which would add a line of its own
+def _override(key: str, value: str) -> str:
+    """Return an override with a value of any characters."""
+    return f"{key}={QuotedString(text=value, quote=Quote.single).with_quotes()}"
 
 
-class Prepared(NamedTuple):
-    """A run that can begin."""
-
-    config: ConfigContainer
-    work: Work
-
-
-class Task:
+class Job:
     """A script's work as Hydra calls it, in the run folder that Hydra made."""
 
-    def __init__(self, prepare: Prepare, made: Prepared | None = None) -> None:
+    def __init__(self, prepare: Prepare, name: str) -> None:
+        self.__module__ = f"{__name__}.{name}"  # Hydra names the job after the last part of its function's module
         self.prepare = prepare
-        self.made = made
-        """The run; None: that of the config that Hydra composed for a job of a sweep."""
+        self.made: tuple[ConfigContainer, Work] | None = None
+        """The run that was prepared before Hydra started; None: that of the config of a sweep's job."""
         self.refused: BridgeError | None = None
-        """The error of ours that ended a run which was made before Hydra started."""
+        """The error of ours that ended a run which was prepared before Hydra started."""
 
     def __call__(self, config: DictConfig) -> None:
         """Do the work on the config's run."""
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
-        run = self.made
+        made = self.made
         try:
             with own_environment():
-                run = run or _prepared(run_of(retraced(config, settings).given(missing=False)), self.prepare)
-                run_dir = Path(run.config.logging.run_dir or run_dir)
-                run.work(run_dir)
+                if made is None:
+                    made = _prepared(run_of(given_of_job(config)), self.prepare)
+                ready, work = made
+                run_dir = Path(ready.logging.run_dir or run_dir)
+                work(run_dir)
         except Exception as raised:
             error = _of_disk(raised, run_dir)
             if not isinstance(error, BridgeError):
@@ -215,7 +280,7 @@ class Task:
                 self.refused = error
                 return
             if settings.mode == RunMode.MULTIRUN:
-                _log_failure(error, run_dir, settings.job.name, was_made=run is not None)
+                _log_failure(error, run_dir, settings.job.name, was_made=made is not None)
             if error is raised:
                 raise
             raise error from raised
@@ -249,8 +314,8 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _prepared(values: RunValues, prepare: Prepare) -> Prepared:
-    """Return a run that can begin; its own folder is made where one is named."""
+def _prepared(values: RunValues, prepare: Prepare) -> tuple[ConfigContainer, Work]:
+    """Return a run that can begin, and its work; its own folder is made where one is named."""
     config = container(values)
     work = prepare(config)
     require_startable(config, values)
@@ -263,31 +328,14 @@ def _prepared(values: RunValues, prepare: Prepare) -> Prepared:
             rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
     if rule:
         raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.")
-    return Prepared(config, work)
+    return config, work
 
 
-def _check(composition: Composition) -> dict[str, dict[str, Any]]:
+def _check(given: GivenRun) -> dict[str, dict[str, Any]]:
     """Return the sections; refused is what can be without Megatron Core: everything but the fields of its classes."""
-    run = run_of(composition.given(), resolve=False)
+    run = run_of(given, resolve=False)
     sections = decoded_sections(run, SECTIONS)
     run.problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
     return sections
-
-
-def _is_multirun(search: Search, overrides: Sequence[str]) -> bool:
-    if any(word.lower().startswith("hydra.mode=") for word in overrides):
-        return any(word.lower() == "hydra.mode=multirun" for word in overrides)
-    return str(search.primary("hydra.mode")).upper() == RunMode.MULTIRUN.name
-
-
-@contextmanager
-def _started(composition: Composition, name: str) -> Iterator[Hydra]:
-    """Start Hydra over the loader that composed, which hands it the same config."""
-    app = Hydra(task_name=name, config_loader=composition.loader)
-    GlobalHydra.instance().initialize(app)
-    try:
-        yield app
-    finally:
-        GlobalHydra.instance().clear()

@@ -11,7 +11,9 @@ that name that is no group stays a key, and the registry is loaded when an optio
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +28,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig
 
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import GROUP, REGISTRY, is_auto, load_recipes_from, recipe_flag
+from bridge.registry.registry import GROUP, REGISTRY, Recipe, is_auto, load_recipes_from, recipe_flag
 
 SCHEME = "recipes"
 
@@ -41,6 +43,23 @@ def register_group(*recipes_from: str) -> None:
     Plugins.instance().register(RecipeSearchPath)
 
 
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Undo on leaving what a ``with`` block does to the environment: the next job of a sweep does not see it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for key in os.environ.keys() - before.keys():  # not `clear`: the compiler of the kernel runs in a thread
+            del os.environ[key]
+        os.environ.update(before)
+
+
+def _set_since(before: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that have another value than before."""
+    return {key: value for key, value in os.environ.items() if before.get(key) != value}
+
+
 def _option(config_path: str) -> str:
     """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
     group, _, option = config_path.rpartition("/")
@@ -53,6 +72,16 @@ def recipe_name(config_path: str) -> str | None:
     return REGISTRY.recipe(name).name if name and name in REGISTRY else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A recipe as the registry made it."""
+
+    recipe: Recipe
+    config: MixedPrecisionConfig
+    variables: Mapping[str, str]
+    """The environment variables that the recipe's function set."""
+
+
 class RecipeSource(ConfigSource):
     """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
 
@@ -62,11 +91,14 @@ class RecipeSource(ConfigSource):
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
-        self.made: dict[str, MixedPrecisionConfig] = {}
-        """Canonical name -> the config that the registry made for this composition."""
+        self.made: dict[str, Made] = {}
+        """Canonical name -> the recipe as it was made last."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
         return RecipeSource, (self.provider, self.full_path())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecipeSource:
+        return self  # Hydra composes with a copy of its sources
 
     @staticmethod
     def scheme() -> str:
@@ -101,9 +133,27 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Config not found: {config_path}")
         node = DictConfig({}, flags={"struct": False})
         if name is not None:
-            self.made[name] = self.made.get(name) or REGISTRY.get(name)
-            node = DictConfig(self.made[name].to_dict(), flags={"struct": False, recipe_flag(name): True})
+            node = DictConfig(self._make(name).config.to_dict(), flags={"struct": False, recipe_flag(name): True})
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
+
+    def recipe(self, name: str) -> MixedPrecisionConfig:
+        """Return a recipe by its canonical name, with the environment variables set that it sets itself."""
+        made = self._make(name)
+        os.environ.update(made.variables)
+        return made.config
+
+    def _make(self, name: str) -> Made:
+        """Return a recipe, made once unless its name is registered again.
+
+        Its environment variables are only noted: a sweep composes all of its jobs before the first one runs.
+        """
+        recipe = REGISTRY.recipe(name)
+        if name in self.made and self.made[name].recipe is recipe:
+            return self.made[name]
+        with own_environment():
+            before = dict(os.environ)
+            self.made[name] = Made(recipe=recipe, config=REGISTRY.get(name), variables=_set_since(before))
+        return self.made[name]
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""

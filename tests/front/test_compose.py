@@ -13,8 +13,7 @@ from pathlib import Path
 import hydra
 import psutil
 import pytest
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from bridge.errors import RunConfigError, UnknownRecipeError
@@ -22,11 +21,12 @@ from bridge.front import compose
 from bridge.front.compose import register
 from bridge.front.decode import container
 from bridge.front.loader import load_run
+from bridge.front.search import Search
 from bridge.precision.mode import label_of
 from bridge.precision.statements import recipe_name, source_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
-from bridge.registry.registry import REGISTRY
+from bridge.registry.registry import REGISTRY, Recipe
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -66,11 +66,26 @@ def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
 def test_a_sweep_and_what_looks_for_its_runs_read_the_clock_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     monkeypatch.setattr(compose, "_launched", lambda pattern: f"{pattern}-{next(clock)}")
-    words = ["mixed_precision=bf16_mixed,fp32", "hydra.mode=MULTIRUN"]
-    with compose.composed(compose.Search(main=str(CONF)), words, sweep=True) as composition:
-        looked_in = HydraConfig.get().runtime.output_dir
-        swept = composition.loader.load_configuration("config", words, RunMode.MULTIRUN)
-        assert looked_in.endswith(swept.hydra.sweep.dir)
+    _, settings = compose.compose(Search(main=str(CONF)), ["mixed_precision=bf16_mixed,fp32"], may_sweep=True)
+    assert settings.sweep.dir == "multirun/%Y-%m-%d-0/%H-%M-%S-1"
+    assert settings.runtime.output_dir == str(Path(settings.sweep.dir).absolute())
+
+
+def test_a_program_of_hydra_has_its_own_hydra_back_after_a_run_was_read() -> None:
+    with hydra.initialize_config_dir(config_dir=str(CONF / "model"), version_base="1.3"):
+        before = GlobalHydra.instance().config_loader()
+        assert load_run(["mixed_precision=fp32"], CONF).precision.recipe == "fp32"
+        assert GlobalHydra.instance().config_loader() is before
+        assert hydra.compose("gpt_tiny").hidden_size == 64
+
+
+def test_a_file_of_the_search_path_is_the_origin_of_what_it_sets(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [gpt_tiny, _self_]\nnum_layers: 2\n")
+    run = load_run(["model=mine", f"hydra.searchpath=[file://{tmp_path}]"], CONF)
+    assert run.model["num_layers"] == 2
+    assert run.origin_of("model.num_layers") == "model/mine.yaml"
+    assert run.origin_of("model.hidden_size") == "model/gpt_tiny.yaml"
 
 
 def test_null_means_no_precision() -> None:
@@ -97,6 +112,18 @@ def test_hydras_own_compose_api_offers_recipes_in_open_sections() -> None:
         config = hydra.compose("config", overrides=["mixed_precision=fp16-mixed", "mixed_precision.fp8_margin=2"])
     assert config.mixed_precision.fp16 is True
     assert config.mixed_precision.fp8_margin == 2
+
+
+def test_a_recipe_that_is_registered_again_is_composed_as_it_is_now() -> None:
+    register()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        for margin in (1, 2):
+            REGISTRY.add(Recipe(name="again", function=lambda: MixedPrecisionConfig(bf16=True, fp8_margin=margin)))  # noqa: B023
+            try:
+                config = hydra.compose("config", overrides=["mixed_precision=again"])
+            finally:
+                REGISTRY.remove("again")
+            assert config.mixed_precision.fp8_margin == margin
 
 
 def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

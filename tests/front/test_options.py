@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bridge.front.main import SWITCHES, VALUES
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.statements import field_value
 from bridge.registry.config import MixedPrecisionConfig
@@ -172,6 +174,19 @@ def test_the_config_is_found_from_any_folder_and_without_torch_or_megatron(tmp_p
         assert "bridge.front.compose" in imported
         assert not {name for name in imported if name.split(".")[0] in ("torch", "megatron", "numpy")}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flag_of_hydra_is_taken(train) -> None:
+    done = train("--hydra-help")
+    listed = re.findall(r"^(--\S+) : ", done.stdout, re.MULTILINE)
+    ours = [",".join(spellings) for spellings in (*SWITCHES, *VALUES, ("--cfg", "-c"), ("--info", "-i"))]
+    assert sorted(",".join(flag.split(",")) for flag in listed) == sorted(ours)
+
+
+def test_flags_that_exclude_each_other_are_refused_with_the_rule(refused) -> None:
+    assert refused("--cfg", "job", "--multirun") == (
+        "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified."
+    )
 
 
 def test_flags_may_stand_anywhere(shown, team: Path) -> None:

@@ -1,15 +1,17 @@
 """`to_config`: what a composed config has under `mixed_precision`, as a config with its sources."""
 
 import copy
+import os
 from typing import Any
 
 import pytest
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from bridge import MixedPrecisionConfig, to_config
+from bridge import MixedPrecisionConfig, register, to_config
 from bridge.errors import PrecisionConfigError, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
 from bridge.precision.statements import is_stated, recipe_name, source_of
 from bridge.registry.hydra_group import RecipeSource
+from bridge.registry.registry import REGISTRY
 
 
 def node(recipe: str) -> Any:
@@ -39,6 +41,25 @@ def test_fields_of_the_recipe_keep_it_as_their_source_and_others_are_the_configu
     assert recipe_name(config) == "bf16_with_fp8_current_scaling_mixed"
     assert source_of(config, "fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
     assert source_of(config, "fp8_margin") == source_of(config, "num_layers_at_end_in_bf16") == "configuration"
+
+
+def test_a_recipe_sets_its_environment_variables_where_it_is_read_and_not_where_it_is_composed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OF_A_RECIPE", "before")
+
+    @register
+    def with_variable() -> MixedPrecisionConfig:
+        os.environ["OF_A_RECIPE"] = "set"
+        return MixedPrecisionConfig(bf16=True)
+
+    try:
+        given = node("with_variable")
+        assert os.environ["OF_A_RECIPE"] == "before"
+        assert to_config(given).recipe == "with_variable"
+        assert os.environ["OF_A_RECIPE"] == "set"
+    finally:
+        REGISTRY.remove("with_variable")
 
 
 def test_a_field_that_was_taken_out_is_unstated() -> None:
