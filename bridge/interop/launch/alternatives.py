@@ -15,6 +15,8 @@ from bridge.interop.launch.word import Word
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tree_sitter import Node
+
 MAX_BRANCHES = 48
 
 
@@ -30,13 +32,13 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     root, stated = parse(text, path), variables or {}
     error, others = broken_line(root), list[tuple[Arm, Reader]]()
     try:
-        first = Reader(root, path, stated, {})
+        first = _read(root, path, stated, {})
         steps = first.steps
         for arm, _ in [*first.questions.values()][:MAX_BRANCHES]:
             if steps < MAX_STEPS:
                 assumed = [arm.test.equal] if arm.test.equal else []
                 answers = {} if assumed else {arm.text: not arm.test.holds}
-                others.append((arm, Reader(root, path, {**stated, **dict(assumed)}, answers)))
+                others.append((arm, _read(root, path, {**stated, **dict(assumed)}, answers)))
                 steps += others[-1][1].steps
     except RecursionError:
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
@@ -53,9 +55,17 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     return tuple(_listed(first, others))
 
 
+def _read(root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool]) -> Reader:
+    """Return a reading of a script; one that its own checks would end before any launch passes them."""
+    reader = Reader(root, path, stated, answers)
+    if reader.end == "exit" and not reader.launches:
+        return Reader(root, path, stated, answers, is_lenient=True)
+    return reader
+
+
 def _held(reader: Reader) -> Launch:
     """Return the arguments that variables hold, for a file that others source."""
-    values = {name: " ".join(held) for name, held in reader.values.items() if name not in reader.stated}
+    values = {name: " ".join(reader.held(name)) for name in reader.values if name not in reader.stated}
     words = {name: [Word.of(word) for word in split(text)] for name, text in values.items()}
     held = {name: found for name, found in words.items() if any(word.startswith("--") for word in found)}
     arguments = (*(word for found in held.values() for word in found), *reader.stray)

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 """A number that bash reads as a decimal one."""
@@ -18,12 +18,12 @@ MOST = 2**63
 """Numbers from here on are too large for bash."""
 
 
-def computed(piece: str, values: Mapping[str, Sequence[str]]) -> str | None:
+def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
     """Return the value of `$((...))`; None for another piece, and where the run decides a part of it.
 
     Args:
         piece: As it is written.
-        values: The words of each variable that the script has set.
+        values: The elements of each variable that the script has set.
     """
     if not (piece.startswith("$((") and piece.endswith("))")):
         return None
@@ -31,8 +31,8 @@ def computed(piece: str, values: Mapping[str, Sequence[str]]) -> str | None:
     if len(expression) > MAX_LENGTH:
         return None
     for found in PART.findall(expression):
-        held = values.get(found[0] or found[1], ())
-        if len(held) != 1 or NUMBER.fullmatch(held[0]) is None:
+        held = values.get(found[0] or found[1], {})
+        if NUMBER.fullmatch(held.get(0, "")) is None:
             return None
     text = PART.sub(lambda found: f"({values[found[1] or found[2]][0]})", expression)
     if "_" in text:  # 1_000 is a number of Python alone

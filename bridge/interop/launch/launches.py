@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.interop.launch.job import SUBMIT
 from bridge.interop.launch.script import MODES
@@ -25,6 +25,8 @@ PRECISION_WORDS, HOLDS_ARGUMENTS = (re.compile(ROWS[row]) for row in ("precision
 QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
+REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
+PREFIXES = frozenset({"nohup", "timeout", "exec", "time", "sudo", "env", "setsid", "stdbuf"})
 COMMANDS = {name: re.compile(words) for name, words in ROWS["commands"].items()}
 """Command that trains without a Python file on its line -> pattern of the words behind it."""
 STRAY = "whose options belong to no command"
@@ -128,9 +130,39 @@ def _is_command(words: Sequence[Word], place: int) -> bool:
     return command is not None and command.match(" ".join(words[place + 1 : place + 41])) is not None
 
 
-def nested_script(words: Sequence[str]) -> str | None:
-    """Return the script that a command hands to a shell as one word: `bash -c "..."`."""
-    for program, option, script in zip(words, words[1:], words[2:], strict=False):
-        if PurePosixPath(program).name in SHELLS and re.fullmatch(r"-\w*c", option) and words[0] not in QUIET:
-            return script
+class NestedScript(NamedTuple):
+    """A script that a command hands to a shell: `bash -c "..."`, `ssh host "..."`."""
+
+    text: str
+    place: int
+    """Of the shell among the words."""
+    is_elsewhere: bool = False
+    """The shell runs on another host, which has none of the variables."""
+
+
+def nested_script(words: Sequence[str]) -> NestedScript | None:
+    """Return the script that a command hands to a shell, None for other commands."""
+    if words[0] in QUIET:
+        return None
+    for place, program in enumerate(words):
+        name = PurePosixPath(program).name
+        if name in REMOTE_SHELLS and (place == 0 or words[place - 1] in PREFIXES):
+            text = _behind_the_host(words[place + 1 :])
+            return NestedScript(text, place, is_elsewhere=True) if text else None
+        if name in SHELLS:
+            for at, option in enumerate(words[place + 1 :], place + 1):
+                if re.fullmatch(r"-\w*c", option) and at + 1 < len(words):
+                    return NestedScript(words[at + 1], place)
+                if not option.startswith(("-", "+")) and option != "pipefail":
+                    break
     return None
+
+
+def _behind_the_host(words: Sequence[str]) -> str:
+    """Return the command that `ssh [options] host command` runs; empty where there is none."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if re.fullmatch(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[BbcDEeFIiJLlmOopQRSWw]", option):
+            rest = rest[1:]
+    return " ".join(rest[1:])

@@ -6,17 +6,17 @@ A condition that the file does not decide is a question: `alternatives` asks for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.interop.launch import launches as starts
+from bridge.interop.launch.builtins import DECLARERS, NAME, TAKE_A_VALUE, Builtins, State, environment_of
 from bridge.interop.launch.conditions import Test, answer, matched
 from bridge.interop.launch.job import is_job, job_environment
 from bridge.interop.launch.script import WORDS, name_of, parse, statements, text_of
-from bridge.interop.launch.variables import Variables
 from bridge.interop.launch.word import DEFAULT, UNKNOWN, Word, variable_of
 from bridge.interop.reading.document import Document
 
@@ -27,12 +27,16 @@ MAX_STEPS = 12_000
 """Commands."""
 MAX_DEPTH = 12
 """Of functions, strings and sourced files within each other."""
-NAME = re.compile(r"[A-Za-z_]\w*")
-DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
+MAX_REPEATED = 1_500
+"""Commands that are read again to know what a loop leaves behind."""
+MAX_TURNS = 64
+"""Of a loop that is read with each of its words."""
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
-CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
+CONTAINERS = frozenset({"compound_statement", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 HEREDOC = ("heredoc_start", "heredoc_body")
+BEFORE_A_COMMAND = frozenset({"time", "exec", "command", "builtin"})
+"""Words in front of a command of this shell."""
 READERS = frozenset({"cat", "echo", "ls", "head", "mkdir", "jq"})
 """Commands that change no file which they name."""
 NO_BODY = ("comment", "elif_clause", "else_clause")
@@ -54,18 +58,18 @@ class Arm(NamedTuple):
         return f"line {self.line}, {self.word if holds else 'not'} {self.text}"
 
 
-class Reader(Variables):
+class Reader(Builtins):
     """What bash knows at a point of a script, and what it started before."""
 
-    def __init__(self, root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool]) -> None:
+    def __init__(
+        self, root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool], *, is_lenient: bool = False
+    ) -> None:
         super().__init__(stated)
-        self.path, self.answers = path, answers
+        self.path, self.answers, self.is_lenient = path, answers, is_lenient
         self.scripts = [root]
         """The script, and the strings and files in it that are scripts."""
         self.questions: dict[object, tuple[Arm, str]] = {}
         """Conditions that the file does not decide, each with the branch that is taken."""
-        self.exported: dict[str, None] = {}
-        self.functions: dict[str, Node] = {}
         self.launches: list[starts.Launch] = []
         self.notes: dict[str, None] = {}
         """What was not read."""
@@ -78,7 +82,15 @@ class Reader(Variables):
         self.has_failed = False
         """The last command was `false`, or a condition that did not hold."""
         self.end = ""
-        """`exit` or `return` where the script, or a function, has ended."""
+        """`exit`, `return`, `break` or `continue` where the script, a function, a loop or its turn has ended."""
+        self.levels = 0
+        """How many loops `break` or `continue` ends."""
+        self.loops = 0
+        """Loops of the function around the command."""
+        self.is_repeated = False
+        """A loop is read again: nothing is noted."""
+        self.repeated = 0
+        """Commands that were read again."""
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
         self.steps = self.depth = 0
@@ -87,11 +99,18 @@ class Reader(Variables):
     def run(self, nodes: Iterable[Node]) -> None:
         """Read commands in their order."""
         for node in nodes:
-            self.steps += 1
+            if self.is_repeated:
+                self.repeated += 1
+            else:
+                self.steps += 1
             if self.steps > MAX_STEPS:
                 self.notes[f"what follows after {MAX_STEPS} commands"] = None
-            elif not self.end:
-                self._one(node)
+            elif not self.end and self.repeated <= MAX_REPEATED:
+                follows = node.next_sibling
+                if follows is not None and follows.type == "&":
+                    self._in_subshell(node)
+                else:
+                    self._one(node)
 
     def _one(self, node: Node) -> None:
         kind, test = node.type, self._test(node)
@@ -99,24 +118,189 @@ class Reader(Variables):
             self.has_failed = not test.holds
             if kind == "command":
                 self._expanded(node)  # `: ${NAME:=value}` sets a variable
+            else:
+                self._arithmetic(node)
         elif kind in COMMANDS:
             self._command(node)
         elif kind == "redirected_statement":
             self._redirected(node)
         elif kind == "list":
             self._pair(node)
+        elif kind == "negated_command":
+            self.run(node.named_children)
+            self.has_failed = not self.has_failed
         elif kind == "if_statement":
             self._conditional(node)
         elif kind == "case_statement":
             self._case(node)
         elif kind in LOOPS:
-            for variable in map(text_of, node.children_by_field_name("variable")):
-                self.set(variable, [f"${variable}"])
-            self.run(node.children_by_field_name("body"))
+            self._loop(node)
         elif kind == "function_definition":
             self.functions |= {text_of(name): node for name in node.children_by_field_name("name")}
+        elif kind == "subshell":
+            state = self.state()
+            self.run(statements(node))
+            self._leave_subshell(state)
+        elif kind == "pipeline":
+            for child in statements(node):
+                self._in_subshell(child)
         elif kind in CONTAINERS:
             self.run(statements(node))
+
+    def _in_subshell(self, node: Node) -> None:
+        """Read a command whose variables are its own."""
+        state = self.state()
+        self._one(node)
+        self._leave_subshell(state)
+
+    def _leave_subshell(self, state: State) -> None:
+        self.restore(state)
+        self.end = ""
+
+    def _arithmetic(self, node: Node) -> None:
+        """Read what `((A = 1))` changes; a test changes nothing."""
+        text = text_of(node)
+        if text.startswith("((") and text.endswith("))"):
+            self.compute(text[2:-2])
+
+    # -- loops ---------------------------------------------------------------------------------------------------------
+
+    def _loop(self, node: Node) -> None:
+        """Read the body of a loop once; what it leaves behind is computed for constant words.
+
+        The values that a further turn would change are of the run where the number of turns is not known.
+        """
+        body = node.children_by_field_name("body")
+        variables = [*map(text_of, node.children_by_field_name("variable"))]
+        words = self._words_of(node) if variables else None
+        is_sure = bool(words)
+        test = None
+        if node.type == "while_statement":
+            test = self._condition(node)
+            is_sure = not test.is_free
+        elif not variables:
+            header, _, _ = text_of(node).partition("do")
+            self.compute(header)
+        if words == [] or (is_sure and test is not None and not test.holds):
+            return
+        before = self.state()
+        for variable in variables:
+            self.set(variable, [f"${variable}"])
+        self._turn(body)
+        if words is not None and is_sure:
+            if self._is_changed(before, variables):
+                self._repeat(before, body, variables[0], words)
+        elif self._is_changed(before, variables):
+            self._settle(before, node, body, is_sure=is_sure)
+
+    def _words_of(self, node: Node) -> list[str] | None:
+        """Return the words of a `for`, None where only the run knows one."""
+        values = node.children_by_field_name("value")
+        has_list = any(child.type == "in" for child in node.children)
+        words = self.words(values) if has_list else self.held("@") if "@" in self.values else None
+        if words is None or len(words) > MAX_TURNS or any(Word.of(word).defaults for word in words):
+            return None
+        return (
+            None if any(Word.of(word).is_unknown or any(sign in word for sign in "*?[{") for word in words) else words
+        )
+
+    def _condition(self, node: Node) -> Test:
+        """Read the condition of `while` or `until`; return whether the body is read."""
+        condition = node.children_by_field_name("condition")
+        if not condition:
+            condition = [one for one in statements(node) if one.type != "do_group"]
+        self.run(child for child in condition if self._test(child) is None)
+        test = self._test(condition[-1]) if condition else None
+        if test is None or test.is_free:
+            return Test(holds=True)
+        return test.negated if node.children[0].type == "until" else test
+
+    def _turn(self, body: Sequence[Node]) -> bool:
+        """Read the body of a loop; return whether the loop goes on."""
+        self.loops += 1
+        self.run(body)
+        self.loops -= 1
+        if self.end not in ("break", "continue"):
+            return not self.end
+        goes_on = self.end == "continue" and self.levels <= 1
+        self.levels -= 1
+        if self.levels <= 0 or not self.loops:
+            self.end = ""
+        return goes_on
+
+    def _is_changed(self, before: State, but: Sequence[str]) -> bool:
+        """Return whether a turn has changed what is known, other than the variables of the loop."""
+        kept = {name: before.values[name] for name in but if name in before.values}
+        now = {**{name: held for name, held in self.values.items() if name not in but}, **kept}
+        return now != before.values or self.exported != before.exported or self.functions != before.functions
+
+    def _repeat(self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]) -> None:
+        """Read a loop again with each of its words, for the values that it leaves behind."""
+        first, end = self.state(), self.end
+        self.restore(replace(before, values=before.values.copy()))
+        self.end = ""
+
+        def turns() -> None:
+            for word in words:
+                self.set(variable, [word])
+                if not self._turn(body):
+                    return
+
+        self._again(turns)
+        if self.repeated > MAX_REPEATED:
+            self.restore(first)
+            self.end = end
+            self._forget_changed(before)
+
+    def _settle(self, before: State, node: Node, body: Sequence[Node], *, is_sure: bool) -> None:
+        """Make values that a further turn changes unknown; a loop that may have no turn is a question."""
+        first, end = self.state(), self.end
+        after = self.state()
+        self._again(lambda: self._turn(body) and None)
+        second, self.end = self.state(), end
+        self.restore(after)
+        if self.repeated > MAX_REPEATED:
+            self._forget_changed(before)
+        for name in first.values.keys() | second.values.keys():
+            one, two = first.values.get(name), second.values.get(name)
+            if one != two and not any(map(UNKNOWN.search, (one or {}).values())):
+                self._leave_open(name, one or {}, two or {})
+        if is_sure:
+            return
+        header = " ".join(text_of(node).partition("\n")[0].partition(";")[0].split())
+        arm = Arm(Test(holds=True), header, self._line(node), body, "in")
+        if not self._holds(arm):
+            self.restore(before)
+        self.questions.setdefault(arm.text, (arm, arm.label(holds=True)))
+
+    def _leave_open(self, name: str, one: Mapping[int, str], two: Mapping[int, str]) -> None:
+        """Make a variable unknown, or its end alone where each turn of a loop adds to it."""
+        old, new = [*one.values()], [*two.values()]
+        if len(old) > 1 and new[: len(old)] == old:
+            self.set(name, [f"${name}"], append=True, is_array=True)
+        elif len(old) == len(new) == 1 and new[0].startswith(old[0]):
+            self.set(name, [f" ${name}"], append=True)
+        else:
+            self.forget(name)
+
+    def _forget_changed(self, before: State) -> None:
+        for name in [*self.values]:
+            if self.values[name] != before.values.get(name):
+                self.forget(name)
+
+    def _again(self, read: Callable[[], None]) -> None:
+        """Read commands again; noted are the variables, and launches whose precision is another than before."""
+        noted = self.launches, self.notes, self.questions, self.files, self.stray, self.is_repeated
+        self.launches, self.notes, self.questions = [*noted[0]], noted[1].copy(), noted[2].copy()
+        self.files, self.stray, self.is_repeated = noted[3].copy(), [*noted[4]], True
+        read()
+        again = self.launches[len(noted[0]) :]
+        self.launches, self.notes, self.questions, self.files, self.stray, self.is_repeated = noted
+        for launch in again:
+            same = [one for one in self.launches if one.line == launch.line]
+            is_open = any(word.is_unknown for one in (*same, launch) for word in one.arguments)
+            if not is_open and launch.known not in [one.known for one in same]:
+                self.launches.append(launch)
 
     def _line(self, node: Node) -> int:
         return self.line or node.start_point.row + 1
@@ -126,15 +310,41 @@ class Reader(Variables):
         inner, *redirects = node.named_children
         redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
         words = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
+        outer, self.input = self.input, self._input(redirects) if inner.type == "command" else None
         if inner.type == "command" and self._test(inner) is None:
             self._command(inner, [word for group in words for word in group[1:]])
         else:
             self._one(inner)
+        self.input = outer
+        for redirect in redirects:
+            self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
         bodies = [text_of(one) for part in redirects for one in part.named_children if one.type == "heredoc_body"]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
+        is_shown |= name_of(inner) in TAKE_A_VALUE  # the variable holds it, or is unknown
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
             self.notes[f"heredoc on line {self._line(node)}"] = None
+
+    def _input(self, redirects: Sequence[Node]) -> str | None:
+        """Return the text of the last here-document or here-string, None where the input is another one."""
+        text = None
+        for redirect in redirects:
+            if redirect.type == "herestring_redirect":
+                text = self.text(redirect.named_children[-1]) + "\n"
+            elif redirect.type == "heredoc_redirect":
+                text = self._heredoc(redirect)
+            elif redirect.type == "file_redirect" and "<" in text_of(redirect)[:2]:
+                text = None
+        return text
+
+    def _heredoc(self, redirect: Node) -> str:
+        """Return the text of a here-document."""
+        start, body = (next((one for one in redirect.children if one.type == kind), None) for kind in HEREDOC)
+        text = text_of(body)
+        if redirect.children[0].type == "<<-":
+            text = re.sub(r"(?m)^\t+", "", text)
+        is_plain = text_of(start)[:1] in ("'", '"', "\\")
+        return text if is_plain else self._text(text, is_quoted=True)
 
     def _written(self, command: str, redirects: Sequence[Node]) -> None:
         """Note the file that `cat` writes from a here-document; one that another command writes is unknown."""
@@ -143,12 +353,7 @@ class Reader(Variables):
         for name in map(self.text, (one for one in targets if one.type in WORDS)):
             self.files.pop(name, None)
             if command == "cat" and len(targets) == len(heredocs) == 1:
-                start, body = (
-                    next((one for one in heredocs[0].children if one.type == kind), None) for kind in HEREDOC
-                )
-                text = text_of(body)
-                is_plain = text_of(start)[:1] in ("'", '"', "\\")
-                self.files[name] = text if is_plain else self._text(text, is_quoted=True)
+                self.files[name] = self._heredoc(heredocs[0])
 
     # -- branches ------------------------------------------------------------------------------------------------------
 
@@ -194,15 +399,23 @@ class Reader(Variables):
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
         """Read the commands of the first condition that holds; return whether there is one.
 
-        A branch that ends the script and starts nothing is left for the next one that the run may take.
+        A branch that ends the script and starts nothing is left for the next one that the run may take: a lenient
+        reading takes it for a check that the run passes, also where the file decides its condition.
         """
         free = [arm for arm in arms if arm.test.is_free]
         arm = next((arm for arm in arms if self._holds(arm)), None)
+        others = [other for other in (None, *free) if other is not arm]
+        if not (free or self.is_lenient):  # the file decides
+            others = []
         ended = list[Arm | None]()
-        for taken in (arm, *(other for other in (None, *free) if other is not arm)):
+        before = self.state()
+        for taken in (arm, *others):
+            if ended:
+                self.restore(before)
+                before = self.state()
             arm, count, self.end = taken, len(self.launches), ""
             self.run(otherwise if arm is None else arm.body)
-            if not self.end or len(self.launches) > count:
+            if self.end not in ("exit", "return") or len(self.launches) > count:
                 break
             ended.append(arm)
         if arms and None not in ended:
@@ -221,8 +434,7 @@ class Reader(Variables):
             inner = self._test(node.named_children[-1])
             return None if inner is None else inner.negated
         if kind == "list":
-            sides = (self._test(node.children[0]), self._test(node.children[-1]))
-            return None if None in sides else Test(holds=False)
+            return self._joined(node)
         if kind == "test_command" and first in ("[", "[["):
             return answer([self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)])
         if kind == "command" and name_of(node) == "test":
@@ -231,25 +443,40 @@ class Reader(Variables):
             return Test(holds=ANSWERS[name_of(node)], is_free=False)
         return Test(holds=False) if kind == "test_command" or first == "((" else None
 
+    def _joined(self, node: Node) -> Test | None:
+        """Return the answer of two conditions; only the run has it unless both are of constants."""
+        left, right = self._test(node.children[0]), self._test(node.children[-1])
+        if left is None or right is None:
+            return None
+        if left.is_free or right.is_free:
+            return Test(holds=False)
+        is_and = node.children[1].type == "&&"
+        return Test(left.holds and right.holds if is_and else left.holds or right.holds, is_free=False)
+
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _command(self, node: Node, behind: Sequence[Node] = ()) -> None:
         """Read a command; `behind` are words of it that stand behind a redirection."""
         self.executed.add(node.id)
-        words, before = self._expanded(node) + self.words(behind), self.values.copy()
-        names = self._assigned(node)
+        words, before, exported = self._expanded(node) + self.words(behind), self.values.copy(), self.exported
+        outer = self.input
+        for child in node.children:
+            if child.type == "herestring_redirect":
+                self.input = self.text(child.named_children[-1]) + "\n"
+        names = self.assign(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
-            for name, sign, value in (word.partition("=") for word in words[1:]):
-                names[name] = None
-                if sign and NAME.fullmatch(name):
-                    self.set(name, [value])
-            self.exported |= names if words[0] == "export" else {}
-        elif words:
-            self._simple(words, self._line(node), names)
-            for name in names:  # `NAME=value command` sets it for the command only
-                self.values.pop(name)
+            self.declare(words, names, before)
+        elif words and names:
+            self.exported = {**exported, **names}  # `NAME=value command` sets it for the command only
+            self._simple(words, self._line(node))
+            self.exported = exported
+            for name in names:
+                self.values.pop(name, None)
             self.values |= {name: before[name] for name in names if name in before}
+        elif words:
+            self._simple(words, self._line(node))
+        self.input = outer
 
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command."""
@@ -262,65 +489,75 @@ class Reader(Variables):
                 words.append(text_of(child))
         return words
 
-    def _assigned(self, node: Node) -> dict[str, None]:
-        """Set the variables of a command, and return their names."""
-        names = dict[str, None]()
-        children = [node] if node.type == "variable_assignment" else node.children
-        for one in (child for child in children if child.type == "variable_assignment"):
-            name, _, index = text_of(one.children[0]).partition("[")
-            given = one.child_by_field_name("value")
-            is_array = given is not None and given.type == "array"
-            words = [self.text(given)] if given is not None else [""]
-            if given is not None and is_array:
-                words = self.words(child for child in given.named_children if child.type in WORDS)
-            append = len(one.children) > 1 and one.children[1].type == "+="
-            self.set(name, words, append=append or bool(index), is_array=is_array or bool(index))
-            names[name] = None
-        return names
-
-    def _simple(self, words: list[str], line: int, prefix: Iterable[str]) -> None:
+    def _simple(self, words: list[str], line: int) -> None:
         first = words[0]
         if first in ("exit", "return"):
             self.end = first
+        elif first in ("break", "continue") and self.loops:
+            self.end, self.levels = first, int(words[1]) if words[1:] and words[1].isdecimal() else 1
         elif first.startswith("-") and len(first) > 1:
             self.stray += map(Word.of, words)
             if self.launches:
                 self.notes[f"line {line}, {starts.STRAY}"] = None
+        elif first in self.functions:
+            self._call(self.functions[first], words[1:])
         elif first in ("source", "."):
             name = Word.of("".join(words[1:2]))
             self._read(neighbour(self.path, name), line, f"source {name}")
         elif first == "eval":
             self._string(" ".join(words[1:]), line)
-        elif first in self.functions:
-            self._call(self.functions[first], words[1:])
+        elif first in self.builtins:
+            self.builtins[first](words)
+        elif first in BEFORE_A_COMMAND and words[1:]:
+            self._simple(words[1:], line)
+            self.end = "exit" if first == "exec" else self.end
         else:
-            self._start(words, line, prefix)
+            self._start(words, line)
 
     def _call(self, function: Node, words: list[str]) -> None:
         """Read the commands of a function with its arguments."""
-        outer = {name: self.values.pop(name) for name in [*self.values] if not NAME.fullmatch(name)}
-        self.values |= {"@": words, "*": words, "#": [str(len(words))]}
-        self.values |= {str(place): [word] for place, word in enumerate(words, 1)}
+        outer = self.positional()
+        for name in outer:
+            self.values.pop(name)
+        self.set_positional(words)
+        self.frames.append({})
+        loops, self.loops = self.loops, 0
         self._within(function.children_by_field_name("body"), self.line)
-        self.values = {name: held for name, held in self.values.items() if NAME.fullmatch(name)} | outer
+        self.loops = loops
+        self.leave_function()
+        for name in self.positional():
+            self.values.pop(name)
+        self.values |= outer
 
     def _within(self, nodes: Iterable[Node], line: int) -> None:
         """Read commands of a function, a string or another file."""
         if self.depth >= MAX_DEPTH:
             return
-        before, self.line = self.line, line
+        before, self.line, taken, self.input = self.line, line, self.input, None
         self.depth += 1
         self.run(nodes)
         self.depth -= 1
-        self.line = before
+        self.line, self.input = before, taken
         self.end = self.end.removeprefix("return")
 
     def _string(self, text: str, line: int) -> None:
         """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
         names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
-        hidden = {name: self.values.pop(name) for name in names & self.values.keys() - self.exported.keys()}
+        hidden = {name: self.values[name] for name in names & self.values.keys() - self.exported.keys()}
+        unknown = {name: {0: f"${name}"} for name in hidden}
+        self.values |= unknown
         self._read(text, line, f"the string on line {line}")
-        self.values = hidden | self.values
+        for name, value in hidden.items():
+            if self.values.get(name) is unknown[name]:
+                self.values[name] = value
+
+    def _in_shell(self, text: str, line: int, environment: Mapping[str, Word]) -> None:
+        """Read a string that another shell runs, with the variables that it is given and no others."""
+        state = self.state()
+        self.values = {name: {0: str(value)} for name, value in environment.items()}
+        self.exported, self.functions, self.frames = dict.fromkeys(environment), {}, []
+        self._string(text, line)
+        self._leave_subshell(state)
 
     def _read(self, text: str | None, line: int, name: str) -> None:
         """Read a text that is a script; note one that is not there, or is none."""
@@ -334,11 +571,12 @@ class Reader(Variables):
         self.scripts.append(root)
         self._within(statements(root), line)
 
-    def _start(self, words: list[str], line: int, prefix: Iterable[str]) -> None:
+    def _start(self, words: list[str], line: int) -> None:
         """Note what a command starts."""
         count, inner = len(self.launches), starts.nested_script(words)
         if inner is not None:
-            self._string(inner, line)
+            given = {} if inner.is_elsewhere else environment_of(words[: inner.place], self.environment())
+            self._in_shell(inner.text, line, given)
         started = starts.found_launch([Word.of(word) for word in words], line)
         if started is None and words[0] not in READERS:
             for word in words[1:]:
@@ -350,11 +588,12 @@ class Reader(Variables):
             job = job_environment(words, lambda name: neighbour(self.path, name))
             self.launches.append(replace(started, environment=job.variables, unread_environment=job.unread))
         else:
-            self.launches.append(replace(started, environment=self.environment(prefix)))
+            given = environment_of(started.runner, self.environment())
+            self.launches.append(replace(started, environment=given))
 
-    def environment(self, prefix: Iterable[str] = ()) -> dict[str, Word]:
+    def environment(self) -> dict[str, Word]:
         """Return the variables that programs are given."""
-        return {name: Word.of(" ".join(self.values[name])) for name in (*self.exported, *prefix) if name in self.values}
+        return {name: Word.of(self.values[name][0]) for name in self.exported if 0 in self.values.get(name, {})}
 
 
 def neighbour(path: str, word: Word) -> str | None:

@@ -11,7 +11,7 @@ from bridge.interop.launch.script import text_of
 from bridge.interop.launch.word import BRACES, DEFAULT, FIELD, LATE, UNKNOWN, Word, glued, variable_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tree_sitter import Node
 
@@ -34,19 +34,52 @@ class Variables:
     def __init__(self, stated: Mapping[str, str]) -> None:
         self.stated = stated
         """Variables that are set from outside; they hold where the script sets one to what only the run decides."""
-        self.values = {name: [value] for name, value in stated.items()}
-        """The words of each variable; an array may have any number, another variable has one."""
+        self.values = {name: {0: value} for name, value in stated.items()}
+        """The elements of each variable by their index; one that is no array has the element 0. They are never changed,
+        only replaced, so that a copy of the mapping is a copy of all variables. No element: known to be unset."""
 
-    def set(self, name: str, words: list[str], *, append: bool = False, is_array: bool = False) -> None:
-        """Set a variable, or add to it."""
-        old = self.values.get(name, [])
+    def held(self, name: str) -> list[str]:
+        """Return the elements of a variable in their order; none for one that nothing sets."""
+        return [*self.values.get(name, {}).values()]
+
+    def set(self, name: str, words: Sequence[str], *, append: bool = False, is_array: bool = False) -> None:
+        """Set a variable, or add to it; a text that is no array becomes the element 0, as in bash."""
+        old = self.values.get(name, {})
+        first = 0
         if append and is_array:
-            words = [*(old if any(old) or len(old) > 1 else ()), *words]
+            first = max(old, default=-1) + 1
+            words = words[: MAX_WORDS - len(old)]
         elif append:
-            words = [glued([*old[:1], *words]), *old[1:]]
+            words = [glued([old.get(0), *words])]
         elif name in self.stated and any(map(UNKNOWN.search, words)):
             words = split(self.stated[name]) if is_array else [self.stated[name]]
-        self.values[name] = words[:MAX_WORDS]
+        kept = {} if is_array and not append else old
+        self.values[name] = {**kept, **dict(enumerate(words[:MAX_WORDS], first))}
+
+    def set_element(self, name: str, index: str, text: str, *, append: bool = False) -> None:
+        """Set one element of an array, or add a text to it; the whole array is unknown where its index is."""
+        place, old = self.place(name, index), self.values.get(name, {})
+        if place is None:
+            self.forget(name)
+        else:
+            value = glued([old.get(place), text]) if append else text
+            self.values[name] = dict(sorted({**old, place: value}.items()))
+
+    def place(self, name: str, index: str) -> int | None:
+        """Return the index of an element as a number, None where it is not known."""
+        index = self._text(index.strip("\"'"))
+        value = computed(f"$(({index}))", self.values)
+        if value is None or (int(value) < 0 and not self.values.get(name)):
+            return None
+        number = int(value)
+        if number < 0:
+            number += max(self.values[name]) + 1
+        return number if 0 <= number else None
+
+    def forget(self, name: str) -> None:
+        """Make a variable one that only the run knows."""
+        if name in self.values:
+            self.set(name, [f"${name}"], is_array=True)
 
     def text(self, node: Node) -> str:
         """Return a word as one text: as in an assignment, without splitting."""
@@ -105,22 +138,45 @@ class Variables:
         for place, value in enumerate(values):
             if place:
                 yield None
-            for inner, field in enumerate(split(value) if is_split else [value]):
-                if inner:
-                    yield None
-                yield field
+            yield from self._fields(value, name) if is_split else [value]
+
+    def _fields(self, value: str, name: str) -> Iterator[str | None]:
+        """Yield the words of a value that is not in quotes, with None at its blanks."""
+        if self._is_separated(value):
+            yield f"${name}"  # IFS splits it at other signs than blanks
+            return
+        if value[:1].isspace():
+            yield None
+        for place, field in enumerate(split(value)):
+            if place:
+                yield None
+            yield field
+        if value[-1:].isspace():
+            yield None
+
+    def _is_separated(self, value: str) -> bool:
+        """Return whether the script splits a value in another way than at blanks."""
+        separators = "".join(self.held("IFS"))
+        if not separators or variable_of(separators) or separators in (" \t\n", "$' \\t\\n'"):
+            return False  # with `IFS=$OLD_IFS` a script restores it
+        return any(char.isspace() or char in separators for char in value)
 
     def _value(self, own: str, name: str, index: str, operator: str, argument: str) -> list[str]:
         """Return the words of a parameter, which is one unless it is a list; `own` is it as it is written."""
-        held = self.values.get(name)
-        if held is not None and not {index, name} & {"@", "*"}:
-            held = held[:1]
-        text = " ".join(held or ())
-        is_unset = held is None or bool(text and not Word.of(text).with_nothing_set)
+        elements = self.values.get(name)
         if index not in ("", "@", "*") or operator not in ("", ":?", "?", *DEFAULTS):
             return [own]
+        held = None if elements is None else [*elements.values()]
+        if elements is not None and not {index, name} & {"@", "*"}:
+            held = [elements[0]] if 0 in elements else []
+        text = " ".join(held or ())
+        is_unset = held is None or bool(text and not Word.of(text).with_nothing_set)
         if operator not in DEFAULTS:
             return [own] if held is None else held
+        if held == [] and name not in ("@", "*"):  # the script has unset it
+            if operator[-1] == "=":
+                self.set(name, [argument])
+            return [argument]
         if not (is_unset or (operator[0] == ":" and not text)):
             return held or []
         default = f"${{{variable_of(text) or name}:-{argument}}}"
