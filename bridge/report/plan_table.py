@@ -288,5 +288,9 @@ def _lines(report: MemoryReport) -> list[str]:
         batch = f"{load.micro_batch_size} x {load.seq_length} tokens a micro-batch"
         lines.append(f"Activations: {batch}, recompute {again}.")
     if largest.step_bytes:
-        lines.append(f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, after the activations.")
+        step = f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, after the activations"
+        counted = "the total counts the activations, which are more"
+        if largest.step_bytes > largest.bytes_of["activations"]:
+            counted = "the total counts them instead of the activations"
+        lines.append(f"{step}: {counted}.")
     return lines

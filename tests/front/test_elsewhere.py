@@ -10,6 +10,8 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, bounded
 from bridge.front.loader import RunValues, load_run
+from bridge.interop.megatron_lm.importer import import_all
+from bridge.interop.reading.document import Document
 
 RUN = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --bf16 "
@@ -340,3 +342,107 @@ class TestDeepSpeed:
     def test_without_zero_the_masters_of_fp16_are_whole(self, tmp_path):
         settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").report.setup.plan.settings
         assert (settings.distributed, settings.grad_reduce) == (False, "fp16")
+
+
+class TestEngineOfDeepSpeed:
+    """What DeepSpeed's engine and the forks for it decide."""
+
+    WRITTEN = 'cat > ds.json <<X\n{"fp16": {"enabled": true, "loss_scale": 0}, "zero_optimization": {"stage": 1}}\nX\n'
+
+    @pytest.mark.parametrize("mode", ["--fp16", "--bf16"])
+    def test_check_says_what_convert_says_of_a_file_that_the_script_writes(self, tmp_path, mode):
+        started = RUN.replace("torchrun --nproc-per-node 8", "deepspeed").replace("--bf16", mode)
+        script = f"{self.WRITTEN}{started} --loss-scale 12 --deepspeed --deepspeed_config ds.json\n"
+        run = read(tmp_path, script)
+        assert [one.id for one in run.report.findings if one.id == "PB123"] == []
+        assert run.report.precision == "fp16_mixed, but initial_loss_scale=65536"
+        assert (
+            "--loss-scale: without effect under --deepspeed, whose engine scales the loss and reduces gradients by its "
+            "JSON." in run.reading.unknown
+        )
+        (converted,) = import_all(Document.load(tmp_path / "run.sh"))
+        assert run.precision is not None
+        assert converted.config.to_dict() == run.precision.to_dict()
+
+    def test_a_fork_decides_which_layers_have_experts(self, tmp_path):
+        script = RUN.replace("--bf16", "--fp16") + "--num-experts 64 --deepspeed --deepspeed_config ds.json\n"
+        reading = read(tmp_path, script).reading
+        assert {"model.moe_layer_freq", "model.moe_router_topk"} <= {*reading.opened}
+        assert [one for one in reading.unknown if one.startswith("--num-experts: ")]
+        dense = read(tmp_path, script.replace("--num-experts 64", "")).reading
+        assert "model.moe_layer_freq" not in dense.opened
+        assert [one for one in dense.unknown if one.startswith("--num-experts: ")] == []
+
+
+def test_an_activation_of_a_fork_is_named_and_opens_the_width_of_the_layers(tmp_path):
+    reading = read(tmp_path, f"{RUN} --glu-activation swiglu\n").reading
+    assert reading.uncounted == ("--glu-activation",)
+    assert reading.opened["model.gated_linear_unit"] == "--glu-activation"
+    assert [one for one in reading.unknown if one.startswith("--glu-activation: not read here")]
+
+
+@pytest.mark.parametrize(("pattern", "has_effect"), [("M-M-", False), ("M-ME", True)])
+def test_experts_that_a_pattern_does_not_have_are_not_counted(tmp_path, pattern, has_effect):
+    script = f"{RUN} --is-hybrid-model --hybrid-override-pattern {pattern} --num-experts 6 --moe-ffn-hidden-size 64\n"
+    run = read(tmp_path, script, "target=h100x3")
+    setup = run.report.setup
+    said = [one for one in run.reading.unknown if one.startswith("--num-experts 6: has no effect")]
+    assert (said == []) is has_effect
+    assert setup.shape.is_moe is has_effect
+    assert [one for one in setup.planned.memory.notes if "experts" in one] == [] or has_effect
+
+
+DUMMIES = "--num-layers -1 --hidden-size -1 --num-attention-heads -1 --seq-length -1 --max-position-embeddings -1"
+
+
+def test_sizes_of_an_evaluation_are_those_of_its_checkpoint(tmp_path, capsys):
+    start = f"deepspeed tasks/eval_harness/evaluate.py {DUMMIES} --micro-batch-size 1 --fp16 --eval_fp32"
+    code, out = answered(tmp_path, f"{start} --load ckpt\n", "check", capsys=capsys)
+    assert code == 0
+    assert f"{DUMMIES}: evaluate.py evaluates the checkpoint --load ckpt, whose sizes replace these." in out
+    assert "--eval_fp32: evaluate.py computes in FP32, whatever the mode is." in out
+    assert "The run trains nothing" in out
+    code, out = answered(tmp_path, f"{start} --load ckpt\n", "plan", capsys=capsys)
+    assert code == 2
+    assert "does not state model.num_layers, model.hidden_size, model.num_attention_heads" in out
+    assert "Use 1 or more" not in out
+    stated = ("model.num_layers=2", "model.hidden_size=64", "model.num_attention_heads=4", "model.vocab_size=96")
+    assert answered(tmp_path, f"{start} --load ckpt\n", "plan", *stated, capsys=capsys)[0] == 0
+    code, out = answered(tmp_path, f"{start}\n", "check", capsys=capsys)
+    assert (code, "Use 1 or more" in out) == (2, True)
+
+
+def test_only_a_value_that_has_a_default_is_said_to_have_one(tmp_path):
+    script = RUN.replace("--num-layers 4", "--num-layers $N").replace("--micro-batch-size 1", "--micro-batch-size $B")
+    unknown = read_open(tmp_path, f"{script} --rotary-base $BASE\n")
+    late = "is decided when the run starts"
+    assert f"model.num_layers: the value $N {late}, and there is no default. Add model.num_layers=VALUE." in unknown
+    assert (
+        f"train.micro_batch_size: the value $B {late}, and there is no default. Add train.micro_batch_size=VALUE."
+        in (unknown)
+    )
+    assert f"model.rotary_base: the value $BASE {late}; the default counts here." in unknown
+
+
+def read_open(folder: Path, script: str) -> tuple[str, ...]:
+    """Return what the file of a run leaves open, which need not have sizes."""
+    (folder / "run.sh").write_text(script)
+    return load_run((), config_file=folder / "run.sh", strict=False).reading.unknown
+
+
+@pytest.mark.parametrize(("written", "given"), [("[--bf16]", "['--bf16']"), ("'--bf16'", "'--bf16'"), ("{}", "{}")])
+def test_arguments_that_are_no_mapping_are_shown(tmp_path, written, given):
+    (tmp_path / "args.yaml").write_text(f"MODEL_ARGS: {written}\n")
+    with pytest.raises(RunConfigError) as raised:
+        load_run((), config_file=tmp_path / "args.yaml")
+    assert f"got {given}. " in str(raised.value)
+
+
+@pytest.mark.parametrize(("length", "counted"), [(64, "them instead of the activations"), (4096, "the activations")])
+def test_the_columns_of_memory_and_the_step_of_the_optimizer_add_up_to_the_total(tmp_path, length, counted, capsys):
+    script = f"{RUN.replace('--seq-length 512', f'--seq-length {length}')} --grad-reduce-in-bf16\n"
+    _, out = answered(tmp_path, script, "memory", capsys=capsys)
+    assert f"FP32 gradients, after the activations: the total counts {counted}" in out
+    (rank,) = read(tmp_path, script).report.setup.planned.memory.ranks
+    largest = rank.step_bytes if "instead" in counted else rank.bytes_of["activations"]
+    assert rank.total == rank.static + largest

@@ -230,7 +230,7 @@ def test_a_file_that_leaves_a_size_open_names_it(tmp_path):
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        ("MODEL_ARGS:\n", "a.yaml", "MODEL_ARGS: must hold arguments of Megatron-LM's training, got None"),
+        ("MODEL_ARGS:\n", "a.yaml", "MODEL_ARGS: must be a mapping of arguments to their values, got None"),
         (f"MODEL_ARGS:\n  {ARGUMENTS}\n  --img-h: 336\n", "a.yaml", "describes a vision model, whose layers"),
         (
             "python pretrain_bert.py --num-layers 2 --hidden-size 8\n",

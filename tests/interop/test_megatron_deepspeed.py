@@ -1,5 +1,7 @@
 """Megatron-LM under DeepSpeed: the engine's file decides, and is named."""
 
+from pathlib import Path
+
 import pytest
 
 from bridge.errors import PayloadError
@@ -42,8 +44,8 @@ def test_arguments_of_megatrons_own_scaler_are_dead_under_the_engine() -> None:
     assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
 
 
-@pytest.mark.parametrize("change", ["", "sed -i 's/true/false/' ds.json", "python change.py > ds.json"])
-def test_a_file_that_the_script_writes_is_named(change: str) -> None:
+@pytest.mark.parametrize("change", ["sed -i 's/true/false/' ds.json", "python change.py > ds.json"])
+def test_a_file_that_the_script_writes_and_changes_is_named(change: str) -> None:
     run = only(f"{written(BLOCK)}{change}\n{RUN} --deepspeed_config ds.json")
     (loss,) = [loss for loss in run.unmapped if loss.field == "--deepspeed_config"]
     assert "it is not read, and can set the precision" in loss.detail
@@ -52,9 +54,22 @@ def test_a_file_that_the_script_writes_is_named(change: str) -> None:
     assert not set(SCALE) & run.config.stated
 
 
-def test_without_a_mode_on_the_command_line_the_file_decides() -> None:
-    run = only(f"{written(BLOCK)}{RUN.replace('--fp16', '')} --deepspeed_config ds.json")
-    assert run.decided_by == "--deepspeed_config ds.json"
+@pytest.mark.parametrize("mode", ["--fp16", "--bf16", ""])
+def test_a_file_that_the_script_writes_decides(mode: str) -> None:
+    run = only(f"{written(BLOCK)}{RUN.replace('--fp16', mode)} --loss-scale 12 --deepspeed_config ds.json")
+    assert run.decided_by is None
+    assert (run.config.mode, run.config.initial_loss_scale, run.config.loss_scale_window) == ("fp16", 1024, 500)
+    assert run.config.loss_scale is None
+    assert [one for one in run.unmapped if one.field.startswith("heredoc")] == []
+    (record,) = [one for one in run.unmapped if one.field == "--deepspeed_config"]
+    assert record.detail == "the engine decides by that file, read from the script, which writes it"
+
+
+def test_a_file_next_to_the_script_decides_too(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(f"{{{BLOCK}}}")
+    (tmp_path / "run.sh").write_text(f"{RUN} --deepspeed_config ds.json")
+    (run,) = megatron_lm.import_all(Document.load(tmp_path / "run.sh"))
+    assert (run.config.mode, run.config.initial_loss_scale) == ("fp16", 1024)
 
 
 def test_another_program_takes_its_precision_from_a_file_that_is_not_read() -> None:

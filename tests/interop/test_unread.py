@@ -18,6 +18,8 @@ BEARING = {
     "pp_partition_method": "model.num_layers_in_first_pipeline_stage",
     "num_key_value_heads": "model.num_query_groups",
     "use_gated_attention": "model.ffn_hidden_size",
+    "glu_activation": "model.gated_linear_unit",
+    "geglu": "model.gated_linear_unit",
     "max_tokens_per_gpu": "train.micro_batch_size",
     "offload_optimizer": "optimizer.optimizer_cpu_offload",
     "cpu_optimizer": "optimizer.optimizer_cpu_offload",

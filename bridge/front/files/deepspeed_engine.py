@@ -10,39 +10,34 @@ Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_opt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from bridge.errors import PayloadError
-from bridge.interop import deepspeed
-from bridge.interop.launch.word import UNKNOWN, Word
+from bridge.interop.builders import MODES
 from bridge.interop.megatron_lm.arguments import Arguments
-from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE
-from bridge.interop.reading import strict_json
-from bridge.interop.reading.document import Document
+from bridge.interop.megatron_lm.effects import REDUCTION, SCALER
+from bridge.interop.megatron_lm.engine_file import engine_file, stated_by
 from bridge.rules.fields import whole_number
 
 NAME = "--deepspeed"
-ZERO = "zero_optimization"
-OF_PRECISION = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO)
-"""Keys of the JSON that decide about formats and shards."""
-OPEN = "<open>"
-"""Stands for a value that only the run decides."""
-VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
 RECOMPUTED = ("checkpoint_activations", "deepspeed_activation_checkpointing", "checkpoint_num_layers")
 """Arguments about recomputation that are read here."""
+OWNED = (*MODES, "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", *SCALER)
+"""Fields that the engine decides by its JSON, whatever the arguments say."""
 ENGINE = "DeepSpeed's engine"
 REDUCED = "ddp.grad_reduce_in_fp32"
 SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
 NOT_COUNTED = f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, which are not counted."
-UNFOLLOWED = re.compile(
-    r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
-    r"|\w+_master_weights_and_grads|bf16_optimizer_states"
+FORK = "the fork of Megatron-LM for DeepSpeed"
+OF_EXPERTS = (
+    "--num-experts: which layers have experts, and how many experts a token goes to, is decided by the fork "
+    "(--expert-interval, --topk); Megatron-LM's defaults count here."
 )
-"""Settings of the JSON by which layers or masters have other formats than a plan of the mode shows."""
+"""Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py: 2 and 1 by default; others differ."""
+WITHOUT_EFFECT = (
+    f"{{options}}: without effect under {NAME}, whose engine scales the loss and reduces gradients by its JSON."
+)
 NO_PLAN = "--deepspeed_config {file}: {settings} changes formats, and the plan does not follow it."
 NOT_READ = f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."
 
@@ -66,6 +61,18 @@ class Engine:
     """Why the run has no plan, as a sentence."""
 
 
+def without_effect(run: Arguments) -> str | None:
+    """Return which arguments the engine leaves unread, as a sentence; None without any."""
+    stated = [one for key in (*SCALER, *REDUCTION) for one in [run.settings.get(key)] if one is not None]
+    options = [one.name for one in stated if one.value is not False]
+    return WITHOUT_EFFECT.format(options=", ".join(options)) if options else None
+
+
+def without_those_of_the_engine(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config without those of which the engine decides instead."""
+    return {name: value for name, value in fields.items() if name not in OWNED}
+
+
 def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str) -> Engine:
     """Return what DeepSpeed's engine makes of a run.
 
@@ -75,21 +82,22 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         mode: bf16, fp16 or fp32, as the arguments say.
         path: Path of the script.
     """
-    written = run.settings.get(DEEPSPEED_FILE)
-    name = "" if written is None else str(written.shown)
-    place, content = _content(run, name, path) if name else ("", None)
-    fields, stage, unfollowed = _stated(content)
+    file = engine_file(run, path)
+    name, content = file.name, file.content
+    fields, stage, unfollowed = stated_by(content)
     if fields is None and mode == "fp16":
         fields = {"fp16": True, "params_dtype": "fp16", "pipeline_dtype": "fp16", "grad_reduce_in_fp32": False}
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
     opened = {} if stage is not None else dict.fromkeys(SHARDED, ENGINE)
+    experts = _experts_left_open(arguments)
+    opened |= dict.fromkeys(experts, FORK)
     if content is None or fields is None:
         opened[REDUCED] = ENGINE
     is_bf16 = mode == "bf16" if fields is None else bool(fields.get("bf16"))
     read_too, unplanned = list[str](), None
     if content is not None:
-        read_too.append(f"--deepspeed_config {name}: read from {place}.")
+        read_too.append(f"--deepspeed_config {name}: read from {file.place}.")
     if unfollowed:
         unplanned = NO_PLAN.format(file=name, settings=" and ".join(unfollowed))
     return Engine(
@@ -98,9 +106,16 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         read=(*RECOMPUTED, "zero_stage"),
         opened=opened,
         read_too=tuple(read_too),
-        unknown=tuple(_open(stage, name, is_read=content is not None)),
+        unknown=(*_open(stage, name, is_read=content is not None), *([OF_EXPERTS] if experts else [])),
         unplanned=unplanned,
     )
+
+
+def _experts_left_open(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the settings of experts that the arguments do not state, and that a fork has other defaults of."""
+    if str(arguments.get("num_experts")) in ("None", "0", "1"):  # Megatron-DeepSpeed's default is 1, a dense model
+        return []
+    return [f"model.{name}" for name in ("moe_layer_freq", "moe_router_topk") if name not in arguments]
 
 
 def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
@@ -119,61 +134,6 @@ def _open(stage: int | None, name: str, *, is_read: bool) -> Iterator[str]:
     if stage is not None and stage > 1:
         sharded = "gradients" if stage == 2 else "gradients and weights"
         yield f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1."
-
-
-def _content(run: Arguments, name: str, path: str) -> tuple[str, Mapping[str, Any] | None]:
-    """Return where the engine's JSON was found, and what it says of formats and shards; None where it is not read."""
-    text, place = run.launch.files.get(name), "the script, which writes it"
-    if text is None and not Word(name).is_unknown:
-        file = Path(path).parent / name
-        place = str(file)
-        try:
-            text = Document.load(file).text
-        except (PayloadError, ValueError):
-            text = None
-    if text is None:
-        return "", None
-    try:
-        content = strict_json.loads(VALUE.sub(f'"{OPEN}"', Word.of(text)), name)
-    except PayloadError:
-        return "", None
-    if not isinstance(content, Mapping):
-        return "", None
-    decisive = str({key: content[key] for key in OF_PRECISION if key in content})
-    if OPEN in decisive or UNKNOWN.search(decisive):
-        return "", None
-    return place, content
-
-
-class _Stated(NamedTuple):
-    """What the engine's JSON states; None for what it leaves open."""
-
-    fields: dict[str, Any] | None = None
-    """Fields of a precision."""
-    stage: int | None = None
-    """The stage of ZeRO."""
-    unfollowed: tuple[str, ...] = ()
-    """Settings that change formats and that no plan follows."""
-
-
-def _stated(content: Mapping[str, Any] | None) -> _Stated:
-    if content is None:
-        return _Stated()
-    block = content.get(ZERO)
-    stage = whole_number(block.get("stage", 0)) if isinstance(block, Mapping) else 0
-    try:
-        report = deepspeed.import_(dict(content))
-    except PayloadError:
-        return _Stated(stage=stage)
-    unfollowed = tuple(one.field for one in report.unmapped if UNFOLLOWED.search(one.field) and one.value)
-    if report.decided_by is not None:
-        return _Stated(stage=stage, unfollowed=unfollowed)
-    fields = report.config.to_dict()
-    types = content.get("data_types")
-    has_dtype = isinstance(types, Mapping) and types.get("grad_accum_dtype") is not None
-    if fields.get("bf16") and not stage and not has_dtype:
-        fields["grad_reduce_in_fp32"] = True
-    return _Stated(fields, stage, unfollowed)
 
 
 def _recomputed(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import bounded
-from bridge.front.files.deepspeed_engine import NAME, Engine, engine_of
+from bridge.front.files.deepspeed_engine import NAME, Engine, engine_of, without_effect
 from bridge.front.files.layer_source import implementation, layer_settings, unplanned_layers
 from bridge.front.files.precision_file import FIELD, PrecisionFile, precision_file
 from bridge.interop.megatron_lm.arguments import Arguments
-from bridge.interop.megatron_lm.effects import DEEPSPEED_FILE, is_engine
+from bridge.interop.megatron_lm.effects import is_engine
+from bridge.interop.megatron_lm.engine_file import DEEPSPEED_FILE
 from bridge.interop.megatron_lm.flags import dest, fields_of, misspelt
 from bridge.interop.megatron_lm.sections import Values
 from bridge.interop.megatron_lm.unread import unread_options
@@ -69,12 +70,19 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
             opened.setdefault(setting, option)
     return Elsewhere(
         sections=_sections(engine, arguments, file),
-        unknown=(*map(bounded, engine.unknown), *_sentences(unread, [_option(name) for name in slips])),
+        unknown=(*map(bounded, [*engine.unknown, *_dead(run)]), *_sentences(unread, [_option(name) for name in slips])),
         unplanned=bounded(unplanned) if unplanned is not None else None,
         uncounted=(*([NAME] if is_engine(run) else []), *unread),
         opened=opened,
         read_too=tuple(map(bounded, read_too)),
     )
+
+
+def _dead(run: Arguments) -> Iterator[str]:
+    """Yield which arguments an engine leaves unread, as a sentence."""
+    sentence = without_effect(run) if is_engine(run) else None
+    if sentence is not None:
+        yield sentence
 
 
 def _precision_file(arguments: Mapping[str, Any], path: str) -> PrecisionFile | None:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding, PayloadError, RunConfigError
+from bridge.front.files.deepspeed_engine import without_those_of_the_engine
 from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
 from bridge.front.files.foreign import no_run_of_megatron
@@ -31,6 +32,7 @@ from bridge.interop.megatron_lm.recognition import is_megatron
 from bridge.interop.megatron_lm.refused import refused_words
 from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
+from bridge.precision.values import number_of_text
 from bridge.rules.fields import known_releases
 from bridge.rules.versions import Version
 
@@ -60,6 +62,19 @@ GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
 
+WITHOUT_DEFAULT = (
+    *("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length", "model.vocab_size"),
+    *("model.max_position_embeddings", "train.micro_batch_size"),
+)
+"""Fields of arguments that Megatron-LM's parser asks for, or that the tokenizer decides."""
+REPLACED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings")
+"""Sizes that an evaluation reads from the checkpoint.
+
+Source: Megatron-DeepSpeed of bigscience and Microsoft, examples of tasks/eval_harness/evaluate.py, whose
+load_ds_checkpoint_and_setup_megatron takes the arguments of the checkpoint.
+"""
+EVALUATION = re.compile(r"(?:^|/)eval_harness/|(?:^|/)eval(?:uate|uation)?\.py\Z")
+"""Programs that evaluate a checkpoint."""
 UNPLANNED = "{path}: describes {kind}, whose layers cannot be planned, got {given!r}. Give a run of a language model."
 
 
@@ -76,6 +91,8 @@ class _Run:
     """The first run of a file."""
 
     given: Values
+    replaced: Mapping[str, Any]
+    """Sizes below 1 that stand for those of a checkpoint."""
     written: Arguments
     is_started: bool
     """The file starts a program with them."""
@@ -127,6 +144,8 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     if precision is not None:
         sections["mixed_precision"] = precision
     other = elsewhere(written, run.given, document.path, mode=_mode(run.given))
+    if "mixed_precision" in other.sections:  # of an engine, whatever the arguments say
+        sections = {role: without_those_of_the_engine(fields) for role, fields in sections.items()}
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
     if run.is_inference:
@@ -236,13 +255,24 @@ def _run_of(written: Arguments, document: Document) -> _Run:
     launch, is_shell = written.launch, document.kind == "shell"
     files = [note for note in launch.notes if note.startswith("source ")]
     others = [one for one in written.elsewhere if not is_named(one)]
+    given = values_of(written.options)
+    replaced = _sizes_of_a_checkpoint(given, launch.program)
+    for name in replaced:
+        del given.values[name]
     return _Run(
-        given=values_of(written.options),
+        given=given,
+        replaced=replaced,
         written=written,
         is_started=is_shell and bool(launch.line),
-        is_inference=INFERENCE.search(launch.program) is not None or document.mapping.get("MODE") == "inference",
+        is_inference=_trains_nothing(launch.program, document),
         open_ends=tuple(dict.fromkeys((*others, *files))) if is_shell else (),
     )
+
+
+def _trains_nothing(program: str, document: Document) -> bool:
+    """Return whether a program evaluates a checkpoint or generates text, by its name."""
+    is_by_name = INFERENCE.search(program) is not None or EVALUATION.search(program) is not None
+    return is_by_name or document.mapping.get("MODE") == "inference"
 
 
 def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
@@ -251,11 +281,18 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
     if blocks:
         return runs_printed(blocks)
     if document.kind != "shell":
+        if GROUP in document.mapping and not argument_groups(document.mapping):
+            rule = "must be a mapping of arguments to their values"
+            raise RunConfigError.of(
+                f"{document.path}: {GROUP}", rule, document.mapping[GROUP], "Write --num-layers: 4, for example."
+            )
         return runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
     started = launches(document.text, document.path, variables)
     found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
     if not found:
         raise no_run_of_megatron(document.path, started)
+    for run in found:
+        run.path = document.path
     return found
 
 
@@ -274,25 +311,43 @@ def _kind_of(run: _Run) -> _Kind | None:
     return None
 
 
+def _sizes_of_a_checkpoint(given: Values, program: str) -> dict[str, Any]:
+    """Return the sizes below 1 of an evaluation, which stand for those of the checkpoint that it loads."""
+    has_checkpoint = "load" in given.values or "load" in given.unread
+    if not (has_checkpoint and EVALUATION.search(program)):
+        return {}
+    return {name: given.values[name] for name in REPLACED if _is_below_1(given.values.get(name))}
+
+
+def _is_below_1(value: object) -> bool:
+    number = number_of_text(str(value))
+    return isinstance(number, int | float) and number < 1
+
+
 def _refuse_no_arguments(run: _Run, path: str) -> None:
     """Refuse what is no run at all."""
     if run.open_ends and not run.given.values:
         rule = "takes all arguments of Megatron-LM from elsewhere"
         raise RunConfigError.of(f"{path}: {run.written.label}", rule, run.open_ends[0], "Give the log of the run.")
     if not any(map(fields_of, (*run.given.values, *run.given.unread))):
-        rule, given = "must hold arguments of Megatron-LM's training", next(iter(run.given.values), None)
+        rule = "must hold arguments of Megatron-LM's training"
+        given: object = next(iter(run.given.values), {})
         place = f"{path}: {run.written.label or 'arguments'}"
         raise RunConfigError.of(place, rule, given, "Give a file of its arguments.")
+
+
+def _decided_late(path: str, text: str) -> str:
+    """Return what is said of a field whose value only the run decides, as a sentence."""
+    late = f"{path}: the value {text} is decided when the run starts"
+    if path in WITHOUT_DEFAULT:
+        return f"{late}, and there is no default. Add {path}=VALUE."
+    return f"{late}; the default counts here."
 
 
 def _unknown(run: _Run) -> list[str]:
     """Return what a file leaves open, as sentences."""
     program = run.written.launch.name
-    found = [
-        f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here."
-        for name, text in run.given.unread.items()
-        if fields_of(name)
-    ]
+    found = [_decided_late(fields_of(name)[0], text) for name, text in run.given.unread.items() if fields_of(name)]
     slips = {} if run.written.has_end else misspelt((*run.given.values, *run.given.unread))
     for name, meant in slips.items():
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
@@ -303,6 +358,16 @@ def _unknown(run: _Run) -> list[str]:
         found.append(f"{variables}: it may set variables of the run, and could not be read.")
     if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
         found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here.")
+    pattern = run.given.values.get("hybrid_layer_pattern")
+    if run.given.values.get("num_experts") and pattern and "E" not in str(pattern):
+        experts = f"--num-experts {run.given.values['num_experts']}"
+        found.append(f"{experts}: has no effect: the pattern {pattern} of the layers has no experts (E).")
+    if run.replaced:
+        loaded = run.given.values.get("load") or run.given.unread.get("load")
+        stated = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in run.replaced.items())
+        found.append(f"{stated}: {program} evaluates the checkpoint --load {loaded}, whose sizes replace these.")
+    if run.given.values.get("eval_fp32") and EVALUATION.search(run.written.launch.program):
+        found.append(f"--eval_fp32: {program} computes in FP32, whatever the mode is.")
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
     if not run.is_started and not run.written.has_end and _kind_of(run) is None:

@@ -82,6 +82,8 @@ class Arguments:
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
     """The command that they belong to; at line 0 where a file only sets arguments, for others to use."""
     label: str = ""
+    path: str = ""
+    """Path of the script that starts them; empty for other arguments."""
     has_end: bool | None = None
     """Of arguments that a run printed, every one with its default: whether the block is whole; None: of others."""
     used_by: str = ""

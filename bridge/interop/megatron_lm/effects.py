@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from bridge.interop.builders import ImportBuilder
+from bridge.interop.builders import MODES, ImportBuilder
 from bridge.interop.meaning import unread_fields
 from bridge.interop.megatron_lm.arguments import Arguments
+from bridge.interop.megatron_lm.engine_file import DEEPSPEED_FILE, EngineFile
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
@@ -18,7 +20,6 @@ INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
 WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
 IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
-DEEPSPEED_FILE = "deepspeed_config"
 SCALER, REDUCTION = ("loss_scale", *SCALER_SCHEDULE), (WANTED, REFUSED)
 OWNED_BY_DEEPSPEED = (DEEPSPEED_FILE, *SCALER, *REDUCTION)
 """Arguments of which DeepSpeed's engine decides instead."""
@@ -35,8 +36,10 @@ def is_engine(run: Arguments) -> bool:
     return "deepspeed" in run or DEEPSPEED_FILE in run.settings
 
 
-def engine(run: Arguments, builder: ImportBuilder) -> None:
-    """Report the arguments that have no effect under DeepSpeed, and its file, which decides instead.
+def engine(run: Arguments, builder: ImportBuilder, file: EngineFile, stated: Mapping[str, Any] | None) -> None:
+    """Report the arguments that have no effect under DeepSpeed, and map its file, which decides instead.
+
+    `stated` are the fields of a precision that the file states; None where it states none, or is not read.
 
     Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer under --deepspeed and
     leaves the arguments of its own scaler unread.
@@ -46,11 +49,16 @@ def engine(run: Arguments, builder: ImportBuilder) -> None:
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
             builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, written.shown, does=does)
-    file = run.settings.get(DEEPSPEED_FILE)
-    if file is None:
+    written = run.settings.get(DEEPSPEED_FILE)
+    if written is None:
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
+    elif stated is None:
+        builder.report(written.name, written.shown, *OTHER_SETTINGS[DEEPSPEED_FILE].record)
     else:
-        builder.report(file.name, file.shown, *OTHER_SETTINGS[DEEPSPEED_FILE].record)
+        for name in (*MODES, "params_dtype", "pipeline_dtype"):
+            builder.fields.pop(name, None)
+        builder.map(written.name, **stated)
+        builder.record("megatron_deepspeed.read", written.name, written.shown, place=file.place)
 
 
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
@@ -150,15 +158,17 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
             builder.record("megatron_lm.an-environment-variable-which", name, value)
 
 
-def undecided(run: Arguments, builder: ImportBuilder) -> None:
-    """Report what only a run of the script decides."""
+def undecided(run: Arguments, builder: ImportBuilder, *, is_file_read: bool = False) -> None:
+    """Report what only a run of the script decides; `is_file_read`: the script writes the engine's file, read here."""
+    heredocs = [note for note in run.launch.notes if note.startswith("heredoc ")]
+    read = heredocs if is_file_read and len(heredocs) == 1 else []
     for text in dict.fromkeys(run.undecided):
         builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     if run.has_end is False and not run.decided_by:
         builder.record("megatron_lm.incomplete", "arguments", None)
-    for note in run.launch.notes:
+    for note in (one for one in run.launch.notes if one not in read):
         builder.record("megatron_lm.it-is-not-read-and-may", note, None)
     for name, value in run.launch.defaulted.items():
         builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)

@@ -16,6 +16,7 @@ from bridge.interop.contract import ContextKey, ImportReport, System
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import effects, flags, te_precision_file
 from bridge.interop.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
+from bridge.interop.megatron_lm.engine_file import EngineFile, engine_file, stated_by
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import is_per_module, recognise
@@ -23,6 +24,7 @@ from bridge.interop.megatron_lm.refused import refused_words
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
+from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
@@ -49,7 +51,10 @@ def _runs(payload: object, variables: object) -> list[Arguments]:
         if not blocks:
             raise PayloadError("megatron-lm: the printed arguments are empty. Give the whole log.")
         return runs_printed(blocks)
-    return runs_of(launches(payload.text, payload.path, variables_of(variables)))
+    runs = runs_of(launches(payload.text, payload.path, variables_of(variables)))
+    for run in runs:
+        run.path = payload.path
+    return runs
 
 
 def read(document: Document) -> object:
@@ -85,6 +90,10 @@ def imported(run: Arguments) -> ImportReport:
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
     has_engine = effects.is_engine(run)
+    file = engine_file(run, run.path) if has_engine else EngineFile()
+    stated = stated_by(file.content).fields
+    if stated is not None:
+        mode, is_unstated = MixedPrecisionConfig.from_dict(stated).mode, False
     refused = refused_words(run)
     for one in refused:
         builder.record(f"megatron_lm.{one.row}", one.setting, one.value, **one.facts)
@@ -93,7 +102,7 @@ def imported(run: Arguments) -> ImportReport:
         if not is_refused and not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
             _setting(key, written, builder)
     if has_engine:
-        effects.engine(run, builder)
+        effects.engine(run, builder, file, stated)
     else:
         effects.reduction(run, mode, builder)
     if is_unstated:
@@ -102,9 +111,11 @@ def imported(run: Arguments) -> ImportReport:
     effects.unread(run, builder)
     effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
-    effects.undecided(run, builder)
+    effects.undecided(run, builder, is_file_read=stated is not None and file.name in run.launch.files)
     semantics = "fp32" if mode == "fp32" else "megatron_o2"
-    return builder.finish(semantics=semantics, label=run.label, is_whole=not (is_open or has_engine))
+    return builder.finish(
+        semantics=semantics, label=run.label, is_whole=not (is_open or (has_engine and stated is None))
+    )
 
 
 def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:

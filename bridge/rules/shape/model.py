@@ -349,6 +349,8 @@ class _Reader:
     def _experts(self, ffn: int) -> Experts | None:
         if not self.section.given("num_moe_experts"):
             return None
+        if self.pattern is not None and "moe" not in self._kinds_of_pattern:
+            return None  # the pattern decides about every layer
         experts = self.whole("num_moe_experts", most=MOST)
         return Experts(
             num_experts=experts,

@@ -125,7 +125,7 @@ RULES = (
         "model",
         remedies=("unset it", "choose the backend with model.attention_backend"),
         source="megatron-core 0.11.0, not 0.10.0, and 0.16.1 to 0.19.2 "
-        "models/common/language_module/language_module.py; met in a rehearsal of ROCm/Megatron-LM "
-        "gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
+        "models/common/language_module/language_module.py; met in a rehearsal of "
+        "ROCm/Megatron-LM gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
     ),
 )

@@ -78,8 +78,8 @@ RULES = (
         when=of_experts(
             "is_low", "not is_emulated", "not model.moe_pad_expert_input_to_capacity", lambda run: not _pads(run)
         ),
-        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so every layer with experts "
-        "runs kernels that pad them",
+        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so every layer with "
+        "experts runs kernels that pad them",
         remedies=("set it to True", "set moe_pad_expert_input_to_capacity=True with an aligned capacity"),
         source="megatron-core 0.16.1 transformer/moe/experts.py:605 and :863; NVIDIA/TransformerEngine issue 2966, "
         "2026-05-07",
