@@ -20,7 +20,7 @@ import bridge
 from bridge.front.decode import container
 from bridge.front.train import main_train
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.fields import Statements
+from bridge.precision.statements import Statements
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.prediction import plan
 

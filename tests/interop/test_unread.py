@@ -28,7 +28,6 @@ BEARING = {
     "lora_rank": "model.num_layers",
     "extra_vocab_size": "model.vocab_size",
     "intermediate_size": "model.ffn_hidden_size",
-    "glu_activation": "model.ffn_hidden_size",
     "disable_bias_attn_fc": "model.num_layers",
     "use_llama2_rotary_position_embeddings": "model.num_layers",
     "padding_free": "train.micro_batch_size",

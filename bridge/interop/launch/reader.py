@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.interop.launch import launches as starts
-from bridge.interop.launch.builtins import DECLARERS, NAME, TAKE_A_VALUE, Builtins, State, environment_of
+from bridge.interop.launch.builtins import DECLARERS, TAKE_A_VALUE, Builtins, State, environment_of
 from bridge.interop.launch.conditions import Test, answer, matched
 from bridge.interop.launch.job import is_job, job_environment
 from bridge.interop.launch.script import WORDS, name_of, parse, statements, text_of

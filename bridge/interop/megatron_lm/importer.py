@@ -24,6 +24,7 @@ from bridge.interop.megatron_lm.refused import refused_words
 from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
@@ -93,7 +94,7 @@ def imported(run: Arguments) -> ImportReport:
     file = engine_file(run, run.path) if has_engine else EngineFile()
     stated = stated_by(file.content).fields
     if stated is not None:
-        mode, is_unstated = MixedPrecisionConfig.from_dict(stated).mode, False
+        mode, is_unstated = mode_of(MixedPrecisionConfig.from_dict(stated)), False
     refused = refused_words(run)
     for one in refused:
         builder.record(f"megatron_lm.{one.row}", one.setting, one.value, **one.facts)
