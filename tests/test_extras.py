@@ -73,12 +73,23 @@ def test_a_command_that_needs_the_extra_for_training_names_it(
 @pytest.mark.usefixtures("base_install")
 def test_a_launch_script_names_the_extra_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
-    for command in ("check", "plan"):
-        assert main([command, "--config", str(tmp_path / "run.sh")]) == 2
+    path = tmp_path / "run.sh"
+    for words in (["check", "--config", str(path)], ["convert", str(path)], ["sources", str(tmp_path)]):
+        assert main(words) == 2
         assert capsys.readouterr().err == (
-            "A launch script needs packages that are not installed (tree-sitter, tree-sitter-bash): "
+            f"{path}: reading a launch script needs packages that are not installed (tree-sitter, tree-sitter-bash): "
             "`pip install 'precision-bridge[scripts]'`.\n"
         )
+
+
+@pytest.mark.usefixtures("base_install")
+def test_a_script_without_a_precision_does_not_need_the_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "install.sh").write_text("#!/bin/bash\necho ready\n")
+    (tmp_path / "ds_config.json").write_text('{"fp16": {"enabled": true}}\n')
+    assert main(["sources", str(tmp_path)]) == 0
+    assert "ds_config.json" in capsys.readouterr().out
 
 
 def test_only_the_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

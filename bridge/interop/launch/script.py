@@ -58,6 +58,7 @@ def parse(text: str, path: str) -> Node:
 
 def _tree(text: str, path: str) -> Node:
     """Return the tree of a text; PayloadError for one that is nested too deeply."""
+    require_extra("scripts", f"{path}: reading a launch script")
     source = f"{text}\n\n".encode()
     started = time.process_time()
     parser = _parser()
@@ -74,7 +75,6 @@ def _tree(text: str, path: str) -> Node:
 
 @cache
 def _parser() -> Parser:
-    require_extra("scripts", "A launch script")
     import tree_sitter_bash  # a compiled grammar, which nothing but a launch script needs
     from tree_sitter import Language, Parser
 

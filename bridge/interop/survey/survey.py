@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import BridgeError, PayloadError
+from bridge.errors import BridgeError, MissingExtraError, PayloadError
 from bridge.interop import frameworks
 from bridge.interop.conversion import runs_of
 from bridge.interop.launch.alternatives import launches
@@ -111,8 +111,11 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
         try:
             reader.read(Document.load(file), name)
         except BridgeError as error:
-            if looks_relevant(file):
-                reader.unread[name] = str(error)
+            if not looks_relevant(file):
+                continue
+            if isinstance(error, MissingExtraError):  # a script may go over everything that was read
+                raise
+            reader.unread[name] = str(error)
         except Exception as error:  # noqa: BLE001  one file must not take the others with it
             reader.unread[name] = f"{file}: reading it ended in an unexpected {type(error).__name__}"
     variables = (os.environ if environment is None else environment).items()
