@@ -83,17 +83,15 @@ def compose(
         swept = [override for override in parsed if override.is_sweep_override()]
         words = [str(override.input_line) for override in parsed if override not in swept]
         whole = hydra.compose(search.config_name, words, return_hydra_config=True)
-        is_sweep = may_sweep
-        if may_sweep is None:
-            is_sweep = whole.hydra.mode == RunMode.MULTIRUN
-        _refuse_swept(swept, is_sweep=bool(is_sweep))
+        is_sweep = may_sweep or (may_sweep is None and whole.hydra.mode == RunMode.MULTIRUN)
+        _refuse_swept(swept, is_sweep=is_sweep)
         origins, recipes = _history(whole.hydra, loader)
         plain: Any = OmegaConf.to_container(whole)
         refuse_multiplied(plain, origins)
         problems = Problems(Origins())  # of what Hydra would instantiate from its own node besides its plugins
         problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
-        _resolve_folders(whole, plain, is_sweep=bool(is_sweep))
+        _resolve_folders(whole, plain, is_sweep=is_sweep)
         with _referred_to(whole):
             config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
             return _given(config, whole.hydra, origins, recipes, is_complete=is_complete), whole.hydra
