@@ -95,10 +95,13 @@ def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], boo
 
 
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
+    from bridge.plan.memory_activations import keeps_scores
     from bridge.plan.memory_schedule import activation_bytes
 
     if not run.workload.seq_length:
         return {}
-    loads = {name: replace(run.workload, recompute=kind, modules=parts) for name, (kind, parts) in RECOMPUTE.items()}
-    plan = run.plan
+    plan, kinds = run.plan, dict(RECOMPUTE)
+    if keeps_scores(plan, run.workload):
+        kinds["selective (core_attn)"] = ("selective", ("core_attn",))
+    loads = {name: replace(run.workload, recompute=kind, modules=parts) for name, (kind, parts) in kinds.items()}
     return {name: tuple(activation_bytes(plan, own, load) for own in plan.stages) for name, load in loads.items()}

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.plan.memory_activations import keeps_scores
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
 from bridge.rules.shape.model import ModelShape
@@ -47,6 +48,11 @@ RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
         {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1},
     ),
 )
+OF_SCORES: dict[str, Any] = {
+    "model.recompute_granularity": "selective",
+    "model.recompute_modules": ["core_attn"],
+}
+"""The kind that frees the scores of attention, where it keeps them."""
 SIZES = {
     "tensor": "model.tensor_model_parallel_size",
     "pipeline": "model.pipeline_model_parallel_size",
@@ -207,7 +213,10 @@ def _options(
     asked = run.workload.micro_batch_size
     if max(rank.peak(0) for rank in run.memory.ranks) > usable:
         return
-    for extra, recompute in RECOMPUTE:
+    kinds = [*RECOMPUTE]
+    if keeps_scores(run.plan, run.workload):
+        kinds.insert(1, (SELECTIVE, OF_SCORES))
+    for extra, recompute in kinds:
         if recompute and not run.workload.seq_length:
             return
         if recompute and run.workload.recompute in ("full", recompute["model.recompute_granularity"]):

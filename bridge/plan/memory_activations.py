@@ -144,6 +144,18 @@ class Segment(NamedTuple):
     """Further bytes while it is recomputed in the backward pass."""
 
 
+def attention_core(plan: PrecisionPlan, workload: Workload) -> str:
+    """Return the core of attention that runs: Transformer Engine's kernels take 16 bits and fewer."""
+    if plan.settings.mode == "fp32" and workload.attention == FUSED:
+        return UNFUSED
+    return workload.attention
+
+
+def keeps_scores(plan: PrecisionPlan, workload: Workload) -> bool:
+    """Return whether attention keeps its scores for the backward pass, which recomputing the core frees."""
+    return attention_core(plan, workload) != FUSED and plan.shape.indexer is None
+
+
 def stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
     """Return the bytes of one micro-batch between two layers."""
     return _Counting(plan, workload).stream
@@ -187,9 +199,7 @@ class _Counting:
         self.width = self.outside * self.shape.hidden_size
         """Elements between two layers."""
         self.stream = self.width * self.residual
-        self.core = workload.attention
-        if plan.settings.mode == "fp32" and self.core == FUSED:
-            self.core = UNFUSED  # Transformer Engine's kernels take 16 bits and fewer
+        self.core = attention_core(plan, workload)
         self.dropped = {part for name in workload.modules for part in DROPS.get(name, ())}
         self.segments: dict[int, Segment] = {}
         """Those of the layers so far, by `PlanLayer.alike`."""
@@ -303,8 +313,8 @@ class _Counting:
         else:
             out = self.tokens * heads * shape.kv_channels
             yield from self._grouped(saved, heads, kept)
-        keeps_scores = self.core != FUSED and shape.indexer is None
-        if keeps_scores:
+        has_scores = keeps_scores(self.plan, self.workload)
+        if has_scores:
             scores = self.tokens * heads * self.workload.seq_length
             yield "core_attn", scores * self._score_bytes(heads)
         else:
@@ -315,7 +325,7 @@ class _Counting:
         else:
             yield "base", out * projected
             # Attention to chosen keys gives its result in the latent width, which `_latent` counts.
-            is_kept_by_core = projected != self.element and shape.indexer is None and not keeps_scores
+            is_kept_by_core = projected != self.element and shape.indexer is None and not has_scores
             yield "core_attn", out * (self.element if is_kept_by_core else 0)
 
     def _score_bytes(self, heads: float) -> float:

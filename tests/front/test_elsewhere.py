@@ -446,3 +446,9 @@ def test_the_columns_of_memory_and_the_step_of_the_optimizer_add_up_to_the_total
     (rank,) = read(tmp_path, script).report.setup.planned.memory.ranks
     largest = rank.step_bytes if "instead" in counted else rank.bytes_of["activations"]
     assert rank.total == rank.static + largest
+
+
+@pytest.mark.parametrize(("words", "is_shown"), [("--attention-backend unfused", True), ("--bf16", False)])
+def test_memory_shows_what_recomputing_the_core_of_attention_frees(tmp_path, words, is_shown, capsys):
+    _, out = answered(tmp_path, f"{RUN} {words}\n", "memory", capsys=capsys)
+    assert ("selective (core_attn)" in out) is is_shown

@@ -151,3 +151,15 @@ def test_layouts_that_the_model_does_not_divide_by_are_left_out():
 def test_a_model_that_cannot_be_planned_is_refused_by_name():
     with pytest.raises(RunConfigError, match=r"^model.use_kitchen: cannot plan"):
         fit(planned("h100x8", SMALL, use_kitchen=True))
+
+
+@pytest.mark.parametrize(("backend", "is_offered"), [("unfused", True), ("flash", False)])
+def test_recomputing_the_core_is_offered_where_attention_keeps_its_scores(backend, is_offered):
+    wide = {"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 32000}
+    model = {**wide, "attention_dropout": 0.0, "attention_backend": backend}
+    run = planned(
+        "h100x8", model, train={"micro_batch_size": 4, "global_batch_size": 128}, tensor_model_parallel_size=8
+    )
+    changed = [dict(one.changes) for one in fit(run).options]
+    modules = [one["model.recompute_modules"] for one in changed if "model.recompute_modules" in one]
+    assert (["core_attn"] in modules) is is_offered
