@@ -34,7 +34,7 @@ ON_BOTH = (
     *("tests/megatron/test_import.py", "tests/megatron/test_model_kinds.py", "tests/megatron/test_replacement.py"),
     *("tests/megatron/test_te_cpu.py", "tests/megatron/test_variants.py", "tests/training/test_checkpoint_faults.py"),
     *("tests/training/test_loop.py", "tests/training/test_loop_low_precision.py"),
-    *("tests/training/test_loop_parallel.py", "tests/training/test_loop_resume.py"),
+    *("tests/training/test_loop_parallel.py", "tests/training/test_loop_resume.py", "tests/training/test_releases.py"),
 )
 """The part of them that ``make test`` runs on the installed release too."""
 ABSENT = f"needs the newer Megatron Core in {NEXT}: run make setup"
