@@ -25,11 +25,12 @@ CHOICES = ("installed", "next", "rest")
 the part of them that tells the releases apart."""
 ASKING = (
     *("tests/audit", "tests/megatron", "tests/rehearse", "tests/rules", "tests/sync", "tests/trainers"),
-    *("tests/training", "tests/front/test_runs.py"),
+    *("tests/training", "tests/front/test_runs.py", "tests/recipes/test_peer.py"),
 )
 """Folders and files whose tests ask Megatron."""
 ON_BOTH = (
     *("tests/audit", "tests/rules", "tests/sync", "tests/trainers", "tests/front/test_runs.py"),
+    "tests/recipes/test_peer.py",
     *("tests/megatron/test_device.py", "tests/megatron/test_gpt.py", "tests/megatron/test_hybrid_runs.py"),
     *("tests/megatron/test_import.py", "tests/megatron/test_model_kinds.py", "tests/megatron/test_replacement.py"),
     *("tests/megatron/test_te_cpu.py", "tests/megatron/test_variants.py", "tests/training/test_checkpoint_faults.py"),
