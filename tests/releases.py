@@ -25,16 +25,17 @@ CHOICES = ("installed", "next", "rest")
 the part of them that tells the releases apart."""
 ASKING = (
     *("tests/audit", "tests/megatron", "tests/rehearse", "tests/rules", "tests/sync", "tests/trainers"),
-    *("tests/training", "tests/front/test_runs.py"),
+    *("tests/training", "tests/front/test_runs.py", "tests/recipes/test_peer.py"),
 )
 """Folders and files whose tests ask Megatron."""
 ON_BOTH = (
     *("tests/audit", "tests/rules", "tests/sync", "tests/trainers", "tests/front/test_runs.py"),
+    "tests/recipes/test_peer.py",
     *("tests/megatron/test_device.py", "tests/megatron/test_gpt.py", "tests/megatron/test_hybrid_runs.py"),
     *("tests/megatron/test_import.py", "tests/megatron/test_model_kinds.py", "tests/megatron/test_replacement.py"),
     *("tests/megatron/test_te_cpu.py", "tests/megatron/test_variants.py", "tests/training/test_checkpoint_faults.py"),
     *("tests/training/test_loop.py", "tests/training/test_loop_low_precision.py"),
-    *("tests/training/test_loop_parallel.py", "tests/training/test_loop_resume.py"),
+    *("tests/training/test_loop_parallel.py", "tests/training/test_loop_resume.py", "tests/training/test_releases.py"),
 )
 """The part of them that ``make test`` runs on the installed release too."""
 ABSENT = f"needs the newer Megatron Core in {NEXT}: run make setup"

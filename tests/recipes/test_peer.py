@@ -259,7 +259,7 @@ def test_what_the_peer_would_switch_off_is_spelt_out_in_a_saved_run() -> None:
 
 
 def test_megatrons_own_container_writes_our_config_and_bridges_reader_builds_its_own(peer: Any, tmp_path: Path) -> None:
-    reason = "needs megatron-core 0.19, which brings megatron.training: make test-next"
+    reason = "needs megatron-core 0.19, which brings megatron.training: --megatron next"
     container = pytest.importorskip("megatron.training.config.container", reason=reason)
     reader = importlib.import_module("megatron.bridge.utils.instantiate_utils")
 
@@ -301,7 +301,7 @@ def test_a_providers_layers_are_kept_through_a_config_that_hands_attributes_on(t
 
 
 def test_megatron_lms_own_model_config_is_looked_through() -> None:
-    reason = "needs megatron-core 0.19, which brings megatron.training: make test-next"
+    reason = "needs megatron-core 0.19, which brings megatron.training: --megatron next"
     gpt = pytest.importorskip("megatron.training.models.gpt", reason=reason)
     from megatron.core.transformer import TransformerConfig
 

@@ -18,12 +18,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron.core.dist_checkpointing.strategies import common
 
 from bridge.checkpoint.folder import LATEST
 from bridge.checkpoint.lock import LOCK, folder_lock
 from bridge.checkpoint.manifest import Manifest, checksums, damage, outline
 from bridge.checkpoint.pickles import pickle_fault, read_listing
 from bridge.errors import CheckpointError, RunConfigError
+from bridge.megatron.checkpoint.loading import COMMON
 from bridge.training.loop import pretrain
 from tests import warm
 from tests.training.fault_table import KNOWN, WORDS
@@ -188,6 +190,17 @@ def swapped(checkpoint: Path) -> str:
     return "it holds step 2"
 
 
+def of_a_later_release(checkpoint: Path) -> str:
+    (checkpoint / COMMON).unlink()
+    sizes = outline(checkpoint)
+    Manifest(sizes=sizes, checksums=checksums(checkpoint, sizes)).write(checkpoint)
+    return "a later Megatron Core wrote it, without the common.pt that this one reads"
+
+
+READS_COMMON = hasattr(common, "TorchCommonLoadStrategy")
+"""Whether this Megatron Core cannot do without the file, as those before 0.19."""
+
+
 def later(checkpoint: Path) -> str:
     (checkpoint.parent / LATEST).write_text("4\n")
     return f"it is later than the one that {LATEST} names"
@@ -206,7 +219,11 @@ def manifest_as_a_pipe(checkpoint: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "make", [forged_object, without_checksums, swapped, later, settings_as_a_list, manifest_as_a_pipe]
+    "make",
+    [
+        *(forged_object, without_checksums, swapped, later, settings_as_a_list, manifest_as_a_pipe),
+        *([of_a_later_release] if READS_COMMON else []),
+    ],
 )
 def test_a_checkpoint_that_does_not_count_stops_no_run_from_saving_into_its_folder(
     make: Callable[[Path], str], copy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import common as common_state
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.checkpoint.folder import LATEST, candidates, folder_of, is_finished, iterations, load_fault, set_aside
@@ -34,6 +35,8 @@ from bridge.megatron.step import Trainer
 
 logger = logging.getLogger(__name__)
 
+COMMON = "common.pt"
+"""File with the state that all ranks share, which megatron-core before 0.19 writes and needs."""
 _SCHEDULE = {
     "max_lr": ("optimizer.lr", False),
     "min_lr": ("optimizer.min_lr", False),
@@ -115,6 +118,8 @@ def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
 
 def _step_fault(checkpoint: Path) -> str | None:
     """Return the fault of a checkpoint that holds another step than its folder's name says, as a clause, or None."""
+    if hasattr(common_state, "TorchCommonLoadStrategy") and not (checkpoint / COMMON).is_file():
+        return f"a later Megatron Core wrote it, without the {COMMON} that this one reads"
     try:
         held = _common_state(checkpoint).get("iteration")
     except CheckpointError:
