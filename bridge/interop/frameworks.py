@@ -42,6 +42,8 @@ class Framework:
     """What a run of it trains on, as a clause behind "which"."""
     is_converted: bool = False
     """`convert` reads what the file states of the precision."""
+    yields: bool = False
+    """A system that reads the command line goes before it."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
@@ -57,6 +59,7 @@ class _Row:
         self.name = name
         self.runs: str = columns["runs"]
         self.is_converted: bool = columns.get("converts", False)
+        self.yields: bool = columns.get("yields", False)
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
@@ -66,7 +69,9 @@ class _Row:
         self.files = [_File(row, self) for row in columns.get("files", ())]
 
     def found(self, evidence: str) -> Framework:
-        return Framework(name=self.name, evidence=evidence, runs=self.runs, is_converted=self.is_converted)
+        return Framework(
+            name=self.name, evidence=evidence, runs=self.runs, is_converted=self.is_converted, yields=self.yields
+        )
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
@@ -83,7 +88,10 @@ class _Row:
         if self.overrides is not None:
             for word in arguments:
                 if self.overrides.fullmatch(word):
-                    return self.found(f"has `{word.partition('=')[0].lstrip('+')}`, an override of its configuration")
+                    name, what = word.partition("=")[0].lstrip("+"), "an override of its configuration"
+                    if name.startswith("--"):
+                        what = "an option of its programs"
+                    return self.found(f"has `{name}`, {what}")
         return None
 
     def of_settings(self, document: Document, targets: Sequence[str]) -> Framework | None:
