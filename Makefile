@@ -48,10 +48,10 @@ test-all: setup
 	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full --megatron next $(ARGS)
 	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full $(ARGS)
 
-# Axolotl and torchtitan pin other versions of the libraries that the bridges are tested against, so they come alone.
+# Axolotl pins other versions of the libraries that the bridges are tested against, so it comes alone.
 test-interop: setup
-	$(RUN) -m pip install -q pillow addict art colorama tyro torchdata spmd_types==0.2.3 torch_checkpointing triton
-	$(RUN) -m pip install -q --no-deps axolotl==0.19.0 torchtitan==0.3.0
+	$(RUN) -m pip install -q pillow addict art colorama triton
+	$(RUN) -m pip install -q --no-deps axolotl==0.19.0
 	$(RUN) $(PYTEST) tests/interop $(ARGS)
 
 # The newest releases that pyproject.toml admits, torch too, from the package index: a large download. The newest

@@ -109,7 +109,7 @@ def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Names
 
     if not chosen.strict:
         return ""
-    gone = [f"{entry.field}={entry.value!r}" for one, exported in results for entry in lost(one, chosen.to, exported)]
+    gone = [f"{entry.field}={entry.value!r}" for one, exported in results for entry in lost(one, exported)]
     if not gone:
         return ""
     where = f" for {chosen.to}" if chosen.to is not None else ""
@@ -120,7 +120,7 @@ def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Names
 
 def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO) -> None:
     if chosen.json:
-        found = [_as_dict(one, exported, chosen.to) for one, exported in results]
+        found = [_as_dict(one, exported) for one, exported in results]
         print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})
         return
     for one, exported in results:
@@ -149,7 +149,7 @@ def _context(words: list[str]) -> dict[str, Any]:
     return given
 
 
-def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[str, Any]:
+def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
     from bridge.interop.conversion import lost, plain, records
 
     imported = one.imported
@@ -166,7 +166,7 @@ def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[st
         "files": dict(exported.files) if exported is not None else {},
         "losses": records(imported.unmapped, "import")
         + (records(exported.unmapped, "export") if exported is not None else []),
-        "lost": list(dict.fromkeys(entry.field for entry in lost(one, to, exported))),
+        "lost": list(dict.fromkeys(entry.field for entry in lost(one, exported))),
         "faults": [str(fault) for fault in faults_of(imported.config)] if imported.mode_is_stated else [],
     }
 

@@ -12,11 +12,10 @@ Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and integrations/ke
 from typing import Any
 
 from bridge.errors import PayloadError, RunConfigError
+from bridge.interop.amp import assume_torch_scaler, export_as_cast, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
 from bridge.interop.meaning import semantics_of
-from bridge.interop.pytorch.amp import assume_torch_scaler, export_as_cast, report_scaler
-from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, export_gather, export_layers
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.mode import mode_of
@@ -26,6 +25,8 @@ from bridge.rules.target import Gpu, parse_target
 TABLE = table("axolotl")
 SWITCHES = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """Setting -> dtype; `bf16` may be "auto" too."""
+FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+"""torchao's names of its recipes."""
 DECIDERS = {
     "megatron_o2": ("axolotl.deepspeed-decides-about", ("deepspeed",)),
     "fsdp_policy": ("axolotl.accelerate-fsdp-policy", ("fsdp_config", "fsdp")),
@@ -75,8 +76,10 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
             builder.map(field, "fp8")
         if config.fp8_param_gather:
             payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
-        export_gather(builder)
-        export_layers(builder, "Accept it; there is no choice of layers.")
+            builder.record_if_stated("axolotl.gathered-under-fsdp", "fp8_param_gather", "fp8_param")
+        for field, row in (("first_last_layers_bf16", "kept-layers"), ("modules", "kept-modules")):
+            if builder.values[field]:
+                builder.record(f"axolotl.{row}", field)
     payload["tf32"] = bool(config.tf32)
     builder.map("tf32", "tf32")
     if config.tf32 is None:

@@ -28,7 +28,6 @@ BRIDGE = "Megatron Bridge"
 FILES = tuple(ROWS["files"].split())
 BATCH = "per_device_train_batch_size"
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
-OF_ACCELERATE = ("mixed_precision", "dynamo_backend", "downcast_bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +98,22 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     """Return what a launch says to the system `chosen`, or to the first that knows it; None for Megatron-LM's."""
     line, is_forced = Line(launch), chosen is not None
     framework = None if is_forced else frameworks.of_launch(launch)
+    unread = None
     if framework is not None and not framework.is_converted:
-        return CommandLine(evidence=framework.evidence, framework=framework, elsewhere=framework.name)
+        unread = CommandLine(evidence=framework.evidence, framework=framework, elsewhere=framework.name)
+        if not framework.yields:
+            return unread
     if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
         return None
     if FAIRSEQ.search(launch.program) and not is_forced:
-        return CommandLine(system="pytorch", evidence="starts fairseq", elsewhere="options of fairseq")
+        return CommandLine(evidence="starts fairseq", elsewhere="options of fairseq")
     for name, reader in READERS.items():
         found = reader(line, is_forced) if chosen in (None, name) else None
         if found is not None:
             return replace(found, system=name)
-    return None if is_forced else _deepspeed_file(line)
+    if is_forced or unread is not None:
+        return unread
+    return _deepspeed_file(line)
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
@@ -227,30 +231,6 @@ def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
     return switches.get(str(payload.get("torch_dtype")))
 
 
-def _accelerate(line: Line, forced: bool) -> CommandLine | None:
-    options = dict(line.launcher.options)
-    evidence, said_by = "starts with `accelerate launch`", "launcher"
-    own = line.words.options.get("mixed_precision")
-    if "mixed_precision" not in options and own in PRECISIONS:
-        options["mixed_precision"] = own
-        evidence, said_by = f"has `--mixed_precision {own}`, which the Accelerator takes", "flags"
-    if "mixed_precision" not in options and "mixed_precision" not in line.launcher.undecided:
-        file = options.get("config_file")
-        where = file if isinstance(file, str) else "the file that `accelerate config` wrote"
-        return CommandLine(evidence=evidence, elsewhere=where) if line.is_accelerated or forced else None
-    payload: dict[str, Any] = {name: options[name] for name in OF_ACCELERATE if name in options}
-    block = nested({key.removeprefix("fp8_"): value for key, value in options.items() if key.startswith("fp8_")})
-    if block:
-        payload["fp8_config"] = {("fp8_format" if key == "format" else key): value for key, value in block.items()}
-    for option in ("fsdp", "deepspeed", "megatron_lm"):
-        if options.get(f"use_{option}"):
-            payload["distributed_type"] = option.upper()
-    if options.get("use_deepspeed") and "deepspeed_config_file" in options:
-        payload["deepspeed_config"] = {"deepspeed_config_file": options["deepspeed_config_file"]}
-    unread = line.unread(read=("mixed_precision",))
-    return CommandLine(evidence=evidence, payload=payload, unread=unread, said_by=said_by)
-
-
 def _deepspeed_file(line: Line) -> CommandLine | None:
     options = line.words.options
     for name in ("deepspeed_config", "deepspeed"):
@@ -268,6 +248,5 @@ READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {
     "megatron-bridge": _megatron_bridge,
     "nemo1": _nemo1,
     "huggingface": _huggingface,
-    "accelerate": _accelerate,
 }
 """System -> what reads its command lines, in the order they are asked."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from bridge.errors import PayloadError
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.systems import KINDS
 from bridge.registry.config import MixedPrecisionConfig
@@ -141,11 +140,6 @@ class ContextKey:
     """Which functions take it: "import", "export"."""
 
 
-def unread(_payload: object) -> ImportReport:
-    """Raise PayloadError: the system is written and not read."""
-    raise PayloadError("this system is written and not read. Give the configuration of the trainer around it.")
-
-
 @dataclass(frozen=True)
 class System:
     """One foreign system; each module of this room ends with `SYSTEM = System(...)`."""
@@ -156,10 +150,9 @@ class System:
     version: str
     """The release its facts were taken from."""
     export: Callable[..., ExportReport]
-    import_: Callable[..., ImportReport] = unread
-    """`unread` where the system is written only: its objects are made in programs, and no file of its own is read."""
-    recognise: Callable[[Any], Recognised | None] | None = None
-    """Takes a `document.Document` and returns None for another system's; None: no file is recognised as its own."""
+    import_: Callable[..., ImportReport]
+    recognise: Callable[[Any], Recognised | None]
+    """Takes a `document.Document` and returns None for another system's."""
     write: Callable[[Any], str] = str
     read: Callable[[Any], Any] | None = None
     """Takes a `document.Document` and returns the payload for `import_`; None: the document's parsed content is it."""

@@ -28,9 +28,6 @@ LOSSES = ("unsupported", "semantics")
 """Reasons of a record that lose precision; the others name a near value, a default or a setting without effect."""
 SAME_NUMBERS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
 """Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
-GEMMS_ALONE = ("te-recipe", "torchao")
-"""Systems that say in what GEMMs run and nothing else; the trainer around them has the fields of `OF_A_TRAINER`."""
-OF_A_TRAINER = ("fp32", "fp16", "bf16", "params_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
 MOST_LAUNCHES = 2_000
 """Of one script; all of 10,000 take 9 s to be read."""
@@ -194,11 +191,9 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     return target.export(run.imported.config, **_for_system(target, context or {}, "export"))
 
 
-def lost(run: Run, to: str | None, exported: ExportReport | None) -> list[Unmapped]:
+def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
     """Return the records of a conversion that lose precision: a format, scheme, loss scale or dtype of sums."""
     kept: tuple[str, ...] = SAME_NUMBERS
-    if to is not None and to != OURS and system(to).name in GEMMS_ALONE:
-        kept += OF_A_TRAINER
     if semantics_of(run.imported.config) != "fp32":
         kept += ("tf32",)  # it decides about GEMMs in FP32 alone
     written = [entry for entry in exported.unmapped if entry.field not in kept] if exported is not None else []

@@ -12,10 +12,10 @@ Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
 import math
 from typing import Any
 
+from bridge.interop.amp import export_as_amp, report_scaler
 from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.interop.meaning import semantics_of
-from bridge.interop.pytorch.amp import export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
 from bridge.interop.table import table
 from bridge.precision.mode import mode_of

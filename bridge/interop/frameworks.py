@@ -44,6 +44,8 @@ class Framework:
     """`convert` reads what the file states of the precision."""
     instead: str = ""
     """What to give the other commands, a sentence."""
+    yields: bool = False
+    """A system that reads the command line goes before it."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
@@ -61,6 +63,7 @@ class _Row:
         self.is_converted: bool = columns.get("converts", False)
         self.instead: str = columns.get("instead", "")
         self.shown = tuple(str(columns.get("shows", "")).split())
+        self.yields: bool = columns.get("yields", False)
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
@@ -71,7 +74,7 @@ class _Row:
 
     def found(self, evidence: str) -> Framework:
         words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
-        return Framework(**words, is_converted=self.is_converted)
+        return Framework(**words, is_converted=self.is_converted, yields=self.yields)
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
@@ -89,7 +92,10 @@ class _Row:
         if self.overrides is not None:
             for word in arguments:
                 if self.overrides.fullmatch(word):
-                    return self.found(f"has `{word.partition('=')[0].lstrip('+')}`, an override of its configuration")
+                    name, what = word.partition("=")[0].lstrip("+"), "an override of its configuration"
+                    if name.startswith("--"):
+                        what = "an option of its programs"
+                    return self.found(f"has `{name}`, {what}")
         return None
 
     def of_settings(self, document: Document, targets: Sequence[str]) -> Framework | None:

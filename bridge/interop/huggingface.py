@@ -2,21 +2,17 @@
 
 `bf16=True` means autocast over the weights as they were loaded. No argument of the Trainer says how they were loaded:
 FP32 makes it AMP, and BF16, which transformers 5 takes from the checkpoint by default, leaves nothing in FP32 at all.
-TRL, LLaMA-Factory, ms-swift and others write arguments of the model into the same file, and those decide it: AMP over
-FP32 weights, an FP32 adapter over frozen BF16 weights, or BF16 throughout. With both switches off the environment's
+TRL, ms-swift and others write arguments of the model into the same file, and those decide it: AMP over FP32 weights, an
+FP32 adapter over frozen BF16 weights, or BF16 throughout. With both switches off the environment's
 ACCELERATE_MIXED_PRECISION counts, and without it nothing is cast.
-
-LLaMA-Factory hands `fp8` on to accelerate past the Trainer. That stopped working: the Trainer reads
-ACCELERATE_MIXED_PRECISION before LLaMA-Factory sets it, and gives its own answer to the Accelerator, from transformers
-5.0 on. The requested FP8 is mapped, and this is reported.
 Its settings and sentences, with their sources, are `rows/huggingface.yaml`.
 """
 
 from typing import Any, NamedTuple
 
+from bridge.interop.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, as_json
-from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings, half_or_fp32
 from bridge.interop.reading.trainer_words import SWITCHES
 from bridge.interop.table import at, table
@@ -42,8 +38,6 @@ class Loaded(NamedTuple):
     value: object = None
     adapter: str | None = None
     """The setting that has an adapter trained over frozen weights."""
-    upcasts: bool = False
-    """Trained weights are upcast to FP32 after loading."""
 
 
 def import_(
@@ -61,7 +55,7 @@ def import_(
     outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title)
     stated, environment = outside.word("weights_dtype", MODES), outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
-    for name in (*SWITCHES, "fp8"):
+    for name in SWITCHES:
         top.switch(name)
     for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if top.values.get(one) and top.values.get(other):
@@ -69,18 +63,14 @@ def import_(
     compute = next((mode for mode in ("bf16", "fp16") if top.values.get(mode)), "fp32")
     if environment is not None:
         compute = _environment(builder, environment, compute)
-    is_fp8 = bool(top.values.get("fp8"))
-    if is_fp8:
-        compute = _float8(builder, top, compute)
     model, sharding = _loaded(builder, top, stated), _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
     if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
     facts = {f"{one}_launched": one == sharding and not top.values.get(one) for one in SHARDED}
-    facts |= {"fp8": is_fp8, "torchao": top.values.get("fp8_backend") != "te", "fp16": compute == "fp16"}
-    facts |= {"fsdp": bool(top.values.get("fsdp")), "not_pure": model.setting != "pure_bf16"}
+    facts |= {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
     TABLE.read(builder, top, **facts)
-    return builder.finish(semantics, is_whole=sharding != "deepspeed" and is_fp8 == ("fp8" in builder.fields))
+    return builder.finish(semantics, is_whole=sharding != "deepspeed")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -91,7 +81,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if compute == "fp32":
         builder.record_if_stated("huggingface.no-argument-states-fp32", "fp32")
     if config.tf32 is not None:
-        payload |= TABLE.write(builder, "", fp8=False)  # an argument of LLaMA-Factory's
+        payload |= TABLE.write(builder, "")
     report_scaler(builder, "transformers' Trainer")
     return builder.finish(payload, TABLE.unwritten)
 
@@ -109,21 +99,6 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     return taken
 
 
-def _float8(builder: ImportBuilder, top: Settings, compute: str) -> str:
-    """Map LLaMA-Factory's FP8 in torchao, and return the compute that it runs under."""
-    backend = top.word("fp8_backend", ("auto", "torchao", "te", "msamp"))
-    if compute == "fp16":
-        builder.record("huggingface.fp8-runs-under", "fp16", True)
-    if backend == "te":
-        builder.record("huggingface.transformer-engine-is-not-mapped", "fp8_backend", "te")
-    else:
-        answer = "no" if compute == "fp32" else compute
-        builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
-        builder.map("fp8_backend", fp8_recipe="tensorwise") if backend == "torchao" else None
-        builder.record("huggingface.the-trainer-tells-the-accelerator", "fp8", True, compute=answer)
-    return "bf16"
-
-
 def _sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or the block it is launched with, shards so."""
     launched = {name: at(top.values, f"accelerate_launch_args.use_{name}") is True for name in SHARDED}
@@ -132,31 +107,35 @@ def _sharding(top: Settings) -> str | None:
 
 def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
     """Return what the weights are loaded in, and report each dtype that does not decide; `stated` is the context's."""
-    tuners = ("finetuning_type", "tuner_type", "train_type")
-    kinds = [name for name in tuners if str(top.values.get(name) or "").lower() not in ("full", "freeze", "none", "")]
-    adapter = "use_peft" if top.values.get("use_peft") is True else next(iter(kinds), None)
+    adapter = _adapter(top)
     dtypes = {name: value for name in DTYPES if (value := at(top.values, name)) is not None}
-    factory = top.given("finetuning_type")
-    is_pure = factory and bool(top.values.get("pure_bf16"))
     setting, value = next(iter(dtypes.items()), ("weights_dtype", stated))
     dtype = half_or_fp32(value) if dtypes else stated
-    upcasts = factory and stated is None and not is_pure and not top.values.get("use_badam")
-    model = Loaded(dtype, setting, value, adapter, upcasts)
-    if is_pure:
-        builder.record("huggingface.llama-factory-leaves", "pure_bf16", top["pure_bf16"])
-        model = Loaded(stated or "bf16", "pure_bf16", top["pure_bf16"])
-    elif stated not in (None, dtype):
+    model = Loaded(dtype, setting, value, adapter)
+    if stated not in (None, dtype):
         builder.record("huggingface.weights_dtype-was-passed", setting, value, stated=stated)
         model = Loaded(stated, value=stated, adapter=adapter)
     elif dtype is None and value is not None:
         sentence = "the-checkpoint-own-dtype" if value == "auto" else "not-one-of-float32-bfloat16"
         builder.record(f"huggingface.{sentence}", setting, str(value))
     for name, other in dtypes.items():
-        if (name != setting or is_pure) and half_or_fp32(other) == model.dtype:
+        if name == setting:
+            continue
+        if half_or_fp32(other) == model.dtype:
             builder.map(name)
-        elif name != setting or is_pure:
+        else:
             builder.record("huggingface.another-dtype-decides", name, other, setting=model.setting)
     return model
+
+
+def _adapter(top: Settings) -> str | None:
+    """Return the setting that has an adapter trained over frozen weights, None where there is none."""
+    if top.values.get("use_peft") is True:
+        return "use_peft"
+    for name in ("tuner_type", "train_type"):
+        if str(top.values.get(name) or "full").lower() not in ("full", "freeze", "none"):
+            return name
+    return None
 
 
 def _mode(
@@ -165,7 +144,7 @@ def _mode(
     """State the mode, and return what it means for weights that were loaded like that."""
     names = [name for name in ("bf16", "fp16") if name in top]
     half = model.dtype if model.dtype in ("bf16", "fp16") else None
-    kept = half is not None and compute in (half, "fp32") and not (compute != "fp32" and model.upcasts)
+    kept = half is not None and compute in (half, "fp32")
     fields: dict[str, Any] = amp_fields(compute)
     semantics = "fp32" if compute == "fp32" else "amp_o1"
     decider = ""
@@ -199,8 +178,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
     name, value, written_as = model.setting, model.dtype, model.value
     written = name != "weights_dtype" and value is not None
     if semantics == "true":
-        if name != "pure_bf16":
-            builder.record("huggingface.weights-were-loaded", name, written_as, value=value)
+        builder.record("huggingface.weights-were-loaded", name, written_as, value=value)
         if value == "fp16" == compute:
             builder.record("huggingface.torch-gradscaler-refuses", name, written_as)
         if written:
@@ -210,8 +188,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
     elif written:
         builder.map(name)
     elif value is None and written_as is None and semantics in ("amp_o1", "fp32"):
-        sentence = "llama-factory-upcasts" if model.upcasts else "fp32-was-assumed"
-        builder.record(f"huggingface.{sentence}", name, None)
+        builder.record("huggingface.fp32-was-assumed", name, None)
     if model.adapter is not None:
         frozen = f"frozen {value} weights" if value else "frozen weights"
         builder.record("huggingface.only-the-adapter-is-trained", model.adapter, top[model.adapter], frozen=frozen)

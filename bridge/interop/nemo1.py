@@ -7,22 +7,21 @@ nothing of a shipped file stands under it.
 Everything called `fp8_*` acts only on Transformer Engine's layers, which `transformer_engine` chooses. An amax setting
 that is absent has the *code's* default: Megatron Core's under `mcore_gpt`, else that of NeMo's own transformer.
 
-A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by Lightning, which takes
-the section `trainer` as it stands: 16 is torch's autocast under a torch GradScaler (or Apex), not Megatron's scaler.
+A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by Lightning, without
+Megatron Core: its file is refused.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop import lightning
+from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder
-from bridge.interop.contract import ExportReport, ImportReport, System, as_yaml
+from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, semantics_of
-from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
-from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.megatron_lm.flags import report_other
+from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings, half_or_fp32
 from bridge.interop.table import at, table
 from bridge.precision.mode import mode_of
@@ -68,10 +67,8 @@ def import_(payload: object) -> ImportReport:
     has_model = isinstance(file.get("model"), Mapping)
     file |= {} if has_model else {"model": dict(file)}
     model = Settings(file["model"], "nemo1", "model", lenient=True)
-    megatrons = {key for key in (*model.values, *file) if MEGATRON.fullmatch(key)}
-    refused = at(file, "trainer.precision") in ("bf16-true", "16-true")  # by Megatron's models
-    if not (megatrons or (has_model and "precision" in model)) or (refused and megatrons <= {"data"}):
-        return _trained_by_lightning(file, model.values if has_model else {}, builder)
+    if not _is_of_megatron(file, model.values if has_model else {}):
+        raise TABLE.wrong("no-model-of-megatron", Settings(file, "nemo1"), "model")
     dtype = _precision(file, builder)
     semantics = _weights(model, dtype, builder)
     _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
@@ -79,9 +76,24 @@ def import_(payload: object) -> ImportReport:
     for path, part in (("trainer", "apex"), ("model.optim", "optim"), ("quantization", "quantization")):
         section = at(file, path)
         if isinstance(section, Mapping):
-            rows = lightning.TABLE if path == "trainer" else TABLE
-            rows.read(builder, Settings(section, builder.system, path), part)
+            TABLE.read(builder, Settings(section, builder.system, path), part)
     return builder.finish(semantics, is_whole=at(file, "quantization.algorithm") is None)
+
+
+def _is_of_megatron(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
+    """Return whether a file, with its section `model`, is of one of Megatron's models."""
+    keys = {key for key in (*model, *file) if isinstance(key, str) and MEGATRON.fullmatch(key)}
+    if not keys and "precision" not in model:
+        return False
+    is_refused_by_megatron = at(file, "trainer.precision") in ("bf16-true", "16-true")
+    return not (is_refused_by_megatron and keys <= {"data"})
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for NeMo 1.x's, or None: so for a model that is not Megatron's."""
+    model = document.mapping.get("model")
+    section = model if isinstance(model, Mapping) else {}
+    return TABLE.recognise(document) if _is_of_megatron(document.mapping, section) else None
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -111,17 +123,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
     payload = {"trainer": {"precision": WORDS[dtype]}, "model": model}
     return builder.finish(payload, TABLE.unwritten, o2=is_o2)
-
-
-def _trained_by_lightning(file: dict[str, Any], model: dict[str, Any], builder: ImportBuilder) -> ImportReport:
-    """Return what Lightning's Trainer makes of the section `trainer`, or of the file where there is none."""
-    has_section = isinstance(file.get("trainer"), Mapping)
-    for key, value in (model if has_section else {}).items():
-        if bears_on_precision(key) and value not in (None, False):
-            builder.record("nemo1.a-setting-of-the-model-that", f"model.{key}", value)
-    builder.record("nemo1.no-key-of-a-megatron-model", "model", None)
-    read = lightning.import_({"trainer": file["trainer"]} if has_section else file)
-    return replace(read, unmapped=(*read.unmapped, *builder.unmapped))
 
 
 def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
@@ -219,4 +220,4 @@ def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
 
 
 TITLE = f"{TABLE.title}, read as {TABLE.version}"
-SYSTEM = System("nemo1", TITLE, TABLE.version, export, import_, TABLE.recognise, as_yaml)
+SYSTEM = System("nemo1", TITLE, TABLE.version, export, import_, recognise, as_yaml)

@@ -11,10 +11,10 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop import frameworks
+from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import recipe_named
-from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.reading.settings import Settings

@@ -17,16 +17,9 @@ ROWS = {
     "megatron-bridge": ("megatron_bridge.importer", "yaml json python"),
     "nemo1": ("nemo1", "yaml"),
     "nemo2": ("nemo2", "python yaml json"),
-    "te-recipe": ("te_recipe", "json"),
     "axolotl": ("axolotl", "yaml"),
     "huggingface": ("huggingface", "json yaml"),
-    "accelerate": ("accelerate", "yaml json env"),
     "deepspeed": ("deepspeed", "json"),
-    "lightning": ("lightning", "yaml json"),
-    "torchao": ("pytorch.torchao", "json"),
-    "torchtitan": ("torchtitan", "json yaml toml"),
-    "pytorch": ("pytorch.loop", "json"),
-    "fsdp": ("pytorch.fsdp", "json"),
 }
 """Name of a system -> its module in this room, which ends with its `SYSTEM`, and the kinds of document it is in."""
 
@@ -54,7 +47,7 @@ def all_systems(kind: str | None = None) -> list[System]:
 
 def candidates(document: Document) -> list[tuple[System, Recognised]]:
     """Return every system that takes a document for its own, the most certain first."""
-    read = [(one, one.recognise(document)) for one in all_systems(document.kind) if one.recognise is not None]
+    read = [(one, one.recognise(document)) for one in all_systems(document.kind)]
     found = [(one, why) for one, why in read if why is not None]
     return sorted(found, key=lambda pair: -pair[1].certainty)
 
@@ -65,8 +58,7 @@ def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
         return system(chosen), "was named with --from"
     found = candidates(document)
     if not found:
-        read = [one.name for one in all_systems() if one.recognise is not None]
-        remedy = f"Name the system with --from: {', '.join(read)}."
+        remedy = f"Name the system with --from: {', '.join(MODULES)}."
         if document.kind == "python":
             remedy = "Give a configuration; `precision-bridge sources FOLDER` lists what programs call."
         raise PayloadError(f"{document.path}: no system is recognised in this {document.kind} file. {remedy}")

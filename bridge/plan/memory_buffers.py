@@ -6,10 +6,11 @@ a multiple of 64 elements, each bucket ends at a multiple of lcm(ranks, 128) (an
 Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 
 Under Megatron-FSDP parameters of one dtype, of experts or not, and of one unit (a layer, under `optim_grads_params`)
-make a group. Its widest row decides the grid: each parameter begins on the grid or fills the rest of a cell, and the
-group ends at a multiple of the grid times the ranks. With several optimizer instances (HSDP) weights and gradients are
-sharded inside an instance, and with `outer_dp_sharding_strategy` masters and optimizer state over all of them. What is
-sharded is gathered while it is used: two units at a time, or one unit and the largest other group.
+make a group. Its widest row decides the grid, and the group ends at a multiple of the grid times the ranks. Gaps of
+less than a row between its parameters are not counted, since small parameters fill them. With several optimizer
+instances (HSDP) weights and gradients are sharded inside an instance, and with `outer_dp_sharding_strategy` masters and
+optimizer state over all of them. What is sharded is gathered while it is used: two units at a time, or one unit and the
+largest other group.
 Source: megatron-core 0.16.1 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py. A Mamba layer is no unit
 there, and is one in Megatron-LM's development branch, as here; that changes padding alone.
 """
@@ -195,16 +196,20 @@ def fsdp_groups(
         everywhere = parallel.expert_data if group[0].is_expert else parallel.data * parallel.context
         inner = max(1, everywhere // instances)
         outer = everywhere if is_outer else inner
-        buffer = _laid_out(group, ranks=outer if sharded else None)
-        trained = 0 if group[0].is_frozen else buffer.numel
-        states = buffer.shard(data_rank % outer, outer) if sharded else buffer.held
+        held = sum(one.numel for one in group)
+        whole = share = states = held
+        if sharded:
+            whole = padded(held, outer * _grid(group))
+            share = whole // outer
+            states = min(max(held - share * (data_rank % outer), 0), share)  # the padding is at the end
+        trained = 0 if group[0].is_frozen else whole
         found.append(
             Group(
                 parameters=tuple(group),
-                whole=buffer.numel,
-                weights=buffer.numel // (inner if "P" in sharded else 1),
+                whole=whole,
+                weights=whole // (inner if "P" in sharded else 1),
                 gradients=trained // (inner if "G" in sharded else 1),
-                masters=trained // (outer if sharded else 1),
+                masters=share if trained else 0,
                 states=states if trained else 0,
                 unit=_unit(group[0]) if "P" in sharded else None,
             )
@@ -245,45 +250,11 @@ def _width(parameter: Parameter) -> int:
 
 
 def _grid(parameters: Sequence[Parameter]) -> int:
-    grid = _width(parameters[0])
-    for one in parameters:
+    """Return the multiple at which large parameters of a group begin: its widest row, where the others fit."""
+    ordered = sorted(parameters, key=_width, reverse=True)
+    grid = _width(ordered[0])
+    for one in ordered:
         fits = _width(one) == grid or (grid % _width(one) == 0 and one.numel % grid == 0)
         if not (fits or one.numel < grid):
             grid = math.lcm(grid, _width(one))
     return grid
-
-
-def _laid_out(group: Sequence[Parameter], *, ranks: int | None) -> Buffer:
-    """Return the places of a group's parameters: the widest first, and remainders together in a cell of the grid."""
-    ordered = sorted(group, key=_width, reverse=True)
-    grid = _grid(ordered)
-    small = [one for one in ordered if one.numel < grid]
-    large = [one for one in ordered if one.numel >= grid]
-    spans: list[tuple[Parameter, int, int]] = []
-    cursor = 0
-    while large:
-        one = large.pop(0)
-        spans.append((one, cursor, cursor + one.numel))
-        rest = one.numel % grid
-        gap, space = cursor + one.numel, grid - rest
-        cursor += padded(one.numel, grid)
-        if not rest:
-            continue
-        pair = next((other for other in large if 0 < other.numel % grid <= space), None)
-        if pair is not None:
-            large.remove(pair)
-            begin = cursor - pair.numel % grid
-            spans.append((pair, begin, begin + pair.numel))
-            space -= pair.numel % grid
-            cursor += pair.numel // grid * grid
-        for fragment in list(small):
-            if fragment.numel <= space:
-                spans.append((fragment, gap, gap + fragment.numel))
-                gap, space = gap + fragment.numel, space - fragment.numel
-                small.remove(fragment)
-    for fragment in small:
-        spans.append((fragment, cursor, cursor + fragment.numel))
-        cursor += fragment.numel
-    step = ranks * grid if ranks is not None else 1
-    spans.sort(key=lambda span: span[1])
-    return Buffer(spans=tuple(spans), buckets=((0, padded(cursor, step)),))

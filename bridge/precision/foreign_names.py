@@ -37,7 +37,8 @@ LLAMA = {
     FC2: ("mlp.down_proj",),
 }
 """Megatron's name within a layer -> those of the dense Llama, Mistral, Qwen and Gemma models of transformers."""
-_TITAN = {
+TORCHTITAN = {
+    QKV: ("attention.wq", "attention.wk", "attention.wv"),
     PROJ: ("attention.wo",),
     FC1: ("feed_forward.w1", "feed_forward.w3"),
     FC2: ("feed_forward.w2",),
@@ -45,9 +46,6 @@ _TITAN = {
     SHARED_FC1: ("moe.shared_experts.w1", "moe.shared_experts.w3"),
     SHARED_FC2: ("moe.shared_experts.w2",),
 }
-TORCHTITAN_0_2 = {QKV: ("attention.wq", "attention.wk", "attention.wv"), **_TITAN}
-TORCHTITAN = {QKV: ("attention.qkv_linear.",), **_TITAN, Q_PROJ: ("attention.wq",)}
-"""torchtitan 0.3, where queries, keys and values come from one module `wqkv`, or from `wq` and `wkv`."""
 _OTHERS = {
     **DEEPSEEK,
     SHARED_FC1: tuple(f"mlp.shared_expert{s}.{own}" for s in ("", "s") for own in ("gate_proj", "up_proj")),
@@ -58,13 +56,11 @@ _OTHERS = {
     FC2: ("dense_4h_to_h", "fc2", "mlp.c_proj"),
 }
 """Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and Transformer Engine."""
-HEADS = ("lm_head", "output", "output_layer", "embed_out")
-"""Names of the output layer, whose GEMMs Megatron runs in the dtype of the run."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _NAMES = {
-    **{name: name for name in TORCHTITAN},
-    **{theirs: name for table in (LLAMA, TORCHTITAN_0_2, _OTHERS) for name, names in table.items() for theirs in names},
+    **{name: name for name in (*DENSE, *LATENT, *SHARED)},
+    **{theirs: name for table in (LLAMA, TORCHTITAN, _OTHERS) for name, names in table.items() for theirs in names},
 }
 
 

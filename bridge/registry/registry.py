@@ -13,7 +13,6 @@ the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import functools
@@ -23,6 +22,7 @@ import importlib.util
 import inspect
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
@@ -373,8 +373,8 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
         return not first.is_file() and one.__module__ == two.__module__
     if first_line == second_line is not None:
         return True
-    tree = ast.parse(second.read_text(encoding="utf-8"))  # edited and loaded again, or there twice?
-    return sum(isinstance(node, ast.FunctionDef) and node.name == two.__name__ for node in ast.walk(tree)) < 2
+    text = second.read_text(encoding="utf-8")  # edited and loaded again, or there twice?
+    return len(re.findall(rf"^[ \t]*def {two.__name__}\b", text, re.MULTILINE)) < 2
 
 
 def _require_no_arguments(function: RecipeFunction, name: str) -> None:

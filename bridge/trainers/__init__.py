@@ -1,8 +1,7 @@
 """From a recipe's name to the object that another trainer takes.
 
     arguments.py         `exported(system, recipe)`: the `ExportReport` of interop's exporter, with everything refused
-                         that would compute in another format; its payload as arguments of Lightning, Accelerate,
-                         transformers and NeMo 2
+                         that would compute in another format; its payload as arguments of transformers and NeMo 2
     megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
     megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a `SyncReport` of what it set
 
@@ -10,14 +9,12 @@ A trainer's package is imported when a function needs its classes. A team's trai
 this project does.
 """
 
-from bridge.trainers.arguments import accelerate_arguments, lightning_arguments, nemo_plugin, transformers_arguments
+from bridge.trainers.arguments import nemo_plugin, transformers_arguments
 from bridge.trainers.megatron_bridge import register_with_megatron_bridge
 from bridge.trainers.megatron_lm import add_recipe_argument
 
 __all__ = [
-    "accelerate_arguments",
     "add_recipe_argument",
-    "lightning_arguments",
     "nemo_plugin",
     "register_with_megatron_bridge",
     "transformers_arguments",

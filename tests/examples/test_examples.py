@@ -88,10 +88,6 @@ def test_nemos_plugin_is_made_from_a_recipe(nemo: Any) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("example", "library", "recipe", "line"),
     [
-        ("lightning_trainer.py", "lightning", "bf16_mixed", "torch.float32 torch.bfloat16"),
-        ("lightning_trainer.py", "lightning", "fp32", "torch.float32 torch.float32"),
-        ("accelerate_loop.py", "accelerate", "bf16_mixed", "bf16 torch.float32 torch.bfloat16"),
-        ("accelerate_loop.py", "accelerate", "fp32", "no torch.float32 torch.float32"),
         ("transformers_trainer.py", "transformers", "bf16_mixed", "torch.float32 torch.bfloat16"),
         ("transformers_trainer.py", "transformers", "fp32", "torch.float32 torch.float32"),
         ("pytorch_loop.py", "torch", "bf16_mixed", "[]"),

@@ -1,7 +1,6 @@
 """Random recipes and random payloads, and the properties of every import and export."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -51,18 +50,6 @@ FREE = {
     "fp8_quantizer_factory": st.just("team.quantizers.make"),
     "param_name_patterns_for_fp32_local_accumulation": st.just(["*.router.weight"]),
 }
-
-
-TORCHAO = ("fp8", "fp8_recipe", "fp8_param", "fp8_param_gather")
-"""Fields that Accelerate's AO back end holds, which is written and not read."""
-
-
-def without_torchao(exported: ExportReport) -> ExportReport:
-    """The export without the fields that are written for Accelerate's AO back end."""
-    block = exported.payload.get("fp8_config", {})
-    if block.get("backend") != "AO":
-        return exported
-    return replace(exported, mapped={name: to for name, to in exported.mapped.items() if name not in TORCHAO})
 
 
 @st.composite

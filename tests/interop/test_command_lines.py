@@ -29,22 +29,10 @@ READ = {
         "amp_o1",
         {"autocast_dtype": "bf16"},
     ),
-    "trainer, launcher's fp8": (
-        f"accelerate launch --mixed_precision fp8 --fp8_backend TE --fp8_margin 2 {TRAINER}",
-        "accelerate",
-        "amp_o1",
-        {"fp8_recipe": "delayed", "fp8_margin": 2},
-    ),
-    "launcher": (
-        "accelerate launch --multi_gpu --mixed_precision=fp16 train.py --lr 1",
-        "accelerate",
-        "amp_o1",
-        {"fp16": True},
-    ),
-    "launcher's module": (
-        "python -m accelerate.commands.launch --mixed_precision bf16 --use_fsdp train.py",
-        "accelerate",
-        "fsdp_policy",
+    "Megatron-LM, launcher": (
+        "accelerate launch pretrain_gpt.py --num-layers 2 --hidden-size 8 --bf16",
+        "megatron-lm",
+        "megatron_o2",
         {"bf16": True},
     ),
     "ms-swift": (
@@ -52,18 +40,6 @@ READ = {
         "huggingface",
         "amp_o1",
         {"autocast_dtype": "bf16"},
-    ),
-    "diffusers, a trainer's words": (
-        "torchrun train.py --dataset_name x --output_dir out --gradient_checkpointing --mixed_precision=bf16",
-        "accelerate",
-        "amp_o1",
-        {"autocast_dtype": "bf16"},
-    ),
-    "diffusers": (
-        'accelerate launch dreambooth.py --instance_prompt "a b" --mixed_precision="fp16"',
-        "accelerate",
-        "amp_o1",
-        {"fp16": True},
     ),
     "bridge": ("torchrun train.py mixed_precision=bf16_mixed", "megatron-bridge", "megatron_o2", {"bf16": True}),
     "bridge, fields": (
@@ -99,9 +75,6 @@ def test_a_launch_line_is_read_as_its_own_system_reads_it(name: str) -> None:
 
 
 ELSEWHERE = {
-    "accelerate launch --config_file fsdp.yaml train.py": "fsdp.yaml",
-    f"accelerate launch --config_file fsdp.yaml {TRAINER}": "fsdp.yaml",
-    "accelerate launch train.py": "accelerate config",
     "deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config ds.json": "ds.json",
     "python train.py --deepspeed ds.json --lr 1": "ds.json",
     NEMO: "the configuration composed of the program's file and the overrides, which",
@@ -139,6 +112,29 @@ def test_a_precision_that_lies_in_another_file_is_not_guessed(text: str) -> None
     with pytest.raises(PayloadError, match=r"^run.sh: line \d, .* takes its precision from") as caught:
         runs_of(script(text))
     assert ELSEWHERE[text] in str(caught.value)
+
+
+ACCELERATE = (
+    "accelerate launch --config_file fsdp.yaml train.py",
+    f"accelerate launch --config_file fsdp.yaml {TRAINER}",
+    f"accelerate launch --mixed_precision fp8 --fp8_backend TE --fp8_margin 2 {TRAINER}",
+    "accelerate launch --multi_gpu --mixed_precision=fp16 train.py --lr 1",
+    "accelerate launch --use_megatron_lm --mixed_precision bf16 train.py",
+    "python -m accelerate.commands.launch --mixed_precision bf16 --use_fsdp train.py",
+    'accelerate launch dreambooth.py --instance_prompt "a b" --mixed_precision="fp16"',
+)
+
+
+@pytest.mark.parametrize("text", ACCELERATE)
+def test_a_loop_under_accelerates_launcher_is_named_and_not_read(text: str) -> None:
+    with pytest.raises(PayloadError, match=r"^run.sh: looks like Accelerate \(it starts with `accelerate"):
+        runs_of(script(text))
+
+
+def test_a_loop_that_takes_the_accelerators_word_is_not_read() -> None:
+    text = "torchrun train.py --dataset_name x --output_dir out --gradient_checkpointing --mixed_precision=bf16"
+    with pytest.raises(PayloadError, match="no system here knows the program's arguments"):
+        runs_of(script(text))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +183,7 @@ def test_each_way_through_a_branch_is_a_run_that_says_which() -> None:
 def test_launches_beside_the_one_that_is_read_are_recorded() -> None:
     run = only(f"python {TRAINER} --bf16\naccelerate launch --config_file a.yaml x.py\npython eval.py --dtype fp16")
     found = lost(run)
-    assert found["line 3, x.py"] == "a.yaml"
+    assert found["line 3, x.py"] == "Accelerate"
     assert found["line 4, eval.py"] == "--dtype fp16"
 
 
@@ -218,10 +214,10 @@ def test_from_a_system_that_has_no_command_line_says_so(system: str) -> None:
         assert all(run.system.name == system and run.imported.unmapped for run in runs)
 
 
-def test_a_program_is_no_configuration_of_accelerate() -> None:
-    document = Document.of_text("Accelerator(mixed_precision='bf16')", "x.py")
-    with pytest.raises(PayloadError, match=r"^x.py: accelerate takes .*, and this is a Python program\. "):
-        runs_of(document, "accelerate")
+def test_a_program_is_no_configuration_of_the_trainer() -> None:
+    document = Document.of_text("TrainingArguments(bf16=True)", "x.py")
+    with pytest.raises(PayloadError, match=r"^x.py: huggingface takes .*, and this is a Python program\. "):
+        runs_of(document, "huggingface")
 
 
 def test_a_complaint_of_an_import_names_the_file_and_the_run() -> None:
@@ -255,18 +251,18 @@ def test_two_options_of_a_trainer_without_one_of_training_are_no_training(text: 
     assert only(f"{text} --bf16").system.name == "huggingface"
 
 
-BRANCHES = 'if [ -n "$MX" ]; then A="--mixed_precision bf16"; fi\naccelerate launch --config_file x.yaml $A train.py'
+BRANCHES = f'if [ -n "$MX" ]; then A="--bf16"; fi\naccelerate launch --config_file x.yaml {TRAINER} $A'
 
 
-def test_a_branch_without_arguments_is_reported_and_its_file_named() -> None:
+def test_a_branch_that_is_not_read_is_reported() -> None:
     run = only(BRANCHES)
-    assert run.system.name == "accelerate"
-    assert run.imported.label == 'line 3, train.py; line 2, if [ -n "$MX" ]'
+    assert run.system.name == "huggingface"
+    assert run.imported.label == 'line 3, run_clm.py; line 2, if [ -n "$MX" ]'
     found = lost(run)
     assert found["--config_file"] == "x.yaml"
-    assert found['line 3, train.py; line 2, not [ -n "$MX" ]'] == "x.yaml"
+    assert found['line 3, run_clm.py; line 2, not [ -n "$MX" ]'] == "Accelerate"
     assert 'line 2, if [ -n "$MX" ]' in found
-    with pytest.raises(PayloadError, match=r"takes its precision from x.yaml, which is not read"):
+    with pytest.raises(PayloadError, match="looks like Accelerate"):
         runs_of(script(BRANCHES), None, {"variables": "MX="})
 
 
@@ -277,7 +273,8 @@ def test_a_way_through_a_fragment_that_sets_nothing_is_told() -> None:
 
 
 def test_a_default_of_a_launcher_is_named_and_no_other() -> None:
-    run = only("accelerate launch --mixed_precision ${MP:-bf16} train.py --fp8_project ${NAME:-x} --lr ${LR:-1}")
+    launcher = "accelerate launch --mixed_precision ${MP:-bf16}"
+    run = only(f"{launcher} {TRAINER} --fp8_project ${{NAME:-x}} --lr ${{LR:-1}}")
     assert [loss.field for loss in run.imported.unmapped if loss.reason == "implied default" and "$" in loss.field] == [
         "$MP",
         "$NAME",
@@ -299,8 +296,3 @@ def test_a_trainers_switch_overrides_the_launcher(launcher: str, semantics: str)
     run = only(f"accelerate launch {launcher} run_clm.py --bf16 --output_dir o")
     assert (run.system.name, run.imported.semantics) == ("huggingface", semantics)
     assert "fp16" not in run.imported.config.to_dict()
-
-
-def test_megatron_lm_under_the_launcher_is_handed_on() -> None:
-    line = "accelerate launch --use_megatron_lm --mixed_precision bf16 train.py"
-    assert lost(only(line))["distributed_type"] == "MEGATRON_LM"

@@ -56,11 +56,6 @@ def test_a_sample_is_recognised_and_says_how(sample: str, name: str, evidence: s
         ("bf16: true\nfp8: hybrid\nfp8_recipe: delayed", "mp.yaml", "megatron-bridge"),
         ('{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2}}', "ds.json", "deepspeed"),
         (
-            "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 8",
-            "acc.yaml",
-            "accelerate",
-        ),
-        (
             "base_model: x\nadapter: lora\nbf16: auto\ntf32: true\nsequence_len: 8\ngradient_accumulation_steps: 1",
             "ax.yaml",
             "axolotl",

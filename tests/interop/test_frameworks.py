@@ -27,11 +27,32 @@ SWIFT = "model: m\ndataset: [d]\nmicro_batch_size: 1\nsplit_dataset_ratio: 0.01\
 PRIME = '[trainer.model]\nname = "m"\n[trainer.model.quantization]\ntype = "mxfp8"\n[inference.model]\nname = "m"\n'
 ROLL = "actor_train: {strategy_args: {strategy_name: megatron_train}}\npretrain: m\n"
 AREAL = "experiment_name: e\ntrial_name: t\ngconfig: {n: 1}\nactor: {backend: 'megatron:d4p1t1', dtype: bfloat16}\n"
+TITAN = '[job]\ndump_folder = "out"\n[training]\nlocal_batch_size = 8\nmixed_precision_param = "bfloat16"\n'
+FACTORY = (
+    "model_name_or_path: m\nstage: sft\nfinetuning_type: full\nper_device_train_batch_size: 1\nbf16: true\nfp8: true\n"
+)
+LIGHTNING = "seed_everything: 1\ntrainer: {precision: bf16-mixed}\nmodel: {class_path: a.B}\n"
+TRAINER = "trainer: {_target_: lightning.pytorch.trainer.Trainer, precision: 16}\nmodel: {_target_: a.B}\n"
+SPEECH = "exp_manager: {name: x}\ntrainer: {precision: 16}\nmodel: {sample_rate: 1, preprocessor: {dither: 0.1}}\n"
+ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\n"
+PLUGIN = ACCELERATE.replace("MULTI_GPU", "MEGATRON_LM")
 FILES = {
+    "titan.toml": (TITAN, "torchtitan", "has `training.mixed_precision_param`", "without Megatron Core"),
+    "factory.yaml": (
+        FACTORY,
+        "LLaMA-Factory",
+        "has `finetuning_type` and `model_name_or_path`",
+        "transformers' Trainer",
+    ),
+    "cli.yaml": (LIGHTNING, "Lightning", "has `trainer` and `seed_everything`", "without Megatron Core"),
+    "hydra.yaml": (TRAINER, "Lightning", "makes `lightning.pytorch.trainer.Trainer`", "without Megatron Core"),
+    "speech.yaml": (SPEECH, "NeMo 1.x", "has `exp_manager` and `model.preprocessor`", "on Lightning, without Megatron"),
+    "launch.yaml": (ACCELERATE, "Accelerate", "has `distributed_type` and `compute_", "PyTorch here, without Megatron"),
+    "plugin.yaml": (PLUGIN, "Accelerate", "has `distributed_type` and `compute_", "trains on Megatron-LM here"),
     "grpo.yaml": (NEMO_RL, "NeMo RL", "has `policy.megatron_cfg`", "trains on Megatron Core here"),
     "dpo.yaml": ("defaults: ../dpo.yaml\npolicy: {precision: fp16}\n", "NeMo RL", "has `defaults`", "where policy."),
     "primus.yaml": (PRIMUS, "Primus", "has `modules`", "trains on Megatron Core here"),
-    "titan.yaml": (PRIMUS.replace("megatron", "torchtitan"), "Primus", "has `modules`", "another framework than"),
+    "other.yaml": (PRIMUS.replace("megatron", "torchtitan"), "Primus", "has `modules`", "another framework than"),
     "actor.yaml": (ACTOR, "verl", "names the class `verl.workers.config.ActorConfig`", "under the strategy `megatron`"),
     "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),
     "sft.yaml": (SWIFT, "ms-swift", "has `micro_batch_size` and `split_dataset_ratio`", "on Megatron Core here"),
@@ -55,6 +76,10 @@ FILES = {
     "train.py": ("import verl.trainer\n", "verl", "imports `verl`", "under the strategy `megatron`"),
 }
 LAUNCHES = {
+    "torchrun -m torchtitan.train --job.config_file a.toml": ("torchtitan", "starts `torchtitan.train`"),
+    "llamafactory-cli train a.yaml": ("LLaMA-Factory", "starts `llamafactory-cli train`"),
+    "python src/train.py --finetuning_type lora --bf16 true": ("LLaMA-Factory", "has `--finetuning_type`, an option"),
+    "accelerate launch --mixed_precision bf16 train.py": ("Accelerate", "starts with `accelerate`"),
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron": ("verl", "starts `verl.trainer"),
     "python3 -m recipe.dapo.main +actor_rollout_ref.actor.fp8=hybrid": ("verl", "has `actor_rollout_ref.actor.fp8`"),
     "megatron sft --model m --fp8_recipe blockwise --num_train_epochs 1": ("ms-swift", "starts `megatron sft`"),
@@ -75,7 +100,7 @@ LAUNCHES = {
     "python examples/start_rlvr_pipeline.py --config_path a --config_name b": ("ROLL", "starts `start_rlvr_pipe"),
     "uv run examples/run_grpo.py policy.megatron_cfg.enabled=true": ("NeMo RL", "starts `run_grpo.py`"),
 }
-OTHERS = (
+LEFT_ALONE = (
     "python run_grpo.py --learning_rate 1e-4",
     "python train.py --mixed_precision bf16",
     "torchrun pretrain_gpt.py --bf16 --num-layers 2",
@@ -123,7 +148,7 @@ def test_every_command_refuses_a_launch_with_the_same_sentence(command: str, fol
     assert sentence.startswith(f"run.sh: looks like {framework} (it {evidence}")
 
 
-@pytest.mark.parametrize("command", OTHERS)
+@pytest.mark.parametrize("command", LEFT_ALONE)
 def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: str) -> None:
     assert frameworks.of_launches(launches(f"#!/bin/bash\n{command}\n")) is None
 

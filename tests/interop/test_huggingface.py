@@ -52,7 +52,7 @@ def test_a_word_or_a_number_for_a_switch_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("payload", "name"),
-    [({"bf16": True, "use_cpu": "yes"}, "use_cpu"), ({"bf16": True, "fp16": "false"}, "fp16"), ({"fp8": 0}, "fp8")],
+    [({"bf16": True, "use_cpu": "yes"}, "use_cpu"), ({"bf16": True, "fp16": "false"}, "fp16")],
 )
 def test_every_switch_is_refused_in_every_mode(payload: dict[str, Any], name: str) -> None:
     with pytest.raises(BridgeError, match=f"{name}: must be true or false"):
@@ -164,7 +164,6 @@ def test_fp32_weights_make_it_amp_and_say_so() -> None:
         ({"torch_dtype": "float32", "dtype": "bfloat16"}, {}, "dtype", "dead knob"),
         ({"torch_dtype": "float16"}, {}, "torch_dtype", "unsupported"),
         ({}, {}, "weights_dtype", "implied default"),
-        ({"finetuning_type": "full"}, {}, "weights_dtype", "implied default"),
     ],
 )
 def test_a_dtype_that_does_not_decide_is_reported(
@@ -191,7 +190,7 @@ def test_torchs_scaler_does_refuse_fp16_gradients() -> None:
         scaler.unscale_(torch.optim.SGD([weight], lr=1.0))
 
 
-@pytest.mark.parametrize("adapter", [{"use_peft": True}, {"finetuning_type": "lora"}, {"tuner_type": "lora"}])
+@pytest.mark.parametrize("adapter", [{"use_peft": True}, {"train_type": "lora"}, {"tuner_type": "lora"}])
 def test_an_adapter_over_bf16_weights_is_trained_in_fp32(adapter: dict[str, Any]) -> None:
     imported = huggingface.import_({"bf16": True, "dtype": "bfloat16", **adapter})
     assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
@@ -258,12 +257,11 @@ def test_blocks_that_somebody_else_reads_are_looked_into() -> None:
 DTYPE = st.sampled_from(["bfloat16", "float16", "float32", "auto", "float64", None])
 ON = st.booleans() | st.none()
 MODEL: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("torch_dtype", "dtype", "model_dtype", "infer_dtype", "lora_dtype", "compute_dtype"), DTYPE),
+    **dict.fromkeys(("torch_dtype", "dtype", "model_dtype", "lora_dtype", "compute_dtype"), DTYPE),
     **dict.fromkeys(("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "vllm_dtype"), DTYPE),
     **dict.fromkeys(("load_in_8bit", "load_in_4bit", "use_bnb_nested_quant", "double_quantization"), ON),
-    **dict.fromkeys(("pure_bf16", "upcast_layernorm", "upcast_lmhead_output", "cast_lm_head_to_fp32"), ON),
+    **dict.fromkeys(("upcast_layernorm", "upcast_lmhead_output", "cast_lm_head_to_fp32"), ON),
     **dict.fromkeys(("fp8", "fp8_enable_fsdp_float8_all_gather"), ON),
-    "fp8_backend": st.sampled_from(["auto", "torchao", "te", "msamp"]),
     "quantization_bit": st.sampled_from([4, 8, None]),
     "quantization_method": st.sampled_from(["bnb", "hqq"]),
     "quant_config": st.sampled_from([None, {"name": "bnb", "quantization_bit": 4}]),
@@ -282,7 +280,7 @@ MODEL: dict[str, st.SearchStrategy[Any]] = {
 
 @given(
     payload=st.fixed_dictionaries({}, optional=MODEL),
-    adapter=st.sampled_from([{}, {"use_peft": True}, {"finetuning_type": "lora"}, {"finetuning_type": "full"}]),
+    adapter=st.sampled_from([{}, {"use_peft": True}, {"tuner_type": "lora"}, {"tuner_type": "full"}]),
     stated=st.sampled_from([None, "fp32", "bf16", "fp16"]),
 )
 def test_no_setting_of_the_model_is_dropped(
@@ -291,52 +289,18 @@ def test_no_setting_of_the_model_is_dropped(
     try:
         imported = huggingface.import_({**payload, **adapter}, weights_dtype=stated)
     except BridgeError:
-        return  # both modes at once, FP8 over quantised weights
+        return  # both modes at once
     check_import(imported)
     check_nothing_dropped(payload, imported)
 
 
-def test_pure_bf16_has_neither_autocast_nor_masters() -> None:
-    imported = huggingface.import_({"finetuning_type": "full", "pure_bf16": True})
-    assert (imported.semantics, mode_of(imported.config)) == ("true", "bf16")
-    assert reasons(imported, "pure_bf16") == ["semantics"]
-    assert reasons(huggingface.import_({"pure_bf16": True}), "pure_bf16") == ["unsupported"]
-
-
-@pytest.mark.parametrize("backend", [None, "torchao"])
-def test_fp8_is_carried_and_what_became_of_it_is_said(backend: str | None) -> None:
-    payload = {"bf16": True, "fp8": True, **({"fp8_backend": backend} if backend else {})}
-    imported = huggingface.import_(payload)
-    assert (imported.config.fp8, imported.config.fp8_recipe) == ("hybrid", "tensorwise")
-    assert "semantics" in reasons(imported, "fp8") + reasons(imported, "fp8_backend")
-    check_nothing_dropped(payload, imported)
-
-
-def test_fp8_in_transformer_engine_is_not_mapped() -> None:
-    imported = huggingface.import_({"bf16": True, "fp8": True, "fp8_backend": "te"})
-    assert (imported.config.fp8, imported.recipe) == (None, None)
-    assert reasons(imported, "fp8_backend") == ["unsupported"]
-
-
-def test_fp8_runs_under_bf16() -> None:
-    imported = huggingface.import_({"fp16": True, "fp8": True})
-    assert imported.config.to_dict()["autocast_dtype"] == "bf16"
-    assert reasons(imported, "fp16") == ["semantics"]
-
-
-@pytest.mark.parametrize("name", ["fp8_backend", "fp8_enable_fsdp_float8_all_gather"])
-def test_settings_of_fp8_without_it_are_dead(name: str) -> None:
-    imported = huggingface.import_({"bf16": True, name: {"fp8_backend": "te"}.get(name, True)})
-    assert reasons(imported, name) == ["dead knob"]
-    assert imported.config.fp8 is None
-
-
-def test_a_file_with_fp8_under_fsdp_is_read_whole() -> None:
-    payload = Document.load(SAMPLES / "fp8_fsdp.yaml").content
-    imported = huggingface.import_(payload)
-    beside = [name for name in payload if name not in ("bf16", "fp8", "fp8_backend", "fsdp") and "float8" not in name]
-    check_nothing_dropped(payload, imported, beside=beside)
-    assert (imported.semantics, imported.config.fp8_param_gather) == ("fsdp_policy", True)
+@pytest.mark.parametrize(
+    "setting", [{"fp8": True}, {"fp8_backend": "te"}, {"pure_bf16": True}, {"infer_dtype": "bfloat16"}]
+)
+def test_arguments_of_another_program_are_reported_and_change_nothing(setting: dict[str, Any]) -> None:
+    imported = huggingface.import_({"bf16": True, **setting})
+    assert reasons(imported, next(iter(setting))) == ["unsupported"]
+    assert imported.config == huggingface.import_({"bf16": True}).config
 
 
 def test_a_file_with_quantised_weights_is_read_whole() -> None:

@@ -68,10 +68,31 @@ def test_a_second_precision_is_reported_unless_it_agrees() -> None:
         assert reasons(nemo1.import_(payload), "model.precision") == expected
 
 
-def test_bf16_true_is_lightnings_in_a_speech_model() -> None:
-    payload = {"trainer": {"precision": "bf16-true"}, "model": {"perception": {}}, "data": {"train_ds": {}}}
-    imported = nemo1.import_(payload)
-    assert (imported.semantics, mode_of(imported.config)) == ("true", "bf16")
+@pytest.mark.parametrize(
+    ("precision", "model"),
+    [(16, {"sample_rate": 16000}), ("bf16-true", {"perception": {}, "data": {}}), (32, {"compute_dtype": "bf16"})],
+)
+def test_a_model_that_is_not_megatrons_is_refused(precision: Any, model: dict[str, Any]) -> None:
+    rule = "model: must be a model of Megatron's, and no key of one is in the file; Lightning trains others, without"
+    with pytest.raises(PayloadError, match=rule):
+        nemo1.import_({"trainer": {"precision": precision}, "model": model})
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["data", "megatron_amp_O2", "tensor_model_parallel_size", "micro_batch_size", "mcore_gpt", "native_amp_init_scale"],
+)
+def test_one_key_of_megatrons_is_enough(key: str) -> None:
+    value = {"megatron_amp_O2": False, "mcore_gpt": False, "native_amp_init_scale": 2**32}.get(key, 1)
+    payload = {"trainer": {"precision": 16}, "model": {key: value}}
+    assert nemo1.import_(payload).config.initial_loss_scale == 2**32
+
+
+@pytest.mark.parametrize("trainer", [{"amp_level": "O1"}, {"amp_level": "O1", "amp_backend": "native"}])
+def test_settings_of_apex_are_named(trainer: dict[str, Any]) -> None:
+    imported = nemo1.import_({"trainer": {"precision": 16, **trainer}, "model": {"megatron_amp_O2": True}})
+    assert reasons(imported, "trainer.amp_level") == ["dead knob"]
+    assert reasons(imported, "trainer.amp_backend") == []
 
 
 def test_a_model_section_alone_leaves_the_mode_to_the_trainer() -> None:

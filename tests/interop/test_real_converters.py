@@ -1,12 +1,5 @@
-"""Round trips against torchao, torchtitan and Axolotl themselves, as those of `test_real_libraries`."""
+"""Round trips against torchao and Axolotl themselves, as those of `test_real_libraries`."""
 
-import ast
-import dataclasses
-import importlib.metadata
-import importlib.util
-import inspect
-import itertools
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -15,13 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import axolotl, torchtitan
-from bridge.interop.contract import ExportReport
-from bridge.interop.pytorch import torchao
+from bridge.interop import axolotl
 from bridge.interop.reading.settings import Settings
-from bridge.precision.foreign_names import megatron_names
 from bridge.precision.mode import mode_of
-from bridge.precision.module_schemes import ModuleSchemes
 from bridge.pytorch import float8_linear_config_for
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
@@ -32,12 +21,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @library("torchao")
 class TestTorchao:
-    @MANY
-    @given(config=configs())
-    def test_configs_return_from_the_real_classes(self, version: str, config: MixedPrecisionConfig) -> None:
-        exported = torchao.export(config)
-        check_export(config, exported)
-
     def test_tensorwise_is_the_recipe_of_that_name(self, version: str) -> None:
         from torchao.float8 import Float8LinearConfig
 
@@ -63,96 +46,6 @@ class TestTorchao:
         model(torch.randn(16, 32, dtype=torch.bfloat16)).sum().backward()
         assert type(model[0]).__name__ == "Float8Linear"
         assert model[0].weight.grad is not None
-
-
-@library("torchtitan")
-class TestTorchtitan:
-    @MANY
-    @given(config=configs())
-    def test_training_returns_from_the_real_class(self, version: str, config: MixedPrecisionConfig) -> None:
-        from torchtitan.config.configs import TrainingConfig
-
-        exported = torchtitan.export(config)
-        check_export(config, exported)
-        training = dataclasses.asdict(TrainingConfig(**exported.payload["training"]))
-        keep = ("dtype", "mixed_precision_param", "mixed_precision_reduce")
-        for converter in exported.payload.get("converters", []):
-            ((name, values),) = converter.items()
-            assert set(values) <= set(converter_fields(name))
-        if "converters" not in exported.payload:
-            read = {"training": {key: training[key] for key in keep}}
-            check_return(config, exported, torchtitan.import_(read))
-
-    def test_its_defaults_are_what_is_implied_here(self, version: str) -> None:
-        from torchtitan.config.configs import TrainingConfig
-
-        made = TrainingConfig()
-        assert (made.dtype, made.mixed_precision_param, made.mixed_precision_reduce) == (
-            "float32",
-            "bfloat16",
-            "float32",
-        )
-        assert torchtitan.import_({"training": {}}).recipe == "bf16_mixed"
-
-    @pytest.mark.parametrize("family", ["llama3", "qwen3", "deepseek_v3"])
-    def test_its_converters_take_the_modules_of_the_plan(self, version: str, family: str) -> None:
-        pytest.importorskip("triton", reason="torchtitan's models import Triton")
-        selects: tuple[Any, ...] = ("*.linear_qkv", "*mlp.*", {"layers": [0, -1], "module": "linear_fc2"})
-        for kept in (False, True):
-            for pair in itertools.permutations(selects, 2):
-                rows = [{"select": pair[0], "precision": "bf16"}, {"select": pair[1], "precision": "nvfp4"}]
-                config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows)
-                config.first_last_layers_bf16 = kept
-                model = titan_model(family)
-                wanted = ModuleSchemes.of(config, len(model.layers))
-                schemes = titan_schemes(model, torchtitan.export(config, num_layers=len(model.layers)))
-                places = megatron_names(schemes)
-                for name, found in schemes.items():
-                    chosen = wanted.chosen(*places[name]) if name in places else None
-                    assert found == (chosen.scheme if chosen is not None else None), (name, rows, kept)
-        model = titan_model(family)
-        plain = titan_schemes(model, torchtitan.export(MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8")))
-        left = [name for name, found in plain.items() if found is None]
-        assert {name.partition("moe.")[2] or name for name in left} <= {"lm_head", "router.gate"}
-
-
-def titan_model(family: str) -> Any:
-    """The config of torchtitan's smallest model of a family, whose names are those of the modules it builds."""
-    module = importlib.import_module(f"torchtitan.models.{family}")
-    small = next(getattr(module, name) for name in dir(module) if name.endswith("configs"))["debugmodel"]
-    known = {"attn_backend": "flex", "moe_comm_backend": "standard"}
-    return small(**{name: known[name] for name in inspect.signature(small).parameters if name in known})
-
-
-def titan_schemes(model: Any, exported: ExportReport) -> dict[str, str | None]:
-    """The scheme of each linear layer after the real converters; only the GPU that they ask for is pretended."""
-    from torchtitan.components import quantization
-    from torchtitan.models.common.linear import Linear
-
-    for ((name, values),) in (converter.items() for converter in exported.payload["converters"]):
-        converter = getattr(quantization, name)
-        with patch(f"{converter.__module__}.has_cuda_capability", lambda *_: True):
-            model = converter(converter.Config(**values)).convert(model)
-    kinds = {"MXFP8Linear.Config": "mxfp8", "NVFP4Linear.Config": "nvfp4"}
-    return {name: kinds.get(type(one).__qualname__) for name, one, *_ in model.traverse(Linear.Config)}
-
-
-def converters_folder() -> Path:
-    spec = importlib.util.find_spec("torchtitan")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0]) / "components" / "quantization"
-
-
-def converter_fields(name: str) -> dict[str, str]:
-    """Fields and defaults of a converter's Config, from its source: importing it needs Triton, and that a GPU."""
-    for path in converters_folder().glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                config = next(part for part in node.body if isinstance(part, ast.ClassDef) and part.name == "Config")
-                lines = [line for line in config.body if isinstance(line, ast.AnnAssign) and line.value is not None]
-                return {ast.unparse(line.target): ast.unparse(line.value) for line in lines if line.value}
-    raise LookupError(name)
 
 
 MINIMAL = {

@@ -1,4 +1,4 @@
-"""Round trips against DeepSpeed and Lightning themselves, as those of `test_real_libraries`."""
+"""Round trips against DeepSpeed itself, as those of `test_real_libraries`."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 
 from bridge.errors import BridgeError
-from bridge.interop import deepspeed, lightning
+from bridge.interop import deepspeed
 from bridge.precision.mode import mode_of
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
-from tests.interop.test_real_libraries import FEW, MANY, library
+from tests.interop.test_real_libraries import MANY, library
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -74,50 +74,3 @@ class TestDeepSpeed:
     def test_apart_from_the_legacy_name_of_the_block(self, version: str) -> None:
         assert held({"bfloat16": {"enabled": True}})["bf16"]["enabled"] is True
         assert mode_of(deepspeed.import_({"bfloat16": {"enabled": True}}).config) == "bf16"
-
-
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-
-
-@library("lightning")
-class TestLightning:
-    @pytest.mark.parametrize("word", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true", 16, "bf16", 32])
-    def test_strings_mean_what_the_trainer_makes_of_them(self, version: str, word: Any) -> None:
-        from lightning.pytorch import Trainer
-
-        plugin = Trainer(accelerator="cpu", precision=word, **QUIET).precision_plugin
-        imported, again = lightning.import_(word, accelerator="cpu"), lightning.import_(plugin.precision)
-        assert imported.semantics == again.semantics
-        assert imported.config == again.config
-
-    @pytest.mark.parametrize("word", ["fp8", "fp16-mixed", "BF16-mixed", "tf32", "bf16_mixed"])
-    def test_other_strings_are_refused_by_both(self, version: str, word: str) -> None:
-        from lightning.pytorch import Trainer
-
-        with pytest.raises(ValueError, match="Precision"):
-            Trainer(accelerator="cpu", precision=word, **QUIET)
-        with pytest.raises(BridgeError, match="letter by letter"):
-            lightning.import_(word)
-
-    @FEW
-    @given(config=configs().filter(lambda config: not (config.fp8 and config.fp8_recipe == "delayed")))
-    def test_arguments_return_from_the_real_plugins(self, version: str, config: MixedPrecisionConfig) -> None:
-        from lightning.pytorch.plugins import MixedPrecision, Precision
-        from torch.amp import GradScaler
-
-        exported = lightning.export(config)
-        check_export(config, exported)
-        if "plugins" in exported.payload:
-            arguments = dict(exported.payload["plugins"][0]["init_args"])
-            scaler: Any = GradScaler(**{**arguments.pop("scaler")["init_args"], "device": "cpu"})
-            plugin: Any = MixedPrecision(**{**arguments, "device": "cpu"}, scaler=scaler)
-            kept = {"init_scale": plugin.scaler._init_scale, "growth_interval": plugin.scaler._growth_interval}
-            assert kept == {
-                name: exported.payload["plugins"][0]["init_args"]["scaler"]["init_args"][name] for name in kept
-            }
-            return
-        if exported.payload["precision"] == "32-true":
-            read: dict[str, Any] = {"precision": Precision().precision}
-        else:
-            read = {"precision": MixedPrecision(exported.payload["precision"], device="cpu").precision}
-        check_return(config, exported, lightning.import_(read))

@@ -4,26 +4,21 @@ The libraries are optional (`pip install precision-bridge[interop]`); the versio
 """
 
 import importlib.metadata
-import importlib.util
 import os
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate, huggingface
+from bridge.interop import huggingface
 from bridge.interop.launch.word import Word
 from bridge.interop.reading.command_words import CommandWords
 from bridge.interop.reading.trainer_words import arguments_of
 from bridge.interop.table import table
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY
-from bridge.trainers.arguments import accelerator_arguments
-from tests.interop.properties import TORCHAO, check_export, check_return, configs, without_torchao
+from tests.interop.properties import check_export, check_return, configs
 
 UNUSED = "unused"
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,9 +34,6 @@ def library(name: str) -> Any:
         skip = pytest.mark.skip(reason=f"needs {name}: pip install precision-bridge[interop]")
         return pytest.mark.parametrize("version", [pytest.param("absent", marks=skip, id=f"{name}-absent")])
     return pytest.mark.parametrize("version", [pytest.param(version, id=f"{name}-{version}")])
-
-
-# -- transformers ------------------------------------------------------------------------------------------------------
 
 
 @library("transformers")
@@ -131,106 +123,3 @@ class TestTransformers:
                 ["--output_dir", UNUSED, "--use_cpu", *words]
             )
             assert {name: getattr(made, name) for name in ours} == ours
-
-
-# -- accelerate --------------------------------------------------------------------------------------------------------
-
-
-def launched(folder: Path, payload: dict[str, Any]) -> dict[str, str]:
-    """The environment that the real `accelerate launch` gives a program."""
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
-
-    path = folder / "accelerate.yaml"
-    written = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "num_processes": 1, "use_cpu": True}
-    path.write_text(yaml.safe_dump(written | payload))
-    arguments = launch_command_parser().parse_args(
-        ["--config_file", str(path), "--num_cpu_threads_per_process=1", "x.py"]
-    )
-    checked, _, _ = _validate_launch_command(arguments)
-    environment = prepare_simple_launcher_cmd_env(checked)[1]
-    return {name: value for name, value in environment.items() if name.startswith("ACCELERATE_")}
-
-
-@library("accelerate")
-class TestAccelerate:
-    @FEW
-    @given(config=configs())
-    def test_a_file_returns_from_the_environment_of_a_launch(
-        self, version: str, tmp_path_factory: pytest.TempPathFactory, config: MixedPrecisionConfig
-    ) -> None:
-        pytest.importorskip("torchao", reason="accelerate asks for an FP8 back end")
-        exported = accelerate.export(config)
-        check_export(config, exported)
-        environment = launched(tmp_path_factory.mktemp("launch"), exported.payload)
-        check_return(config, without_torchao(exported), accelerate.import_(environment))
-
-    @FEW
-    @given(config=configs())
-    def test_arguments_return_from_the_real_handlers(self, version: str, config: MixedPrecisionConfig) -> None:
-        pytest.importorskip("torchao", reason="AORecipeKwargs needs it")
-        exported = accelerate.export(config, form="arguments")
-        check_export(config, exported)
-        # Only whether Transformer Engine is installed is pretended; it is not needed to make the handler.
-        with patch("accelerate.utils.dataclasses.is_transformer_engine_available", lambda: True):
-            made = accelerator_arguments(exported.payload)
-        read = {"mixed_precision": made["mixed_precision"]}
-        for handler in made["kwargs_handlers"]:
-            kept = vars(handler)
-            if type(handler).__name__ == "GradScalerKwargs":
-                asked = (config.initial_loss_scale or 65536, config.loss_scale_window)
-                assert (kept["init_scale"], kept["growth_interval"]) == asked
-                for field in ("initial_loss_scale", "loss_scale_window"):
-                    exported.mapped.pop(field, None)  # held by the handler, as the line above says
-            elif type(handler).__name__ == "TERecipeKwargs":
-                read["fp8_config"] = {"backend": "TE", **kept}
-            else:
-                for field in TORCHAO:
-                    exported.mapped.pop(field, None)  # AORecipeKwargs is written and not read
-        check_return(config, exported, accelerate.import_(read))
-
-    def test_most_recent_is_never_handed_on(self, version: str) -> None:
-        from accelerate.utils import TERecipeKwargs
-
-        with patch("accelerate.utils.dataclasses.is_transformer_engine_available", lambda: True):
-            handler = TERecipeKwargs(amax_compute_algo="most_recent")
-            assert "amax_compute_algo" not in handler.to_kwargs()
-        block = {"backend": "TE", **vars(handler)}
-        assert accelerate.import_({"mixed_precision": "fp8", "fp8_config": block}).config.fp8_amax_compute_algo == "max"
-
-    def test_the_names_of_the_questionnaire_are_not_read(self, version: str, tmp_path: Path) -> None:
-        pytest.importorskip("torchao", reason="accelerate asks for an FP8 back end")
-        payload = {"mixed_precision": "fp8", "fp8_config": {"backend": "TE", "amax_history_length": 7}}
-        assert launched(tmp_path, payload)["ACCELERATE_FP8_AMAX_HISTORY_LEN"] == "1024"
-        assert accelerate.import_(payload).config.fp8_amax_history_len == 1024
-
-    def test_torchao_is_the_default_back_end_with_float8_all_gather(self, version: str) -> None:
-        pytest.importorskip("torchao", reason="AORecipeKwargs needs it")
-        from accelerate.utils import AORecipeKwargs
-
-        assert AORecipeKwargs().config.enable_fsdp_float8_all_gather is True
-        block = accelerate.export(REGISTRY.get("fp8_current").override(fp8_param_gather=False)).payload["fp8_config"]
-        assert block["enable_fsdp_float8_all_gather"] is False  # written out, since the default is on
-
-    def test_case_matters_to_the_accelerator(self, version: str) -> None:
-        from accelerate import Accelerator
-
-        with pytest.raises(ValueError, match="mixed_precision"):
-            Accelerator(mixed_precision="FP16", cpu=True)
-        with pytest.raises(BridgeError, match="mixed_precision"):
-            accelerate.import_({"mixed_precision": "FP16"})
-
-    def test_the_fsdp_plugin_reduces_in_the_compute_dtype(self, version: str) -> None:
-        from accelerate import FullyShardedDataParallelPlugin
-
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="bf16")
-        assert str(plugin.mixed_precision_policy.reduce_dtype) == "torch.bfloat16"
-        imported = accelerate.import_({"mixed_precision": "bf16", "distributed_type": "FSDP"})
-        assert imported.semantics == "fsdp_policy"
-        assert imported.config.to_dict()["grad_reduce_in_fp32"] is False
-
-
-# -- DeepSpeed ---------------------------------------------------------------------------------------------------------
-
-
-# -- Lightning ---------------------------------------------------------------------------------------------------------

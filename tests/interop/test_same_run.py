@@ -1,7 +1,7 @@
 """Each recipe in each other system: a run there in another precision than the recipe's is reported by the export.
 
-The run is read with the system's own code where that can be installed: Megatron Bridge, NeMo 2, transformers,
-accelerate, DeepSpeed and Lightning. Elsewhere our own importer reads it.
+The run is read with the system's own code where that can be installed: Megatron Bridge, NeMo 2, transformers and
+DeepSpeed. Elsewhere our own importer reads it.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bridge.interop import accelerate, deepspeed, huggingface, torchtitan
-from bridge.interop.contract import ImportReport, System, unread
+from bridge.interop import deepspeed, huggingface
+from bridge.interop.contract import ImportReport, System
 from bridge.interop.meaning import semantics_of
 from bridge.interop.systems import all_systems, system
 from bridge.precision.mode import mode_of
@@ -24,13 +24,12 @@ from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
 from tests.interop.test_nemo2_plugin import PLUGIN, real
 from tests.interop.test_real_engines import held
-from tests.interop.test_real_libraries import UNUSED, launched
+from tests.interop.test_real_libraries import UNUSED
 from tests.recipes.test_peer import PEER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-LIBRARIES = {"huggingface": "transformers", "accelerate": "accelerate", "deepspeed": "deepspeed"}
-LIBRARIES |= {"lightning": "lightning"}
-EXPORTERS = [one.name for one in all_systems() if one.import_ is not unread or one.name == "pytorch"]
+LIBRARIES = {"huggingface": "transformers", "deepspeed": "deepspeed"}
+EXPORTERS = [one.name for one in all_systems()]
 O1 = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
 """Autocast to BF16 over FP32 weights, as `bf16: true` of Hugging Face."""
 O1_FP16 = {"fp16": True, "params_dtype": "fp32", "autocast_enabled": True, "autocast_dtype": "fp16"}
@@ -133,51 +132,10 @@ def of_transformers(payload: dict[str, Any], request: pytest.FixtureRequest, fol
     return Ran("fp32", True, None if made.mixed_precision == "no" else made.mixed_precision, None)
 
 
-def of_accelerate(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
-    """The environment of a launch; AO, which the importer does not read, is torchao's tensorwise recipe."""
-    pytest.importorskip("torchao", reason="accelerate asks for an FP8 back end")
-    found = of_import(accelerate.import_(launched(folder, payload)))
-    is_torchao = payload.get("fp8_config", {}).get("backend") == "AO"
-    return found._replace(scheme="hybrid tensorwise") if is_torchao else found
-
-
 def of_deepspeed(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
     if "torch_autocast" in payload:  # written and not read
         return Ran("fp32", True, dtype_token(payload["torch_autocast"]["dtype"]), None)
     return of_import(deepspeed.import_(held(payload)))
-
-
-def of_lightning(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
-    """The autocast that Lightning's own plugin opens around a step."""
-    import torch
-    from lightning.pytorch.plugins import MixedPrecision, Precision
-
-    classes = [plugin["class_path"].rpartition(".")[2] for plugin in payload.get("plugins", [])]
-    if "TransformerEnginePrecision" in classes:  # its constructor needs Transformer Engine
-        given = payload["plugins"][0]["init_args"]
-        scheme = f"{given['recipe']['fp8_format'].lower()} delayed"
-        return Ran(str(dtype_token(given["weights_dtype"])), False, None, scheme)
-    word = payload["plugins"][0]["init_args"]["precision"] if classes else payload["precision"]
-    plugin = Precision() if word == "32-true" else MixedPrecision(word, device="cpu")
-    with plugin.forward_context():
-        autocast = dtype_token(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else None
-    return Ran("fp32", True, autocast, None)
-
-
-def of_torchtitan(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
-    """The training section, read by our importer; the scheme is that of the converters, which are made in a program."""
-    training = of_import(torchtitan.import_({"training": payload["training"]}))
-    schemes = {"MXFP8LinearConverter": "e4m3 mxfp8", "NVFP4LinearConverter": "e2m1 nvfp4"}
-    named = [schemes[name] for converter in payload.get("converters", []) for name in converter]
-    return training._replace(scheme=named[0] if named else None)
-
-
-def of_pytorch(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
-    """Autocast over the FP32 weights of a module; the scheme is that of the linear layers, which torchao converts."""
-    schemes = {"float8": "hybrid tensorwise", "mxfp8": "e4m3 mxfp8"}
-    named = [schemes[part] for part in schemes if part in payload]
-    autocast = payload["autocast"]["dtype"] if payload["autocast"]["enabled"] else None
-    return Ran("fp32", True, autocast, named[0] if named else None)
 
 
 def of_importer(one: System, payload: Any) -> Ran:
@@ -192,11 +150,7 @@ READERS = {
     "megatron-bridge": of_bridge,
     "nemo2": of_nemo2,
     "huggingface": of_transformers,
-    "accelerate": of_accelerate,
     "deepspeed": of_deepspeed,
-    "lightning": of_lightning,
-    "torchtitan": of_torchtitan,
-    "pytorch": of_pytorch,
 }
 
 

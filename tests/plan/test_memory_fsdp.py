@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_buffers import _laid_out, fsdp_groups, gathered
-from bridge.plan.memory_parameters import Parameter, chunk_parameters
+from bridge.plan.memory_buffers import fsdp_groups, gathered
+from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
 from bridge.rules.shape.parallel import Parallel
@@ -101,13 +101,6 @@ def test_two_layers_or_a_layer_and_the_largest_other_group_are_gathered():
     assert (len(layers), len(outside)) == (NUM_LAYERS, 1)
     assert gathered(groups, sizes) == layers[0] + max(layers[0], outside[0])
     assert gathered([replace(group, unit=None) for group in groups], sizes) == max(sizes)
-
-
-def test_each_of_several_equal_experts_has_its_place():
-    words = {"layer": "1", "module": "experts.linear_fc1", "storage": "bf16", "computes": "bf16", "is_expert": True}
-    matrix = Parameter(name="weight", rows=2, columns=6, **words)
-    vector = Parameter(name="bias", rows=1, columns=8, **words)
-    assert _laid_out([matrix, vector, vector, vector, vector], ranks=None).held == 12 + 4 * 8
 
 
 def test_decoupled_gradients_are_not_cast_in_the_step() -> None:

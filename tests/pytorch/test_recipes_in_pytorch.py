@@ -11,9 +11,9 @@ from torch import nn
 
 from bridge import pytorch
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
-from bridge.interop.pytorch import loop
 from bridge.precision.mode import scheme_of
 from bridge.precision.values import torch_dtype
+from bridge.pytorch.loop import compute_dtype, scaler_settings
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -151,13 +151,13 @@ def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
 
 @given(config=configs())
 def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> None:
-    exported = loop.export(config)
     autocast, scaler = pytorch.autocast_for(config, "cpu"), pytorch.grad_scaler_for(config, "cpu")
+    compute = compute_dtype(config)
     with autocast:
-        assert torch.is_autocast_enabled("cpu") is exported.payload["autocast"]["enabled"]
-        if exported.payload["autocast"]["enabled"]:
-            assert torch.get_autocast_dtype("cpu") == torch_dtype(exported.payload["autocast"]["dtype"])
-    written = exported.payload["grad_scaler"]
+        assert torch.is_autocast_enabled("cpu") is (compute != "fp32")
+        if compute != "fp32":
+            assert torch.get_autocast_dtype("cpu") == torch_dtype(compute)
+    written = scaler_settings(config)
     assert scaler.is_enabled() is written["enabled"]
     if written["enabled"]:
         assert scaler.get_scale() == written["init_scale"]

@@ -5,34 +5,27 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
 
 from bridge import MixedPrecisionConfig
 from bridge.errors import PayloadError, PrecisionConfigError, UnknownRecipeError
-from bridge.trainers import accelerate_arguments, add_recipe_argument, lightning_arguments, transformers_arguments
-
-ALL = [lightning_arguments, accelerate_arguments, transformers_arguments]
+from bridge.trainers import add_recipe_argument, transformers_arguments
 
 
-@pytest.mark.parametrize("arguments", ALL)
-def test_a_format_that_the_trainer_cannot_run_is_refused(arguments: Callable[[str], Any]) -> None:
+def test_a_format_that_the_trainer_cannot_run_is_refused() -> None:
     with pytest.raises(PayloadError) as caught:
-        arguments("bf16_with_nvfp4_mixed")
+        transformers_arguments("bf16_with_nvfp4_mixed")
     first, *rest = str(caught.value).splitlines()
     assert first.endswith(" cannot run bf16_with_nvfp4_mixed:")
     assert [line.split(":")[0] for line in rest] == ["  fp4='e2m1' (unsupported)"]
 
 
-@pytest.mark.parametrize("arguments", ALL)
-def test_a_recipe_that_does_not_exist_or_cannot_be_right_is_refused(arguments: Callable[[Any], Any]) -> None:
+def test_a_recipe_that_does_not_exist_or_cannot_be_right_is_refused() -> None:
     with pytest.raises(UnknownRecipeError):
-        arguments("bf17_mixed")
+        transformers_arguments("bf17_mixed")
     with pytest.raises(PrecisionConfigError):
-        arguments(MixedPrecisionConfig(bf16=True, fp16=True))
+        transformers_arguments(MixedPrecisionConfig(bf16=True, fp16=True))
 
 
 def test_what_is_computed_otherwise_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,23 +36,6 @@ def test_what_is_computed_otherwise_is_a_warning(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         assert transformers_arguments("bf16_autocast_mixed") == {"bf16": True, "fp16": False}
     assert caplog.text == ""
-
-
-@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
-def test_lightning_gets_a_plugin_with_a_loss_scaler() -> None:
-    plugins = pytest.importorskip("lightning.pytorch.plugins", reason="needs lightning: the extra [interop]")
-    (plugin,) = lightning_arguments("fp16_mixed")["plugins"]
-    assert isinstance(plugin, plugins.MixedPrecision)
-    assert plugin.precision == "16-mixed"
-    assert isinstance(plugin.scaler, torch.amp.GradScaler)  # without CUDA it is switched off, and has no values
-    assert lightning_arguments("bf16_mixed") == {"precision": "bf16-mixed"}
-
-
-def test_the_accelerator_has_the_loss_scale_of_the_recipe() -> None:
-    utils = pytest.importorskip("accelerate.utils", reason="needs accelerate: the extra [interop]")
-    given = accelerate_arguments("fp16_mixed")
-    assert given["mixed_precision"] == "fp16"
-    assert given["kwargs_handlers"] == [utils.GradScalerKwargs(init_scale=2.0**32, growth_interval=1000)]
 
 
 STORED = ("fp8-param-gather", "fp4-param-gather", "first-last-layers-bf16")

@@ -3,11 +3,11 @@
 from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ExportReport
 from bridge.interop.meaning import recipe_named
 from bridge.interop.megatron_lm.stage_files import shared_file
-from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.table import table
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import DELAYED, ExportBuilder
 from bridge.interop.contract import ExportReport, as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
 from bridge.interop.megatron_lm.stage_files import FILE, shared_file
-from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of

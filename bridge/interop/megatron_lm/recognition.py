@@ -38,7 +38,8 @@ def is_megatron(launch: Launch) -> bool:
 
     One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
     """
-    if frameworks.of_launch(launch) is not None:
+    framework = frameworks.of_launch(launch)
+    if framework is not None and not framework.yields:
         return False
     words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
     is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)

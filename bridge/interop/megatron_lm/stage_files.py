@@ -11,7 +11,6 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey, as_yaml
-from bridge.interop.module_lists import NUM_LAYERS
 from bridge.precision.mode import low_format_of
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
 from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
@@ -20,7 +19,9 @@ from bridge.rules.shape.parallel import Parallel
 FILE = "te_precision.yaml"
 SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 LAYOUT = (
-    NUM_LAYERS,
+    ContextKey(
+        name="num_layers", meaning="layers of the model, where a precision chooses single layers", use=("export",)
+    ),
     ContextKey(name=SIZES[0], meaning="stages of the pipeline, for rows that name layers", use=("export",)),
     ContextKey(name=SIZES[1], meaning="model chunks of a stage, for rows that name layers", use=("export",)),
 )

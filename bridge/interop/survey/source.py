@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate, nemo2
+from bridge.interop import nemo2
 from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import Run, runs_of
 from bridge.interop.megatron_bridge import importer as megatron_bridge
@@ -24,8 +23,8 @@ ORDER: dict[str, str] = ROWS["order"]
 VARIABLES = re.compile("|".join(f"(?P<{system}>{pattern})" for system, pattern in ROWS["variables"].items()))
 """Variables that bear on precision, each in the group of the system that reads it."""
 MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
-BACK_END = "fp8_config.backend"
-"""Setting of Accelerate that is reported where it runs FP8 in a back end that is not read."""
+SAID: dict[str, str] = ROWS["environment"]
+"""Value of `MIXED_PRECISION` -> the precision that it states."""
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
 RECIPE = re.compile(r"(?:bf16|fp16)_\w*mixed")
 STATING = {
@@ -93,20 +92,17 @@ def precision(imported: ImportReport) -> str:
     dtype = mode_of(config)
     if config.autocast_enabled:
         dtype = str(config.to_dict().get("autocast_dtype") or dtype)
-    if config.fp8 or any(loss.field == BACK_END for loss in imported.unmapped):
-        return f"{dtype} + fp8 {config.fp8_recipe if config.fp8 else ''}".rstrip()
+    if config.fp8:
+        return f"{dtype} + fp8 {config.fp8_recipe}"
     return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype
 
 
 def of_variables(pairs: Iterable[tuple[str, str]], path: str, kind: str) -> Iterator[Source]:
     """Yield a source for each variable that bears on precision; one that is set to several values is several."""
     known = {pair: str(found.lastgroup) for pair in sorted({*pairs}) if (found := VARIABLES.fullmatch(pair[0]))}
-    of_accelerate = {name: value for name, value in known if name.startswith("ACCELERATE_")}
     for (name, value), system in known.items():
-        says, stated = f"{name}={value}", None
-        if name == MIXED_PRECISION:
-            with suppress(BridgeError):
-                stated = precision(accelerate.import_({**of_accelerate, name: value}))
+        says = f"{name}={value}"
+        stated = SAID.get(value) if name == MIXED_PRECISION else None
         yield Source(path=path, system=system, kind=kind, says=says, precision=stated, evidence=f"sets {name}")
 
 

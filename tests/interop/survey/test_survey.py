@@ -59,13 +59,13 @@ def test_each_source_says_what_it_says(project: Path) -> None:
     assert told == {
         (".env", "accelerate"): (".env file", "bf16 + fp8"),
         (".env", "torch"): (".env file", None),
-        ("configs/accelerate.yaml", "accelerate"): ("accelerate file", "fp16"),
         ("configs/ds.json", "deepspeed"): ("unnamed deepspeed", "bf16"),
         ("te.yaml", "te-precision-file"): ("per module", None),
         ("environment", "accelerate"): ("process", "bf16"),
     }
-    assert list(found.unread) == ["broken.yaml"]
+    assert list(found.unread) == ["broken.yaml", "configs/accelerate.yaml"]
     assert "must be YAML" in found.unread["broken.yaml"]
+    assert "looks like Accelerate" in found.unread["configs/accelerate.yaml"]
 
 
 def test_a_te_precision_file_says_which_modules_run_in_what(project: Path) -> None:
@@ -105,24 +105,18 @@ def test_a_program_wins_over_the_flags_of_the_script_that_starts_it_alone(tmp_pa
     assert [source.kind for source in survey(tmp_path, {}).ranked] == ["launch script", "program"]
 
 
-def test_a_variable_that_a_script_exports_gives_way_to_the_accelerate_file(tmp_path: Path) -> None:
-    script = "export ACCELERATE_MIXED_PRECISION=fp8\naccelerate launch --config_file accelerate.yaml train.py\n"
-    found = surveyed(tmp_path, accelerate_yaml=ACCELERATE, run_sh=script)
-    assert [(source.kind, source.precision) for source in found.ranked] == [
-        ("accelerate file", "fp16"),
-        ("script variable", "bf16 + fp8"),
-    ]
-    assert found.unread == {}
-
-
-def test_a_flag_of_accelerate_launch_goes_over_its_file_and_under_a_program(tmp_path: Path) -> None:
+def test_a_flag_of_accelerates_launcher_goes_over_a_variable_and_under_a_program(tmp_path: Path) -> None:
+    launch = "accelerate launch --mixed_precision bf16 train.py --output_dir o --do_train\n"
     found = surveyed(
         tmp_path,
-        accelerate_yaml=ACCELERATE,
-        run_sh="accelerate launch --mixed_precision bf16 train.py\n",
+        run_sh=f"export ACCELERATE_MIXED_PRECISION=fp8\n{launch}",
         train_py=f'{BRIDGE}get_mixed_precision_config("fp16_mixed")\n',
     )
-    assert [source.kind for source in found.ranked] == ["started program", "accelerate flag", "accelerate file"]
+    assert [(source.kind, source.precision) for source in found.ranked] == [
+        ("started program", "fp16"),
+        ("accelerate flag", "bf16"),
+        ("script variable", "bf16 + fp8"),
+    ]
 
 
 def test_two_of_one_kind_that_differ_have_no_winner(project: Path) -> None:
@@ -162,25 +156,15 @@ def test_a_deepspeed_file_that_leaves_it_to_the_trainer_does_not_win(tmp_path: P
 
 def test_training_arguments_without_a_switch_leave_it_to_the_environment(tmp_path: Path) -> None:
     text = TRAINER.replace("true", "false")
-    found = surveyed(tmp_path, train_yaml=text, accelerate_yaml=ACCELERATE)
-    assert found.winner.path == "accelerate.yaml"
+    (tmp_path / ".env").write_text("ACCELERATE_MIXED_PRECISION=fp16\n")
+    found = surveyed(tmp_path, train_yaml=text)
+    assert found.winner.path == ".env"
     assert "the environment's ACCELERATE_MIXED_PRECISION, and without it" in found.partial[0].says
-
-
-def test_an_accelerate_file_that_names_a_deepspeed_file_leaves_it_to_that(tmp_path: Path) -> None:
-    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
-    text += "deepspeed_config:\n  deepspeed_config_file: conf/ds.json\n"
-    found = surveyed(tmp_path, accelerate_yaml=text, conf__ds_json=DEEPSPEED)
-    assert [(source.kind, source.precision) for source in found.ranked] == [("deepspeed", "bf16")]
-    assert found.partial[0].says == "DeepSpeed's own configuration decides"
-    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
-    (source,) = surveyed(tmp_path, accelerate_yaml=text).partial
-    assert source.says.startswith("the program that is launched (")
 
 
 def test_sources_that_agree_say_so(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.json").write_text(DEEPSPEED)
-    (tmp_path / "b.yaml").write_text(ACCELERATE.replace("fp16", "bf16"))
+    (tmp_path / "b.yaml").write_text(TRAINER)
     assert survey(tmp_path, {}).agree
     assert main(["sources", str(tmp_path)]) == 0
     assert "All agree on bf16, under different semantics: " in capsys.readouterr().out
@@ -235,11 +219,6 @@ def test_a_dotenv_value_ends_where_its_comment_begins(tmp_path: Path) -> None:
     assert said == ["ACCELERATE_MIXED_PRECISION=bf16", "NVTE_FP8_DPA_BWD=1"]
 
 
-def test_a_back_end_in_the_environment_decides_the_scheme(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("ACCELERATE_MIXED_PRECISION=fp8\nACCELERATE_FP8_BACKEND=TE\n")
-    assert survey(tmp_path, {}).winner.precision == "bf16 + fp8 delayed"
-
-
 # -- what is not read ----------------------------------------------------------------------------------------------
 
 
@@ -281,7 +260,7 @@ def test_odd_files_and_folders_are_survived(tmp_path: Path, capsys) -> None:
     (tmp_path / "loop").symlink_to(tmp_path)
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
     with (tmp_path / os.fsdecode(b"odd\xff\x1b.yaml")).open("w") as stream:
-        stream.write(ACCELERATE)
+        stream.write(TRAINER)
     assert main(["sources", str(tmp_path)]) == 0
     assert "odd\ufffd?.yaml" in capsys.readouterr().out
 
@@ -298,14 +277,13 @@ def test_it_says_what_it_did_not_look_at(tmp_path: Path) -> None:
 def test_the_command_prints_a_verdict(project: Path, capsys) -> None:
     assert main(["sources", str(project)]) == 0
     printed, _, unread = capsys.readouterr().out.partition("not read: ")
-    assert " ".join(unread.split()) == (
-        f"{project / 'broken.yaml'}, line 2: must be YAML; did not find expected ',' or ']'. Correct it there."
+    assert " ".join(unread.split()).startswith(
+        f"{project / 'broken.yaml'}, line 2: must be YAML; did not find expected ',' or ']'. Correct it there. "
+        f"not read: {project / 'configs/accelerate.yaml'}: looks like Accelerate (it has `distributed_type` and "
     )
     assert printed.splitlines() == [
         "unnamed deepspeed:",
         "  bf16 (deepspeed)         configs/ds.json",
-        "accelerate file:",
-        "  fp16 (accelerate)        configs/accelerate.yaml",
         ".env file:",
         "  bf16 + fp8 (accelerate)  .env: ACCELERATE_MIXED_PRECISION=fp8",
         "these do not decide the precision of a whole run:",
@@ -315,7 +293,7 @@ def test_the_command_prints_a_verdict(project: Path, capsys) -> None:
         "They disagree. Of those that one run uses, the one that stands first above wins.",
         "configs/ds.json wins (unnamed deepspeed): nothing names it here, so that it counts, and then first,",
         "  where it is given by hand.",
-        "Without it, configs/accelerate.yaml wins (accelerate file).",
+        "Without it, .env wins (.env file).",
         "This is about the files that were read; those that were not are named below.",
     ]
 
@@ -346,7 +324,8 @@ def test_many_files_are_grouped_and_none_of_them_is_the_winner(tmp_path: Path, c
 
 
 def test_several_that_say_the_same_win_together(tmp_path: Path, capsys) -> None:
-    surveyed(tmp_path, a_yaml=TRAINER, b_yaml=TRAINER, accelerate_yaml=ACCELERATE)
+    (tmp_path / ".env").write_text("ACCELERATE_MIXED_PRECISION=fp16\n")
+    surveyed(tmp_path, a_yaml=TRAINER, b_yaml=TRAINER)
     assert main(["sources", str(tmp_path)]) == 0
     assert "a.yaml and 1 more that say the same win (training file)" in capsys.readouterr().out
 
@@ -370,7 +349,7 @@ def test_an_unexpected_error_takes_one_file_only(tmp_path: Path, monkeypatch: py
             raise KeyError("x")
 
     monkeypatch.setattr(project_module._Reader, "read", broken)
-    found = surveyed(tmp_path, a_yaml=ACCELERATE, b_yaml=ACCELERATE)
+    found = surveyed(tmp_path, a_yaml=TRAINER, b_yaml=TRAINER)
     path = tmp_path / "b.yaml"
     assert found.unread == {"b.yaml": f"{path}: reading it ended in an unexpected KeyError"}
 

@@ -14,15 +14,12 @@ Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 """
 
 from types import MappingProxyType
-from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.meaning import semantics_of, unread_fields
-from bridge.interop.table import table
 from bridge.precision.mode import mode_of
 from bridge.pytorch.loop import compute_dtype
 
-TABLE = table("pytorch")
 TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
 """Our field -> what an untouched `torch.amp.GradScaler` amounts to."""
 
@@ -108,7 +105,7 @@ def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
     builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
 
 
-def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ...] = ()) -> None:
+def report_scaler(builder: ExportBuilder, where: str) -> None:
     """Note what a `GradScaler` made by `where` cannot do of the FP16 scale that the config asks for."""
     if not builder.config.fp16:
         return
@@ -116,17 +113,8 @@ def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ..
         builder.record("pytorch.always-scales-dynamically", "loss_scale", where=where)
         return
     for field, default in TORCH_SCALER.items():
-        if field in settable or builder.values[field] == default:
+        if builder.values[field] == default:
             builder.map(field)
         else:
             builder.record("pytorch.makes-a-torch-gradscaler", field, where=where, default=default)
     builder.record_if_stated("pytorch.a-torch-gradscaler-has-no", "min_loss_scale")
-
-
-def export_scaler(builder: ExportBuilder, where: str, setting: str) -> dict[str, Any]:
-    """Return the arguments of a `GradScaler` that `setting` has `where` make, with what it lacks reported."""
-    builder.map("initial_loss_scale", f"{setting}.init_scale")
-    builder.map("loss_scale_window", f"{setting}.growth_interval")
-    report_scaler(builder, where, settable=("initial_loss_scale", "loss_scale_window"))
-    config = builder.config
-    return {"init_scale": float(config.initial_loss_scale or 65536.0), "growth_interval": int(config.loss_scale_window)}

@@ -1,1 +1,0 @@
-"""Plain PyTorch's own pieces: autocast and the scaler, FSDP policies, torchao."""
