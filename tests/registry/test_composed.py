@@ -56,7 +56,7 @@ def test_a_recipe_sets_its_environment_variables_where_it_is_read_and_not_where_
     try:
         given = node("with_variable")
         assert os.environ["OF_A_RECIPE"] == "before"
-        assert to_config(given).recipe == "with_variable"
+        assert recipe_name(to_config(given)) == "with_variable"
         assert os.environ["OF_A_RECIPE"] == "set"
     finally:
         REGISTRY.remove("with_variable")
