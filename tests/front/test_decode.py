@@ -14,6 +14,8 @@ from bridge.errors import RunConfigError, WrongValueError
 from bridge.front.decode import container, decode, decode_fields
 from bridge.front.loader import run_of
 from bridge.front.problems import GivenRun, Origins, Problems
+from bridge.precision.statements import recipe_name
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.synchroniser import last_sync
 
 
@@ -147,7 +149,8 @@ def test_a_run_can_be_described_in_plain_python_data() -> None:
     assert run.model is not None
     assert run.optimizer is not None
     assert (run.model.params_dtype, run.optimizer.lr) == (torch.float32, 1e-3)
-    assert getattr(run.mixed_precision, "recipe", None) == "bf16_mixed"
+    assert isinstance(run.mixed_precision, MixedPrecisionConfig)
+    assert recipe_name(run.mixed_precision) == "bf16_mixed"
     assert run.train.train_iters == 400
 
 
