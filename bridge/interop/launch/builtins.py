@@ -56,6 +56,8 @@ class Builtins(Variables):
         self.functions: dict[str, Node] = {}
         self.frames: list[dict[str, dict[int, str] | None]] = []
         """For each function that is being read, its local variables with the values that they hide."""
+        self.shared_functions = set[str]()
+        """After `export -f`."""
         self.is_all_exported = False
         """After `set -a`."""
         self.input: str | None = None
@@ -127,6 +129,7 @@ class Builtins(Variables):
         plain = [word for word in words[1:] if word[:1] not in ("-", "+")]
         is_local = words[0] in LOCAL and bool(self.frames) and "g" not in options
         if "f" in options:
+            self.shared_functions |= set(plain if words[0] == "export" else ())
             return
         for name, sign, value in (word.partition("=") for word in plain):
             if NAME.fullmatch(name) is None:

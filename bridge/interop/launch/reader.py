@@ -204,9 +204,7 @@ class Reader(Builtins):
 
     def _condition(self, node: Node) -> Test:
         """Read the condition of `while` or `until`; return whether the body is read."""
-        condition = node.children_by_field_name("condition")
-        if not condition:
-            condition = [one for one in statements(node) if one.type != "do_group"]
+        condition = [one for one in statements(node) if one.type != "do_group"]
         self.run(child for child in condition if self._test(child) is None)
         test = self._test(condition[-1]) if condition else None
         if test is None or test.is_free:
@@ -507,10 +505,20 @@ class Reader(Builtins):
         elif first in self.builtins:
             self.builtins[first](words)
         elif first in BEFORE_A_COMMAND and words[1:]:
-            self._simple(words[1:], line)
-            self.end = "exit" if first == "exec" else self.end
+            self._command_behind(words, line)
         else:
             self._start(words, line)
+
+    def _command_behind(self, words: list[str], line: int) -> None:
+        """Read the command behind `exec`, `time` or `command`."""
+        first, rest = words[0], words[1:]
+        if first == "command" and rest[0] in ("-v", "-V"):
+            return
+        while rest and rest[0].startswith("-"):
+            rest = rest[2 if rest[0] == "-a" else 1 :]
+        if rest:
+            self._simple(rest, line)
+            self.end = "exit" if first == "exec" else self.end
 
     def _call(self, function: Node, words: list[str]) -> None:
         """Read the commands of a function with its arguments."""
@@ -553,7 +561,8 @@ class Reader(Builtins):
         """Read a string that another shell runs, with the variables that it is given and no others."""
         state = self.state()
         self.values = {name: {0: str(value)} for name, value in environment.items()}
-        self.exported, self.functions, self.frames = dict.fromkeys(environment), {}, []
+        self.exported, self.frames = dict.fromkeys(environment), []
+        self.functions = {name: node for name, node in self.functions.items() if name in self.shared_functions}
         self._string(text, line)
         self._leave_subshell(state)
 
