@@ -77,9 +77,7 @@ class Builtins(Variables):
     def state(self) -> State:
         """Return a copy of what a subshell has of its own."""
         frames = [frame.copy() for frame in self.frames]
-        return State(
-            self.values.copy(), self.exported.copy(), self.functions.copy(), frames, self.is_all_exported
-        )
+        return State(self.values.copy(), self.exported.copy(), self.functions.copy(), frames, self.is_all_exported)
 
     def restore(self, state: State) -> None:
         """Go back to a state."""
@@ -219,10 +217,10 @@ class Builtins(Variables):
     def _read_input(self, words: list[str]) -> None:
         """Read `read` and `mapfile`: the text of a here-document or a here-string, or one that only the run knows."""
         given, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
+        all_names = [*names, *given.get("a", ())]
+        names = names[:1] or ["MAPFILE"]
         if words[0] == "read":
-            names = [*names, *given.get("a", ())] or ["REPLY"]
-        else:
-            names = names[:1] or ["MAPFILE"]
+            names = all_names or ["REPLY"]
         text = self.input if self.input is None or not UNKNOWN.search(self.input) else None
         is_raw = "r" in given or "\\" not in (text or "")
         is_plain = not given.keys() - {"r", "d", "a"} and given.get("d", [""]) == [""] and "IFS" not in self.values

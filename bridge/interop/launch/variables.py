@@ -74,7 +74,7 @@ class Variables:
         number = int(value)
         if number < 0:
             number += max(self.values[name]) + 1
-        return number if 0 <= number else None
+        return number if number >= 0 else None
 
     def forget(self, name: str) -> None:
         """Make a variable one that only the run knows."""

@@ -80,6 +80,7 @@ SCRIPTS = [
     'for p in a "b c" d; do [ "$p" = d ] && break; A+=" --$p"; done\ntorchrun t.py $A $p',
     "for i in 1 2; do for j in 1 2; do continue 2; done; A=1; done; A+=x\ntorchrun t.py x $A",
     "f() { for a; do if [ $a = y ]; then return; fi; A=$a; done; }\nf x y z\ntorchrun t.py $A",
+    "case b1 in b1) A=1\n;& x) B=2\n;;& y) C=3;; b*) A+=4;; *) A=5;; esac\ntorchrun t.py $A $B",
     # commands that start others
     "run() { torchrun t.py --bf16; }\nif ! run; then exit 1; fi\ntime run",
     'A="--bf16 "; B=" --x"; torchrun t.py $A$B "$A"y',
