@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,10 @@ from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+
+ENVIRONMENT = "environment"
+"""Section of an override that sets a variable of the run: `environment.NVTE_FUSED_ATTN=1`."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 def read_config_file(
@@ -88,6 +93,9 @@ class ConfigFile:
         key = self.reading.own_name(override.key_or_group)
         section, _, field = key.partition(".")
         text = (override.input_line or "").partition("=")[2]
+        if section == ENVIRONMENT and section not in self.reading.sections:
+            self._write_variable(field, text, problems, is_delete=override.is_delete())
+            return
         if section not in KEYS and section not in self.reading.sections:
             problems.unknown(key, text, "no such section", (*KEYS, *self.reading.sections), word=section)
             return
@@ -111,6 +119,20 @@ class ConfigFile:
         if key == PRECISION:
             self.choice = self.recipe = None
             self._choose_recipe()
+
+    def _write_variable(self, name: str, text: str, problems: Problems, *, is_delete: bool) -> None:
+        """Set an environment variable of the run, or take it away."""
+        key, variables = f"{ENVIRONMENT}.{name}".removesuffix("."), dict(self.reading.environment)
+        if not VARIABLE.fullmatch(name):
+            problems.add(key, "names no environment variable", text, f"Write {ENVIRONMENT}.NAME=VALUE.")
+        elif is_delete and not variables:
+            problems.add(key, "the file sets no variable", name, "Remove the override.")
+        elif is_delete and name not in variables:
+            problems.unknown(key, text, "no such variable in the file", variables, word=name)
+        else:
+            variables.pop(name, None)
+            value = {} if is_delete else {name: text.strip("'\"")}
+            self.reading = dataclasses.replace(self.reading, environment={**variables, **value})
 
     def start(self) -> None:
         """Write what the file's framework sets at start, and the file's release into a target that states none."""

@@ -13,7 +13,7 @@ from typing import Any
 from bridge.interop import frameworks
 from bridge.interop.contract import Unmapped
 from bridge.interop.frameworks import Framework
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch, before_the_dashes
 from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.reading.command_words import CommandWords, nested
 from bridge.interop.reading.trainer_words import arguments_of
@@ -54,7 +54,7 @@ class Line:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.words = CommandWords(launch.arguments)
+        self.words = CommandWords(before_the_dashes(launch.arguments))
         names = [word if word == "accelerate.commands.launch" else PurePosixPath(word).name for word in launch.runner]
         places = [at for at, name in enumerate(names) if name in ("accelerate", "accelerate.commands.launch")]
         self.is_accelerated = bool(places)

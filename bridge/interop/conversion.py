@@ -115,7 +115,9 @@ def _of_script(
     known = [system(line.system) for line in lines if line is not None and line.system]
     _check_context(context, [ours, *known, *targets])
     looks = candidates(document)
-    evidence = looks[0][1].evidence if looks else "starts a program of Megatron-LM's"
+    is_started = any(launch.line for launch in started)
+    evidence = "starts a program of Megatron-LM's" if is_started else "holds arguments, and starts no program"
+    evidence = looks[0][1].evidence if looks else evidence
     evidence = evidence if chosen is None else "was named with --from"
     found: list[Run] = []
     left: list[Unmapped] = []

@@ -58,7 +58,7 @@ def test_a_file_that_the_script_writes_and_changes_is_named(change: str) -> None
 def test_a_file_that_the_script_writes_decides(mode: str) -> None:
     run = only(f"{written(BLOCK)}{RUN.replace('--fp16', mode)} --loss-scale 12 --deepspeed_config ds.json")
     assert run.decided_by is None
-    assert (run.config.mode, run.config.initial_loss_scale, run.config.loss_scale_window) == ("fp16", 1024, 500)
+    assert (mode_of(run.config), run.config.initial_loss_scale, run.config.loss_scale_window) == ("fp16", 1024, 500)
     assert run.config.loss_scale is None
     assert [one for one in run.unmapped if one.field.startswith("heredoc")] == []
     (record,) = [one for one in run.unmapped if one.field == "--deepspeed_config"]
@@ -69,7 +69,7 @@ def test_a_file_next_to_the_script_decides_too(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(f"{{{BLOCK}}}")
     (tmp_path / "run.sh").write_text(f"{RUN} --deepspeed_config ds.json")
     (run,) = megatron_lm.import_all(Document.load(tmp_path / "run.sh"))
-    assert (run.config.mode, run.config.initial_loss_scale) == ("fp16", 1024)
+    assert (mode_of(run.config), run.config.initial_loss_scale) == ("fp16", 1024)
 
 
 def test_another_program_takes_its_precision_from_a_file_that_is_not_read() -> None:

@@ -56,6 +56,8 @@ class Builtins(Variables):
         self.functions: dict[str, Node] = {}
         self.frames: list[dict[str, dict[int, str] | None]] = []
         """For each function that is being read, its local variables with the values that they hide."""
+        self.shared_functions = set[str]()
+        """After `export -f`."""
         self.is_all_exported = False
         """After `set -a`."""
         self.input: str | None = None
@@ -125,6 +127,7 @@ class Builtins(Variables):
         plain = [word for word in words[1:] if word[:1] not in ("-", "+")]
         is_local = words[0] in LOCAL and bool(self.frames) and "g" not in options
         if "f" in options:
+            self.shared_functions |= set(plain if words[0] == "export" else ())
             return
         for name, sign, value in (word.partition("=") for word in plain):
             if NAME.fullmatch(name) is None:
@@ -214,10 +217,10 @@ class Builtins(Variables):
     def _read_input(self, words: list[str]) -> None:
         """Read `read` and `mapfile`: the text of a here-document or a here-string, or one that only the run knows."""
         given, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
+        all_names = [*names, *given.get("a", ())]
+        names = names[:1] or ["MAPFILE"]
         if words[0] == "read":
-            names = [*names, *given.get("a", ())] or ["REPLY"]
-        else:
-            names = names[:1] or ["MAPFILE"]
+            names = all_names or ["REPLY"]
         text = self.input if self.input is None or not UNKNOWN.search(self.input) else None
         is_raw = "r" in given or "\\" not in (text or "")
         is_plain = not given.keys() - {"r", "d", "a"} and given.get("d", [""]) == [""] and "IFS" not in self.values

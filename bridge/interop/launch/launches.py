@@ -72,19 +72,26 @@ class Launch:
     @cached_property
     def flags(self) -> frozenset[str]:
         """The arguments without values behind `=`."""
-        return frozenset(word.partition("=")[0] for word in self.arguments)
+        return frozenset(word.partition("=")[0] for word in before_the_dashes(self.arguments))
 
     @cached_property
     def known(self) -> tuple[tuple[Word, ...], ...]:
         """All that bears on precision: words of the runner and of the arguments, and variables."""
         own = sorted(name for name in self.environment if bears(name) or name.startswith("ACCELERATE_"))
         variables = [(Word(name), self.environment[name]) for name in own]
-        return _known(self.runner), _known(self.arguments), *variables
+        return _known(self.runner), _known(before_the_dashes(self.arguments)), *variables
 
     @cached_property
     def name(self) -> str:
         """The program without its folder where it is a Python file."""
         return PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
+
+
+def before_the_dashes(words: Sequence[Word]) -> Sequence[Word]:
+    """Return the words of a command before `--`; argparse takes no word behind it for an option."""
+    if "--" in words:
+        return words[: words.index("--")]
+    return words
 
 
 @lru_cache(maxsize=4096)
@@ -111,11 +118,11 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
         return None
     if words[:3] == SUBMIT and "--" in words:
         return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
-    is_run = any(RUNNERS.search(word) for word in words[:40])
+    runner = next((place for place, word in enumerate(words[:40]) if RUNNERS.search(word)), len(words))
     for place, word in enumerate(words):
         if _is_command(words, place) or (word.endswith(".py") and not word.startswith("-")):
             return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],))
-        module = words[place + 1] if word == "-m" and is_run and place + 1 < len(words) else None
+        module = words[place + 1] if word == "-m" and runner < place < len(words) - 1 else None
         if module is not None and not module.startswith(STARTERS):
             return Launch(line=line, runner=(*words[:place],), program=module, arguments=(*words[place + 2 :],))
     if (MEGATRON_ARGUMENTS | MODES) & set(words):

@@ -94,6 +94,19 @@ class Reader(Builtins):
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
         self.steps = self.depth = 0
+        self.readers: dict[str, Callable[[Node], None]] = {
+            "redirected_statement": self._redirected,
+            "list": self._pair,
+            "negated_command": self._negated,
+            "if_statement": self._conditional,
+            "case_statement": self._case,
+            "function_definition": self._define,
+            "subshell": self._subshell,
+            "pipeline": self._pipeline,
+            **dict.fromkeys(COMMANDS, self._command),
+            **dict.fromkeys(LOOPS, self._loop),
+            **dict.fromkeys(CONTAINERS, self._body),
+        }
         self.run(statements(root))
 
     def run(self, nodes: Iterable[Node]) -> None:
@@ -120,32 +133,27 @@ class Reader(Builtins):
                 self._expanded(node)  # `: ${NAME:=value}` sets a variable
             else:
                 self._arithmetic(node)
-        elif kind in COMMANDS:
-            self._command(node)
-        elif kind == "redirected_statement":
-            self._redirected(node)
-        elif kind == "list":
-            self._pair(node)
-        elif kind == "negated_command":
-            self.run(node.named_children)
-            self.has_failed = not self.has_failed
-        elif kind == "if_statement":
-            self._conditional(node)
-        elif kind == "case_statement":
-            self._case(node)
-        elif kind in LOOPS:
-            self._loop(node)
-        elif kind == "function_definition":
-            self.functions |= {text_of(name): node for name in node.children_by_field_name("name")}
-        elif kind == "subshell":
-            state = self.state()
-            self.run(statements(node))
-            self._leave_subshell(state)
-        elif kind == "pipeline":
-            for child in statements(node):
-                self._in_subshell(child)
-        elif kind in CONTAINERS:
-            self.run(statements(node))
+        elif kind in self.readers:
+            self.readers[kind](node)
+
+    def _body(self, node: Node) -> None:
+        self.run(statements(node))
+
+    def _negated(self, node: Node) -> None:
+        self.run(node.named_children)
+        self.has_failed = not self.has_failed
+
+    def _define(self, node: Node) -> None:
+        self.functions |= {text_of(name): node for name in node.children_by_field_name("name")}
+
+    def _subshell(self, node: Node) -> None:
+        state = self.state()
+        self._body(node)
+        self._leave_subshell(state)
+
+    def _pipeline(self, node: Node) -> None:
+        for child in statements(node):
+            self._in_subshell(child)
 
     def _in_subshell(self, node: Node) -> None:
         """Read a command whose variables are its own."""
@@ -186,12 +194,12 @@ class Reader(Builtins):
         before = self.state()
         for variable in variables:
             self.set(variable, [f"${variable}"])
-        self._turn(body)
+        goes_on = self._turn(body)
         if words is not None and is_sure:
             if self._is_changed(before, variables):
                 self._repeat(before, body, variables[0], words)
         elif self._is_changed(before, variables):
-            self._settle(before, node, body, is_sure=is_sure)
+            self._settle(before, node, body if goes_on else (), is_sure=is_sure)
 
     def _words_of(self, node: Node) -> list[str] | None:
         """Return the words of a `for`, None where only the run knows one."""
@@ -206,9 +214,7 @@ class Reader(Builtins):
 
     def _condition(self, node: Node) -> Test:
         """Read the condition of `while` or `until`; return whether the body is read."""
-        condition = node.children_by_field_name("condition")
-        if not condition:
-            condition = [one for one in statements(node) if one.type != "do_group"]
+        condition = [one for one in statements(node) if one.type != "do_group"]
         self.run(child for child in condition if self._test(child) is None)
         test = self._test(condition[-1]) if condition else None
         if test is None or test.is_free:
@@ -256,7 +262,7 @@ class Reader(Builtins):
         """Make values that a further turn changes unknown; a loop that may have no turn is a question."""
         first, end = self.state(), self.end
         after = self.state()
-        self._again(lambda: self._turn(body) and None)
+        self._again(lambda: self._turn(body))
         second, self.end = self.state(), end
         self.restore(after)
         if self.repeated > MAX_REPEATED:
@@ -288,7 +294,7 @@ class Reader(Builtins):
             if self.values[name] != before.values.get(name):
                 self.forget(name)
 
-    def _again(self, read: Callable[[], None]) -> None:
+    def _again(self, read: Callable[[], object]) -> None:
         """Read commands again; noted are the variables, and launches whose precision is another than before."""
         noted = self.launches, self.notes, self.questions, self.files, self.stray, self.is_repeated
         self.launches, self.notes, self.questions = [*noted[0]], noted[1].copy(), noted[2].copy()
@@ -393,7 +399,7 @@ class Reader(Builtins):
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             body = item.named_children[len(patterns) :]
             arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
-        self._branch(arms, [])
+        self._branch(_fallen_through(node, arms), [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
@@ -509,10 +515,20 @@ class Reader(Builtins):
         elif first in self.builtins:
             self.builtins[first](words)
         elif first in BEFORE_A_COMMAND and words[1:]:
-            self._simple(words[1:], line)
-            self.end = "exit" if first == "exec" else self.end
+            self._command_behind(words, line)
         else:
             self._start(words, line)
+
+    def _command_behind(self, words: list[str], line: int) -> None:
+        """Read the command behind `exec`, `time` or `command`."""
+        first, rest = words[0], words[1:]
+        if first == "command" and rest[0] in ("-v", "-V"):
+            return
+        while rest and rest[0].startswith("-"):
+            rest = rest[2 if rest[0] == "-a" else 1 :]
+        if rest:
+            self._simple(rest, line)
+            self.end = "exit" if first == "exec" else self.end
 
     def _call(self, function: Node, words: list[str]) -> None:
         """Read the commands of a function with its arguments."""
@@ -555,7 +571,8 @@ class Reader(Builtins):
         """Read a string that another shell runs, with the variables that it is given and no others."""
         state = self.state()
         self.values = {name: {0: str(value)} for name, value in environment.items()}
-        self.exported, self.functions, self.frames = dict.fromkeys(environment), {}, []
+        self.exported, self.frames = dict.fromkeys(environment), []
+        self.functions = {name: node for name, node in self.functions.items() if name in self.shared_functions}
         self._string(text, line)
         self._leave_subshell(state)
 
@@ -594,6 +611,19 @@ class Reader(Builtins):
     def environment(self) -> dict[str, Word]:
         """Return the variables that programs are given."""
         return {name: Word.of(self.values[name][0]) for name in self.exported if 0 in self.values.get(name, {})}
+
+
+def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms of a `case`, each with the commands that it reaches behind `;&` and `;;&`."""
+    items = [child for child in node.named_children if child.type == "case_item"]
+    found = list[Arm]()
+    for arm, item in reversed([*zip(arms, items, strict=True)]):
+        end = item.children[-1].type
+        following = found[:1] if end == ";&" else []
+        if end == ";;&":
+            following = [one for one in found if one.test.holds][:1]
+        found.insert(0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)]))
+    return found
 
 
 def neighbour(path: str, word: Word) -> str | None:

@@ -7,7 +7,14 @@ from itertools import takewhile
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, STRAY, UNREADABLE, Launch
+from bridge.interop.launch.launches import (
+    HOLDS_ARGUMENTS,
+    MEGATRON_ARGUMENTS,
+    STRAY,
+    UNREADABLE,
+    Launch,
+    before_the_dashes,
+)
 from bridge.interop.launch.script import MODES
 from bridge.interop.launch.word import UNKNOWN, Word, joined, variable_of
 from bridge.interop.megatron_lm import flags
@@ -44,6 +51,7 @@ class Option:
 
 def options_of(words: Sequence[Word]) -> Iterator[Option]:
     """Yield the options of a command line."""
+    words = before_the_dashes(words)
     places = [place for place, word in enumerate(words) if word.startswith("--") and len(word) > 2]
     if words and places[:1] != [0]:
         yield Option("", following=words[: places[0] if places else len(words)])

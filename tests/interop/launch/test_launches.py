@@ -64,6 +64,28 @@ SCRIPTS = [
     "torchrun t.py --a \\\n  --b",
     "echo --bf16 1 > /dev/null; A=$(:) B=2; torchrun t.py $B",
     "false || { A=1; }; true || exit 1; true && B=2; torchrun t.py $A $B",
+    # what a function, a subshell, a pipeline and another shell have of their own
+    'A=--bf16\nf() { local A=--fp16; g; }\ng() { A="$A x"; torchrun t.py $A; }\nf\ntorchrun t.py $A',
+    "A=--bf16\n( A=--fp16; torchrun t.py $A )\necho x | while read l; do A=--fp16; done\ntorchrun t.py $A",
+    "A=--bf16\nbash -c 'A=--fp16'\nA=--fp16 &\nwait\nf() ( A=x; exit 1 )\nf\ntorchrun t.py $A",
+    "A=--bf16\nf() { declare A=--fp16; declare -g B=--x; export C=y; }\nf\ntorchrun t.py $A $B $C",
+    # unset, elements, and what a command reads
+    'X="--fp8-format hybrid"\nunset X\ntorchrun t.py --bf16 $X ${X:-d} ${X-e}',
+    "A=(--bf16 --fp8-format hybrid)\nunset 'A[1]' 'A[2]'\nA+=(z)\nA[7]=y\ntorchrun t.py \"${A[@]}\" $A",
+    'P=(--fp16 a b)\nP[0]=--bf16\nP[1]+=c\nP[-1]=d\nN=1\nP[N+2]=e\ntorchrun t.py "${P[@]}"',
+    'A=(a b)\nA=c\nA+=d\nunset "A[0]"\ntorchrun t.py "${A[@]}" "$A" x',
+    "A=--fp16\nread -r -d '' A <<'X'\n  --bf16 y\n\nX\nread B C <<< 'x y'\ntorchrun t.py $A $B $C",
+    'set -- a "b c" d\nshift\ntorchrun t.py $1 "$@" $#',
+    # loops
+    "A=--bf16\nwhile true; do break; A=--fp16; done\nwhile false; do A=x; done\ntorchrun t.py $A",
+    'for p in a "b c" d; do [ "$p" = d ] && break; A+=" --$p"; done\ntorchrun t.py $A $p',
+    "for i in 1 2; do for j in 1 2; do continue 2; done; A=1; done; A+=x\ntorchrun t.py x $A",
+    "f() { for a; do if [ $a = y ]; then return; fi; A=$a; done; }\nf x y z\ntorchrun t.py $A",
+    "case b1 in b1) A=1\n;& x) B=2\n;;& y) C=3;; b*) A+=4;; *) A=5;; esac\ntorchrun t.py $A $B",
+    # commands that start others
+    "run() { torchrun t.py --bf16; }\nif ! run; then exit 1; fi\ntime run",
+    'A="--bf16 "; B=" --x"; torchrun t.py $A$B "$A"y',
+    "N=4\n(( N += 2 ))\n(( N++ ))\nlet N=N*2\ntorchrun t.py $N",
 ]
 
 
@@ -304,6 +326,80 @@ def test_what_is_stated_may_hold_blanks_in_quotes() -> None:
     assert megatron_lm.variables_of("A='--bf16 --x', B=2 1=c") == {"A": "--bf16 --x", "B": "2", "1": "c"}
     with pytest.raises(PayloadError, match="must be NAME=value pairs, got 'A=1 --x'"):
         megatron_lm.variables_of("A=1 --x")
+
+
+# -- what a command hands to its program -------------------------------------------------------------------------------
+
+RUN = "torchrun pretrain_gpt.py --num-layers 2 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (f"export A=1\nunset A\n{RUN}", {}),
+        (f"export A=1 B=2\nexport -n A\n{RUN}", {"B": "2"}),
+        (f"export A=1\nenv -u A B=2 {RUN}", {"B": "2"}),
+        (f"export A=1\nnohup env -i B=2 {RUN}", {"B": "2"}),
+        (f"env A=1 {RUN}", {"A": "1"}),
+        (f"( export A=1 )\n{RUN}", {}),
+        (f"declare -x A=1\nset -a\nB=2\nset +a\nC=3\n{RUN}", {"A": "1", "B": "2"}),
+        (f"f() {{ {RUN}; }}\nA=1 f", {"A": "1"}),
+        (f"export A=1\nB=2 bash -c '{RUN}'", {"A": "1", "B": "2"}),
+        (f"export A=1\nssh -p 22 host '{RUN}'", {}),
+        (f"export A=1\nmpirun -x B=2 {RUN}", {"A": "1", "B": "2"}),
+    ],
+)
+def test_the_variables_of_a_program_are_those_that_bash_gives_it(script: str, expected: dict[str, str]) -> None:
+    (launch,) = launches(script)
+    assert launch.environment == expected
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["nohup", "time -p", "exec", "timeout 60", "numactl -m 0", "ssh host", "sudo -E", "if !", "until", "command"],
+)
+def test_a_program_behind_another_command_is_a_launch(before: str) -> None:
+    after = {"if !": "; then exit 1; fi", "until": "; do sleep 1; done"}.get(before, "")
+    (launch,) = launches(f"{before} {RUN}{after}")
+    assert launch.arguments == ("--num-layers", "2", "--bf16")
+
+
+@pytest.mark.parametrize("shell", ["bash -c", "srun bash -euo pipefail -c", "ssh -o A=b host", "docker run x bash -lc"])
+def test_a_program_in_a_string_for_a_shell_is_a_launch(shell: str) -> None:
+    (launch,) = launches(f"A=--fp16\n{shell} 'cd x && {RUN}'")
+    assert launch.arguments == ("--num-layers", "2", "--bf16")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["read A < x", "mapfile -t A < x", "printf -v A %s x", "(( A = $1 ))", 'A["$i"]=x', "getopts ab A", "read -n 3 A"],
+)
+def test_a_variable_that_only_the_run_knows_keeps_no_earlier_value(change: str) -> None:
+    (launch,) = launches(f"A=--fp16\n{change}\n{RUN} $A")
+    assert launch.arguments[3] == "$A"
+
+
+@pytest.mark.parametrize("loop", ["for x in $LIST", "while read x", "for (( i = 0; i < $N; i++ ))", "until test -f x"])
+def test_a_value_that_each_turn_of_a_loop_changes_is_of_the_run(loop: str) -> None:
+    first = launches(f'A=--bf16\n{loop}; do A="$A y"; done\ntorchrun t.py $A')[0]
+    assert first.arguments == ("--bf16", "y", "$A")
+
+
+def test_a_loop_that_may_have_no_turn_is_a_question() -> None:
+    first, second = launches("A=--bf16\nfor x in $LIST; do A=--fp16; done\ntorchrun t.py $A")
+    assert (first.arguments, first.label) == (("--fp16",), "line 3, t.py; line 2, in for x in $LIST")
+    assert (second.arguments, second.label) == (("--bf16",), "line 3, t.py; line 2, not for x in $LIST")
+
+
+def test_words_behind_two_dashes_are_no_options() -> None:
+    (run,) = runs(f"{RUN} -- --fp8-format hybrid")
+    assert run.recipe == "bf16_mixed"
+
+
+def test_a_script_passes_the_checks_that_its_own_values_fail() -> None:
+    script = f'A=\nwhile [ $# -gt 0 ]; do case $1 in --a) A=$2;; esac; shift; done\n[ -z "$A" ] && exit 1\n{RUN}'
+    (launch,) = launches(script)
+    assert launch.label == "line 4, pretrain_gpt.py"
 
 
 # -- what is no launch, and what a launch is not given ----------------------------------------------------------------
