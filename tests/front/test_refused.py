@@ -120,4 +120,4 @@ def test_check_and_convert_reduce_gradients_as_the_parser_does(tmp_path: Path, w
     run = load_run([], config_file=tmp_path / "run.sh")
     values = run.prediction.values["ddp"]
     assert bool(values["grad_reduce_in_fp32"]) is expected
-    assert import_(_words(words)).config.reading("grad_reduce_in_fp32") is expected
+    assert import_(_words(words)).config.grad_reduce_in_fp32 is expected
