@@ -102,7 +102,7 @@ def test_a_row_of_bf16_for_every_module_trains_as_bf16_does(tmp_path):
             {**CURRENT, "fp8_param_gather": True},
             "PB296 model.quant_recipe: matcher row_0 asks for mxfp8 on weights that the run stores in tensorwise, "
             "which Transformer Engine refuses in the first step, got '*.linear_qkv'. Store the weights in bf16 "
-            "(fp8_param_gather=False, fp4_param_gather=False); or choose bf16.",
+            "(fp8_param_gather=False); or choose bf16.",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from bridge.errors import Finding
 from bridge.precision.fields import stated
+from bridge.precision.statements import mark_untold
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.rules.cases.runs import B200, CURRENT_RECIPE, DELAYED, DENSE, H100, MXFP8, NVFP4, OVERLAP, full, run
@@ -18,7 +19,7 @@ class WithOwnField(MixedPrecisionConfig):
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
 AS_MADE_BY_THE_PEER = MixedPrecisionConfig(bf16=True, fp8="hybrid")
-vars(AS_MADE_BY_THE_PEER)["untold"] = frozenset({"first_last_layers_bf16"})
+mark_untold(AS_MADE_BY_THE_PEER, ["first_last_layers_bf16"])
 WITHOUT_GATHER = REGISTRY.get("bf16_with_mxfp8_mixed")
 WITHOUT_GATHER.fp8_param_gather = False
 REFUSED = Finding(
