@@ -169,8 +169,11 @@ class RunValues:
         if path in MODE_SWITCHES:
             is_on = self.model.get("bf16") is True or self.model.get("fp16") is True
             return None if is_on and of_the_mode is None else of_the_mode or reading.unstated_by
-        if path in reading.opened and (reading.unplanned is not None or not self._is_stated(path)):
-            return reading.opened[path]
+        opener = reading.opened.get(path)
+        if opener is not None:
+            says_the_same = opener.endswith("-size")  # --moe-expert-parallel-size next to --expert-model-parallel-size
+            if says_the_same or reading.unplanned is not None or not self._is_stated(path):
+                return opener
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
         is_at_start = any(one.path == path for one in reading.derived)
