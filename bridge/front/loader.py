@@ -96,10 +96,9 @@ class RunValues:
 
     def origin_of(self, path: str) -> str:
         """Return who set a setting ("model.hidden_size"); "default", "assumed" or "open" where nobody did."""
-        if path in self.reading.opened or path in self.reading.open_values:
-            return "open"
         if self.weakness(path) is not None:
-            return "assumed"
+            is_open = path in self.reading.opened or path in self.reading.open_values
+            return "open" if is_open else "assumed"
         origin = self.problems.origins.of(path)
         return "default" if origin == NOT_KNOWN else origin
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.cli.main import main
+from bridge.front.loader import load_run
 
 SIZES = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --vocab-size 96"
 RL = f"ray job submit -- python3 train.py {SIZES} --use-precision-aware-optimizer\n"
@@ -235,3 +236,14 @@ def test_a_release_that_nothing_states_is_shown_as_assumed(asked: Any, words: An
     assert finding.startswith("info" if is_assumed else "warning")
     assert "does not say which" not in finding
     assert json.loads(asked("check", FSDP, *words, "--json")[1])["target"].lower() == target.lower()
+
+
+def test_an_origin_is_open_until_somebody_states_the_value(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    layout = "--bf16 --tensor-model-parallel-size $TP --pipeline-model-parallel-size 2 --allgather-cp"
+    file.write_text(f"torchrun pretrain_gpt.py {SIZES} {layout}\n")
+    paths = ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.qk_layernorm")
+    run = load_run(config_file=file)
+    assert [run.origin_of(path) for path in paths] == ["open", "run.sh", "default"]
+    run = load_run([f"{paths[0]}=2"], config_file=file)
+    assert run.origin_of(paths[0]) == "command line"

@@ -20,6 +20,7 @@ from bridge.front.files.field_names import release_of
 from bridge.front.files.foreign import no_run_of_megatron
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
+from bridge.interop.contract import ImportReport
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.word import Word, variable_of
 from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
@@ -122,16 +123,9 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     Raises:
         RunConfigError: It starts no run of Megatron-LM.
     """
-    try:
-        number = choice.number or 1
-        runs = _runs(document, choice.variables)
-        if not 1 <= number <= len(runs):
-            rule = f"must be from 1 to {len(runs)}, the runs of {document.path}"
-            raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
-        written = runs[number - 1]
-        report = imported(written)
-    except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+    number = choice.number or 1
+    runs, report = _chosen(document, choice.variables, number)
+    written = runs[number - 1]
     precision = None
     if document.kind == "shell" and is_engine(written) and report.decided_by is None:
         precision = report.config.to_dict()
@@ -176,6 +170,18 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         number=number,
         branches=_branches(runs, number),
     )
+
+
+def _chosen(document: Document, variables: Mapping[str, str], number: int) -> tuple[list[Arguments], ImportReport]:
+    """Return the runs of a file, and what the one of a number asks for; RunConfigError where there is no such run."""
+    try:
+        runs = _runs(document, variables)
+        if not 1 <= number <= len(runs):
+            rule = f"must be from 1 to {len(runs)}, the runs of {document.path}"
+            raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
+        return runs, imported(runs[number - 1])
+    except PayloadError as error:
+        raise RunConfigError(str(error)) from None
 
 
 def _put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
