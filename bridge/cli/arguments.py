@@ -47,7 +47,7 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
     text = "the run that is meant, by its number, where --config is a script that starts several"
     parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
     text = "what a launch script leaves to its environment: variables='NAME=value NAME=value'"
-    parser.add_argument("--context", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
     text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
     parser.add_argument("--target", metavar="TARGET", help=text)

@@ -175,12 +175,9 @@ class RunValues:
                 return opener
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
-        is_at_start = any(one.path == path for one in reading.derived)
         if path in reading.settled_at_start:
             return of_the_mode
-        if origin is not None and not is_at_start:
-            return None
-        return reading.unstated_by
+        return None if self._is_stated(path) else reading.unstated_by
 
     def _is_stated(self, path: str) -> bool:
         """Return whether the file or the command line states a value that is known before the run."""

@@ -105,6 +105,7 @@ def test_json_has_the_branches_below_the_first_run(asked: Any) -> None:
         (("--context", "variables='PR=bf16'"), "bf16, without a recipe"),
         (("--context", "variables=1=bf16", "--launch", "1"), "bf16, without a recipe"),
         (("--context", "variables='options=--bf16'", "--launch", "1"), "bf16, without a recipe"),
+        (("--context", "variables='PR=bf16'", "model.num_layers=2"), "bf16, without a recipe"),
         (("model.fp16=true",), "fp16, without a recipe"),
         (("mixed_precision=bf16_mixed",), "bf16_mixed"),
         (("model.bf16=false", "model.fp16=false"), "fp32, without a recipe"),
