@@ -180,7 +180,7 @@ RULES = (
         sync="strict",
         when=selected_modules.empty,
         message="{noun} {name} takes no linear layer of this model{reason}",
-        remedies=("use a name that `precision-bridge modules` lists{near}", "drop it"),
+        remedies=("use a name that `precision-bridge plan --modules` lists{near}", "drop it"),
         source=MATCHING,
         explanation="Transformer Engine's linear layers read a per-module recipe. Embeddings, norms, the router and "
         "the output layer do not, and compute in the dtype of the run.",
@@ -327,7 +327,7 @@ RULES = (
         setting="model.quant_recipe",
         when=all_of(lambda run: isinstance(run.model.quant_recipe, str) and run.model.quant_recipe),
         message="is the content of a file of configs and matchers, not its path",
-        remedies=("write the content", "show it with `precision-bridge modules --file {run.model.quant_recipe}`"),
+        remedies=("write the content", "show it with `precision-bridge plan --modules --file {run.model.quant_recipe}`"),
         source=MATCHING,
     ),
     warning(
