@@ -4,10 +4,10 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from bridge.audit.compare import differences, format_gemms
-from bridge.audit.record import FILE, Record
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json
+from bridge.runtime.audit.compare import differences, format_gemms
+from bridge.runtime.audit.record import FILE, Record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ def run(chosen: argparse.Namespace) -> int:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
     require_extra("train", "precision-bridge rehearse")
     from bridge.rehearse.rehearse import rehearse
-    from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
+    from bridge.rehearse.table import rehearsal_dict, rehearsal_text  # rich is heavy
 
     values = read_run(chosen)
     rehearsal = rehearse(values, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)

@@ -65,7 +65,7 @@ def _is_folder_of_several(path: str) -> bool:
         return False
     from pathlib import Path
 
-    from bridge.front.files.kinds import file_in
+    from bridge.read.kinds import file_in
 
     return file_in(Path(path)) == Path(path)
 

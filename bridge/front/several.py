@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError, MissingExtraError, RunConfigError, UnreadFileError
-from bridge.front.files.kinds import file_in
 from bridge.front.loader import RunValues
+from bridge.read.kinds import file_in
 
 SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm")
 """Of the files of a folder that may describe a run: other files are read where they are named themselves."""

@@ -4,10 +4,10 @@ import argparse
 import time
 from contextlib import suppress
 
-from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
-from bridge.audit.run_folder import RunFolder
 from bridge.cli.output import print_json, show
 from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.runtime.audit.run_folder import RunFolder
 
 SECONDS = 2.0
 """Between two looks."""

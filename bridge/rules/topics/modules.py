@@ -14,8 +14,8 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import error, mcore, no_effect, warning
-from bridge.rules.versions import dotted
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import dotted
 
 ELSEWHERE = "transformer_engine"
 """The package of factories that are missing on every machine without a GPU."""
@@ -327,7 +327,10 @@ RULES = (
         setting="model.quant_recipe",
         when=all_of(lambda run: isinstance(run.model.quant_recipe, str) and run.model.quant_recipe),
         message="is the content of a file of configs and matchers, not its path",
-        remedies=("write the content", "show it with `precision-bridge plan --modules --file {run.model.quant_recipe}`"),
+        remedies=(
+            "write the content",
+            "show it with `precision-bridge plan --modules --file {run.model.quant_recipe}`",
+        ),
         source=MATCHING,
     ),
     warning(
