@@ -59,15 +59,15 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
     return files
 
 
-def _is_folder_of_several(path: str) -> bool:
+def _is_folder_of_several(given: str) -> bool:
     """Return whether a path is a folder that does not hold the file of its run."""
-    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-        return False
-    from pathlib import Path
-
+    from bridge.front.loader import place_of
     from bridge.read.kinds import file_in
 
-    return file_in(Path(path)) == Path(path)
+    path = place_of(given)
+    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        return False
+    return file_in(path) == path
 
 
 def answer_several(
