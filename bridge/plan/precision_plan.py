@@ -32,7 +32,7 @@ from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.plan.adapters import Adapter
 from bridge.plan.modules import Module, ModulePaths, modules_of
 from bridge.plan.rows import PlanRow, module_rows
-from bridge.plan.selection import ModuleSelection, module_selection
+from bridge.plan.selection import module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.grouping import grouped
@@ -43,6 +43,7 @@ from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_value
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.module_selection import ModuleSelection
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel, Place
 from bridge.rules.target import Target

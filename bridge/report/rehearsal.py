@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.errors import Finding
+from bridge.precision.values import plain
 from bridge.report.findings import STYLES
 from bridge.report.table import cell, table
 from bridge.rules.versions import TITLES
-from bridge.sync.report import plain
 
 if TYPE_CHECKING:
     from bridge.rehearse.rehearse import Launched, Rehearsal

@@ -24,7 +24,8 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.fields import FIELDS
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
-from bridge.sync.report import SyncReport, SyncRow
+from bridge.rules.sync_row import SyncRow
+from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import megatron_version
 from bridge.trainers.arguments import exported
 
