@@ -29,6 +29,7 @@ from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.report.table import markdown
 from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
+from bridge.rules.run_context import RunContext
 from bridge.rules.target import GPUS
 from bridge.rules.versions import dotted
 from bridge.sync.routes import notes
@@ -161,7 +162,7 @@ def rules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rule(rule: Rule) -> list[str]:
+def _rule(rule: Rule[RunContext]) -> list[str]:
     told = rule_dict(rule)
     lines = [f"### {rule.id}: {rule.title}\n"]
     if rule.explanation:

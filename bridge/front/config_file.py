@@ -29,9 +29,9 @@ from bridge.precision.statements import recipe_name
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.fields import FIELDS
+from bridge.rules.near_names import near_names
 from bridge.rules.target import Target, parse_target
 from bridge.rules.topics.mode import MODES
-from bridge.rules.topics.names import near_names
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

@@ -37,10 +37,10 @@ from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_pr
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
+from bridge.rules.near_names import nearest_fields
 from bridge.rules.reads import reads
 from bridge.rules.section import ROLES, read_section
 from bridge.rules.target import target_of
-from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import bounded
+from bridge.precision.values import plain
 from bridge.preflight.check import Report
 from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
 from bridge.rules.rulebook import BY_ID, RULES
-from bridge.sync.report import plain
+from bridge.rules.run_context import RunContext
 
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -96,7 +97,7 @@ def _sarif_run(report: Report, file: str, version: str) -> dict[str, Any]:
     }
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
     return {
         "id": rule.id,
         "name": "".join(word.capitalize() for word in rule.title.replace("-", " ").split() if word.isalnum()),

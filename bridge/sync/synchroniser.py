@@ -18,15 +18,16 @@ from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.mode import label_of
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_value, is_stated, recipe_name, source_of
-from bridge.precision.values import torch_dtype
+from bridge.precision.values import plain, torch_dtype
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.inert import BUFFER
 from bridge.rules.reads import View
-from bridge.rules.rule import RuleFinding, ask
+from bridge.rules.rule import RuleFinding, ask, without_run
 from bridge.rules.rulebook import BY_ID, RULES
+from bridge.rules.sync_row import SyncRow
 from bridge.rules.target import Target
 from bridge.rules.versions import installed, installed_text
 from bridge.sync.module_recipe import recipe_object
@@ -41,7 +42,7 @@ from bridge.sync.owner import (
     same,
 )
 from bridge.sync.prediction import Prediction, plan, scheme_after_sync, sharding_rows, under_fsdp
-from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
+from bridge.sync.report import OVERRIDE, SyncReport
 
 BF16_SUMS = "disable_bf16_reduced_precision_matmul"
 """Field that Megatron turns into a switch of the process."""
@@ -426,7 +427,7 @@ def _overruled(rows: Sequence[SyncRow], derived: Mapping[str, Any]) -> list[Find
     ]
 
 
-_RULES = tuple(rule for rule in RULES if rule.sync is not None)
+_RULES = without_run(rule for rule in RULES if rule.sync is not None)
 
 
 def sync_findings(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.rules.fields import FIELDS, known_releases
-from bridge.rules.topics.names import nearest_fields
+from bridge.rules.near_names import nearest_fields
 from bridge.rules.versions import Version, installed
 
 

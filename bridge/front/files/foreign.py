@@ -14,7 +14,7 @@ from bridge.errors import PayloadError, RunConfigError
 from bridge.front.problems import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.interop import frameworks
 from bridge.interop.reading.document import Document
-from bridge.rules.topics.names import near_names
+from bridge.rules.near_names import near_names
 
 if TYPE_CHECKING:
     from pathlib import Path
