@@ -21,11 +21,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import keeps_scores
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
 from bridge.rules.divisions import uneven_sizes
-from bridge.rules.shape.model import ModelShape
 
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""

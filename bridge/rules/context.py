@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from bridge.model.reads import View, kept_property
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import field_names, is_stated, source_of, stated_values, switches_put_aside
-from bridge.rules.fields import DEFAULTS, differ
 from bridge.rules.inert import BUFFER, inert_fields
-from bridge.rules.reads import View, kept_property
-from bridge.rules.target import Target
-from bridge.rules.versions import Version
+from bridge.target.fields import DEFAULTS, differ
+from bridge.target.target import Target
+from bridge.target.versions import Version
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig

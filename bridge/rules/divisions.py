@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel
+from bridge.model.layout import Parallel
+from bridge.model.shape import ModelShape
 
 
 class Division(NamedTuple):

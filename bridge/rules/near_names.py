@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 
 from bridge.errors import close_matches
-from bridge.rules.fields import NAMES
+from bridge.target.fields import NAMES
 
 MOST_EDITS = 2
 

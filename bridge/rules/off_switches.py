@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from bridge.rules.fields import SWITCHES
+from bridge.target.fields import SWITCHES
 
 SHARDED = ("optimizer", "ddp")
 """The two configs that hold each switch of `SWITCHES`."""

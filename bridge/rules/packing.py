@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import whole_number
+from bridge.target.fields import whole_number
 
 
 class Packing(NamedTuple):

@@ -16,15 +16,15 @@ from bridge.rules.program import Program
 
 if TYPE_CHECKING:
     from bridge.errors import Finding
+    from bridge.model.layout import Parallel
+    from bridge.model.reads import View
+    from bridge.model.section import Section
+    from bridge.model.shape import ModelShape
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.module_selection import ModuleSelection
-    from bridge.rules.reads import View
-    from bridge.rules.section import Section
-    from bridge.rules.shape.model import ModelShape
-    from bridge.rules.shape.parallel import Parallel
     from bridge.rules.sync_row import SyncRow
-    from bridge.rules.target import Target
     from bridge.rules.violation import Violation
+    from bridge.target.target import Target
 
 
 class RunContext(RuleContext, ABC):

@@ -14,11 +14,11 @@ from bridge.precision.modules import (
 )
 from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import whole_number
 from bridge.rules.module_selection import Selected, Taken
 from bridge.rules.run_context import RunContext
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
+from bridge.target.fields import whole_number
+from bridge.target.versions import at_least
 
 PATH = "model.quant_recipe"
 MOST = 6

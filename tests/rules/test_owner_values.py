@@ -2,10 +2,10 @@
 
 import pytest
 
+from bridge.model.section import NULLABLE
 from bridge.precision.config import FIELDS as PRECISION_FIELDS
 from bridge.rules import owner_values
-from bridge.rules.fields import FIELDS
-from bridge.rules.section import NULLABLE
+from bridge.target.fields import FIELDS
 
 CLASSES = {
     "model": owner_values.ModelValues,

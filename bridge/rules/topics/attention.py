@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, error, mcore, no_effect, warning
-from bridge.rules.versions import at_least, dotted
 from bridge.rules.violation import Violation
+from bridge.target.versions import at_least, dotted
 
 
 def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:

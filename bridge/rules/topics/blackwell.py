@@ -6,8 +6,8 @@ from bridge.rules.context import RuleContext
 from bridge.rules.rule import contradiction, error, info, mcore, sync_error, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.storing import storing
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
+from bridge.target.versions import at_least
 
 
 def _gathers_through_the_buffer(run: RuleContext) -> bool:

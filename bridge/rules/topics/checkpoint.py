@@ -6,8 +6,8 @@ from packaging.specifiers import SpecifierSet
 
 from bridge.rules.rule import warning
 from bridge.rules.run_context import RunContext
-from bridge.rules.versions import VersionRange
 from bridge.rules.violation import Violation
+from bridge.target.versions import VersionRange
 
 UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 

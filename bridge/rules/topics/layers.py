@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import (
     MODEL_CHECK,
     contradiction,
@@ -18,6 +17,7 @@ from bridge.rules.rule import (
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 from bridge.rules.without_effect import without_effect
+from bridge.target.fields import DEFAULTS
 
 
 def _keeps_layers(run: RuleContext) -> bool:

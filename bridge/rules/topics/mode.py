@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from bridge.model.layout import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import (
     MODEL_CHECK,
@@ -15,10 +16,9 @@ from bridge.rules.rule import (
     warning,
 )
 from bridge.rules.run_context import RunContext
-from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
 from bridge.rules.without_effect import without_effect
+from bridge.target.versions import at_least
 
 MODES = ("fp32", "fp16", "bf16")
 

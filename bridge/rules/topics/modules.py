@@ -21,8 +21,8 @@ from bridge.rules.selected_modules import (
     stated_rows,
     stored_in_another_scheme,
 )
-from bridge.rules.versions import dotted
 from bridge.rules.violation import Violation
+from bridge.target.versions import dotted
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean
+from bridge.model.shape import PARALLEL_SIZES
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.precision.statements import recipe_name, untold_fields
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.fields import DEFAULTS, NAMES, PAIRS, Pair
 from bridge.rules.near_names import nearest_fields
 from bridge.rules.rule import (
     contradiction,
@@ -20,10 +20,10 @@ from bridge.rules.rule import (
     warning,
 )
 from bridge.rules.run_context import RunContext
-from bridge.rules.shape.model import PARALLEL_SIZES
 from bridge.rules.sync_row import SyncRow
 from bridge.rules.topics.mode import MODES
 from bridge.rules.violation import Violation
+from bridge.target.fields import DEFAULTS, NAMES, PAIRS, Pair
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import FUSED_RECIPES
 from bridge.rules.rule import (
     OPTIMIZER_CHECK,
     PARSER,
@@ -17,6 +16,7 @@ from bridge.rules.rule import (
 )
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
+from bridge.target.fields import FUSED_RECIPES
 
 _MOMENTS = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _STATES = ("main_grads_dtype", *_MOMENTS)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
 from bridge.rules.run_context import RunContext
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
+from bridge.target.versions import at_least
 
 
 def recomputes_fp8_attention(run: RuleContext) -> bool:

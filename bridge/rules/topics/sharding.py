@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import SWITCHES
 from bridge.rules.inert import BUFFER
 from bridge.rules.off_switches import SHARDED, off_switches
 from bridge.rules.rule import PARSER, error, mcore, no_effect, sync_warning, warning
 from bridge.rules.run_context import RunContext
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
+from bridge.target.fields import SWITCHES
+from bridge.target.versions import at_least
 
 CACHE = "keep_fp8_transpose_cache"
 GATHERED = ("optim_grads", "optim_grads_params")

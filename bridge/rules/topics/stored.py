@@ -14,8 +14,8 @@ from bridge.rules.rule import (
     warning,
 )
 from bridge.rules.storing import storing
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
+from bridge.target.versions import at_least
 
 LAYER_WISE_FP8 = "0.19"
 """First megatron-core whose layer-wise optimizer gathers FP8 weights through the FP32 masters.
