@@ -23,13 +23,14 @@ from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.schemes import SCHEMES
 from bridge.preflight.auto import matrix
-from bridge.read.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.read.megatron_bridge import start as megatron_bridge_start
 from bridge.read.megatron_lm import start as megatron_lm_start
 from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.report.table import markdown
 from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
+from bridge.rules.run_context import RunContext
 from bridge.sync.routes import notes
 from bridge.target.target import GPUS
 from bridge.target.versions import dotted
@@ -162,7 +163,7 @@ def rules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rule(rule: Rule) -> list[str]:
+def _rule(rule: Rule[RunContext]) -> list[str]:
     told = rule_dict(rule)
     lines = [f"### {rule.id}: {rule.title}\n"]
     if rule.explanation:

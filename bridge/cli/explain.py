@@ -28,6 +28,7 @@ from bridge.precision.statements import field_names, is_stated, recipe_name, sou
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
+from bridge.rules.run_context import RunContext
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.audit.setting import Setting, effect_in
 from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
@@ -252,7 +253,7 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rule(word: str) -> Rule:
+def _rule(word: str) -> Rule[RunContext]:
     rule = BY_ID.get(word.upper())
     if rule is None:
         matches = [name for name in BY_ID if name.startswith(word.upper())][:3]  # a number is near to no other
@@ -261,7 +262,7 @@ def _rule(word: str) -> Rule:
     return rule
 
 
-def rule_dict(rule: Rule) -> dict[str, Any]:
+def rule_dict(rule: Rule[RunContext]) -> dict[str, Any]:
     """Return everything about a rule as plain data."""
     return {
         "id": rule.id,

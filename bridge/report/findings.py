@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import bounded
+from bridge.precision.values import plain
 from bridge.preflight.check import Report
 from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
 from bridge.rules.rulebook import BY_ID, RULES
-from bridge.sync.report import plain
+from bridge.rules.run_context import RunContext
 
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -126,7 +127,7 @@ def _results(report: Report, file: str) -> list[dict[str, Any]]:
     return [_result(finding, file) for finding in (*report.findings, *report.silenced)]
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
     return {
         "id": rule.id,
         "name": "".join(word.capitalize() for word in rule.title.replace("-", " ").split() if word.isalnum()),
