@@ -15,7 +15,7 @@ from bridge.precision.field_docs import FieldDoc, field_docs
 from bridge.precision.fields import StatedField
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.precision.values import NO, SPELLINGS, YES
-from bridge.read.problems import MADE_BY, OWNERS, PRECISION, RECIPES, SECTIONS
+from bridge.read.keys import MADE_BY, OWNERS, PRECISION, RECIPES, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.fields import FIELDS as OWNER_FIELDS
 
