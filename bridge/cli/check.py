@@ -27,7 +27,6 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
-    from bridge.front.several import FileRun
     from bridge.preflight.check import Report
     from bridge.report.findings import Line
 
@@ -101,9 +100,9 @@ def _check_several(chosen: argparse.Namespace, paths: Sequence[str], silenced: d
 
     checked: list[tuple[str, Report]] = []
 
-    def answer_of(found: FileRun, run: RunValues) -> RunAnswer:
+    def answer_of(run: RunValues) -> RunAnswer:
         report = run.checked(run.prediction, silenced=silenced, backend=chosen.backend)
-        checked.append((_relative(Path(found.file)), report))
+        checked.append((_relative(Path(run.name)), report))
         content = {**precision_dict(report.setup), **findings_dict(report, strict=chosen.strict)}
         text = f"{precision_text(report.setup)}; {brief_line(report)}"
         return RunAnswer(text=text, content=content, code=report.exit_code(strict=chosen.strict))

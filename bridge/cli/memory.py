@@ -25,7 +25,6 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
-    from bridge.front.several import FileRun
     from bridge.plan.run import PlannedRun
     from bridge.sync.prediction import Prediction
 
@@ -50,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
     return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
 
 
-def _brief(_found: FileRun, values: RunValues) -> RunAnswer:
+def _brief(values: RunValues) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
     from bridge.report.plan_table import fit_sentence
 

@@ -71,7 +71,7 @@ def _is_folder_of_several(given: str) -> bool:
 
 
 def answer_several(
-    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[FileRun, RunValues], RunAnswer]
+    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[RunValues], RunAnswer]
 ) -> int:
     """Print a line for each run of some files and folders, or all of them as one JSON document.
 
@@ -110,12 +110,12 @@ def _read(chosen: argparse.Namespace, file: str, number: int | None) -> RunValue
     return read_file(chosen, file, strict=False, number=number)
 
 
-def _answer(found: FileRun, answer_of: Callable[[FileRun, RunValues], RunAnswer]) -> RunAnswer:
+def _answer(found: FileRun, answer_of: Callable[[RunValues], RunAnswer]) -> RunAnswer:
     """Return the answer about a run, or why there is none."""
     refusal = found.refusal
     if found.values is not None:
         try:
-            return answer_of(found, found.values)
+            return answer_of(found.values)
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())

@@ -11,7 +11,6 @@ from bridge.cli.several import RunAnswer, answer_several, precision_dict, precis
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
-    from bridge.front.several import FileRun
 
 
 def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
@@ -19,7 +18,7 @@ def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
     return answer_several(chosen, paths, _share)
 
 
-def _share(_found: FileRun, run: RunValues) -> RunAnswer:
+def _share(run: RunValues) -> RunAnswer:
     """Return how many linear layers of a run compute in each scaling scheme."""
     run.require_strict()
     plan = plan_of(run)
