@@ -39,7 +39,7 @@ from bridge.read.problems import (
 )
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
-from bridge.rules.near_names import nearest_fields
+from bridge.rules.facts.near_names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.fields import NAMES
 from bridge.target.target import target_of

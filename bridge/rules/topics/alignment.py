@@ -1,10 +1,10 @@
-"""Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
+"""Sizes that low-precision GEMMs take: tokens of a rank, widths after sharding, narrow GEMMs."""
 
 import math
 from collections.abc import Iterator
 
-from bridge.rules.gemm_sizes import Width, alignment, low_modules, tokens, widths
-from bridge.rules.packing import packing
+from bridge.rules.facts.gemm_sizes import Width, alignment, low_modules, tokens, widths
+from bridge.rules.facts.packing import packing
 from bridge.rules.rule import error, info, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
@@ -23,7 +23,7 @@ _PROJECTED = {
         "the heads of the layer or their widths",
     ),
 }
-"""Mixer -> the field that decides most of its input projection, and the fields that can be changed."""
+"""Mixer -> the field that decides most of its input projection, and the fields to change."""
 
 
 def refused_tokens(run: RunContext) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def ragged_blocks(run: RunContext) -> Iterator[Violation]:
 
 
 def odd_packs(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of packed batches whose padding leaves no multiple of an alignment on a rank.
+    """Yield the setting whose padding of packed batches leaves no aligned size on a rank.
 
     Blockwise scaling runs ragged blocks, which PB503 is about: a warning; a remedy avoids them too.
     """

@@ -9,7 +9,7 @@ from bridge.target.versions import at_least, dotted
 
 
 def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of FP8 attention under current scaling, and the GPU or cuDNN that it needs."""
+    """Yield the GPU or the cuDNN that FP8 attention under current scaling needs."""
     if not run.is_tensorwise or not run.model.fp8_dot_product_attention or run.is_emulated:
         return
     if run.capability is not None and run.target.is_before(10):
@@ -26,7 +26,8 @@ def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:
 def softmax_dtype_of_te(run: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
 
-    A framework's model class can have another default than Megatron's, which nobody stated: an info.
+    A framework's model class can have another default than Megatron's. Nobody stated it then, and
+    the finding is an info.
     """
     if run.model.transformer_impl != "transformer_engine" or run.is_emulated:
         return

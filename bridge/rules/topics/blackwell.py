@@ -47,7 +47,7 @@ def buffer_without_mxfp8_weights(run: RuleContext) -> bool:
 
 
 def wrong_fp4_weights(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of weights stored in FP4, with the releases that are right and not there."""
+    """Yield the releases without which weights stored in FP4 come out wrong."""
     if not run.is_fp4 or not run.gathers_fp4 or run.is_emulated:
         return
     missing = []

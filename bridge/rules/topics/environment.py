@@ -1,4 +1,7 @@
-"""Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
+"""Environment variables that change a precision behind the config's back.
+
+Transformer Engine reads its variables when it is imported.
+"""
 
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ ACCELERATE_MODES = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"
 """Value of ACCELERATE_MIXED_PRECISION -> the mode."""
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 BACKENDS = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}
-"""Attention backend -> the values that Megatron sets or asserts for the variables of `ATTENTION`."""
+"""Attention backend -> the values that Megatron asserts for the variables of `ATTENTION`."""
 
 
 def _is_on(run: RuleContext, name: str) -> bool:
@@ -24,7 +27,7 @@ def _refuses_fp32_scales(run: RuleContext) -> bool:
 
 
 def another_precision(run: RuleContext) -> bool:
-    """Return whether Accelerate's variable states another mode than the run's, and no FP8 of its own."""
+    """Return whether Accelerate's variable states another precision than the run's."""
     stated = run.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
     if not stated or ACCELERATE_MODES.get(stated) == run.mode:
         return False
@@ -32,7 +35,7 @@ def another_precision(run: RuleContext) -> bool:
 
 
 def changed_numbers(run: RuleContext) -> Iterator[Violation]:
-    """Yield the variables that change a keyword of the recipe, apart from those that other rules refuse."""
+    """Yield the variables that change a keyword of the recipe and that no other rule refuses."""
     if not run.is_low:
         return
     given = concerning(run.scheme, run.environment, attention=False)
@@ -48,7 +51,7 @@ def changed_numbers(run: RuleContext) -> Iterator[Violation]:
 
 
 def attention_in_two_places(run: RuleContext) -> Iterator[Violation]:
-    """Yield the variables that are not as Megatron asserts them under the chosen attention backend."""
+    """Yield the variables that Megatron refuses under the chosen attention backend."""
     stated = run.model.attention_backend
     chosen = str(getattr(stated, "name", stated) or "auto").lower()
     if chosen not in BACKENDS:
@@ -59,7 +62,7 @@ def attention_in_two_places(run: RuleContext) -> Iterator[Violation]:
 
 
 def query_key_scaling_in_one_place(run: RuleContext) -> bool:
-    """Return whether the config and Transformer Engine's variable differ about query-key scaling."""
+    """Return whether config and variable differ about query-key scaling."""
     if not run.has_environment or run.is_emulated:
         return False
     if run.model.transformer_impl != "transformer_engine":

@@ -1,4 +1,4 @@
-"""FP16's loss scale: numbers the grad scaler can work with, and checks that would end the run at its first overflow."""
+"""FP16's loss scale: numbers for the grad scaler, and checks that an overflow would trip."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -70,7 +70,7 @@ def checks_that_end_the_run(run: RunContext) -> Iterator[Violation]:
 
 
 def optimizers_of_experts(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of experts that are spread over other ranks than the layers, which parts their optimizers.
+    """Yield the layout whose experts lie on other ranks than the layers: two optimizers.
 
     Before megatron-core 0.19 expert parallelism alone counts.
     """

@@ -29,7 +29,11 @@ def several_modes(run: RuleContext) -> Iterator[Violation]:
     if len(on) > 1:
         yield Violation(on[-1], value=on)
         return
-    both = [role for role in ("model", "optimizer") if run.views[role].fp16 and run.views[role].bf16]
+    both = []
+    for role in ("model", "optimizer"):
+        owner = run.views[role]
+        if owner.fp16 and owner.bf16:
+            both.append(role)
     if both:
         yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
 
@@ -63,7 +67,7 @@ def dtype_of_another_mode(run: RuleContext) -> Iterator[Violation]:
 
 
 def received_in_another_dtype(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of a stage that receives its input in another dtype than it was sent in."""
+    """Yield the dtype that a pipeline stage sends where the next one receives another."""
     if not run.has_model or run.model.pipeline_dtype is None or run.parallel.pipeline <= 1:
         return
     if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
@@ -102,7 +106,7 @@ def half_precision_without_masters(run: RuleContext) -> Iterator[Violation]:
 
 
 def low_precision_without_mode(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of FP8 or FP4 without a mode, where neither a recipe nor the model states one."""
+    """Yield the FP8 or FP4 format of a run whose mode nothing states."""
     if not run.is_low or not run.is_fp32:
         return
     family = "fp4"

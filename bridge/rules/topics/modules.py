@@ -1,4 +1,4 @@
-"""Precision of single modules: rows and matchers that do not select what they say, and payloads without effect."""
+"""Precision of single modules: rows and matchers that select something else, idle payloads."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,10 +6,8 @@ from bridge.precision.matchers import Effect, matchers_in
 from bridge.precision.module_schemes import row_matchers, stage_recipes
 from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.rules.context import RuleContext
-from bridge.rules.payloads import missing_factories
-from bridge.rules.rule import error, mcore, no_effect, sync_error, sync_warning, warning
-from bridge.rules.run_context import RunContext
-from bridge.rules.selected_modules import (
+from bridge.rules.facts.payloads import missing_factories
+from bridge.rules.facts.selected_modules import (
     MOST,
     about,
     empty_rows,
@@ -21,6 +19,8 @@ from bridge.rules.selected_modules import (
     stated_rows,
     stored_in_another_scheme,
 )
+from bridge.rules.rule import error, mcore, no_effect, sync_error, sync_warning, warning
+from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 from bridge.target.versions import dotted
 
@@ -29,7 +29,7 @@ PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQu
 
 
 def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
-    """Yield the rows without FP8 and FP4 of a run without either, unless a later row chooses one of them."""
+    """Yield the rows of a run without FP8 and FP4 where none of them chooses either."""
     if run.is_low:
         return
     rows = stated_rows(run)
@@ -42,7 +42,7 @@ def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
 
 
 def _effects(run: RuleContext) -> dict[str, Effect]:
-    """Return row or matcher -> effect in training, of each row, or of each foreign matcher that is on."""
+    """Return row, or foreign matcher that is on -> its effect in training."""
     rows = stated_rows(run)
     found: dict[str, Effect] = {}
     if rows:
@@ -57,7 +57,7 @@ def _effects(run: RuleContext) -> dict[str, Effect]:
 
 
 def schemes_without_effect(run: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes of a recipe that changes nothing, since the run enters no FP8 or FP4 context."""
+    """Yield the schemes of modules that act nowhere, since the run enters no FP8 or FP4 context."""
     if run.is_low:
         return
     low = [effect for effect in _effects(run).values() if effect.family is not None]
@@ -68,7 +68,7 @@ def schemes_without_effect(run: RuleContext) -> Iterator[Violation]:
 
 
 def stale_weights(run: RuleContext) -> Iterator[Violation]:
-    """Yield the rows that choose FP8 in a run without it, whose quantised weights are those of the first step."""
+    """Yield the rows in FP8 of a run without it, which keeps the first quantised weights."""
     if run.is_low or run.is_emulated or run.model.disable_parameter_transpose_cache:
         return
     acting = [name for name, effect in _effects(run).items() if effect.chooses_in_high]
@@ -77,7 +77,10 @@ def stale_weights(run: RuleContext) -> Iterator[Violation]:
 
 
 def schemes_beyond_the_gpu(run: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes of single modules that the GPU cannot run; PB602 and PB603 are about that of the run."""
+    """Yield the schemes of single modules that the GPU cannot run.
+
+    PB602 and PB603 are about the scheme of the run.
+    """
     if run.capability is None or not run.has_gpu or run.is_emulated:
         return
     chosen = set()

@@ -1,4 +1,4 @@
-"""Mixture of experts: token counts per expert, the router's dtype, schedules and dispatchers that know less."""
+"""Mixture of experts: token counts, the router's dtype, schedules and dispatchers."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def _pads(run: RuleContext) -> bool:
 
 
 def fused_experts_in_another_scheme(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 where a variable says so."""
+    """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 by a variable."""
     if not run.has_experts or not run.model.use_transformer_engine_op_fuser:
         return
     if not run.is_low or run.is_mxfp8:
@@ -41,7 +41,7 @@ def fused_experts_in_another_scheme(run: RunContext) -> Iterator[Violation]:
 
 
 def low_precision_transport(run: RunContext) -> Iterator[Violation]:
-    """Yield the dtypes of dispatch and combine that need a dispatcher and kernels which the run lacks."""
+    """Yield the dtypes of dispatch and combine for which the run has no dispatcher or kernel."""
     if not run.has_experts:
         return
     model = run.model
@@ -108,12 +108,12 @@ def half_precision_counts(run: RunContext) -> Iterator[Violation]:
 
 
 def _bf16_spacing(number: int) -> int:
-    """Return the distance of two neighbours in BF16 above 256: 2 from there on, 4 from 512 on, and so on."""
+    """Return the distance of two neighbours in BF16: 2 above 256, 4 above 512, and so on."""
     return 1 << (number.bit_length() - 8)
 
 
 def _balanced_by_loss(run: RuleContext) -> str:
-    """Return the words that balance a run without a bias of experts; none where a loss balances it already."""
+    """Return the words that balance a run without a bias; none where a loss balances it already."""
     if run.model.moe_router_load_balancing_type in ("none", ["none"], None):
         return " and model.moe_router_load_balancing_type=aux_loss"
     return ""

@@ -8,7 +8,7 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.precision.statements import recipe_name, untold_fields
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.near_names import nearest_fields
+from bridge.rules.facts.near_names import nearest_fields
 from bridge.rules.rule import (
     contradiction,
     error,
@@ -50,9 +50,9 @@ def wrong_types(run: RunContext) -> Iterator[Violation]:
 
 
 def misspelt_fields(run: RunContext) -> Iterator[Violation]:
-    """Yield the keys that are no field, of the precision all of them, of a config those near to one.
+    """Yield the keys that are no field: all of the precision, of a config those near to a field.
 
-    A field of a model provider's own may be near to a field that is stated together with it.
+    A key that is near to a field stated together with it is a model provider's own.
     """
     for name, value in run.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
@@ -67,7 +67,7 @@ def misspelt_fields(run: RunContext) -> Iterator[Violation]:
 
 
 def replaced_values(run: RunContext) -> Iterator[Violation]:
-    """Yield the owners' own values that the recipe's win over, and every other that somebody wrote down."""
+    """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
     for row in run.rows:
         is_overridden = row.verdict == "override" and row.replaces_own
         is_replaced = is_overridden or (row.changes and _is_written(run, row))
@@ -96,7 +96,10 @@ def _kept_by(row: SyncRow) -> str:
 
 
 def _is_written(run: RunContext, row: SyncRow) -> bool:
-    """Return whether the command line states the value of a row, or a file that does not simply list every field."""
+    """Return whether the command line states the value of a row, or a file that is written by hand.
+
+    A file that lists most fields was saved by a program.
+    """
     where = run.where(row.path) or ""
     if where == COMMAND_LINE:
         return True
@@ -126,7 +129,7 @@ def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
 
 
 def _is_compared(run: RuleContext, pair: Pair, *, is_whole: bool) -> bool:
-    """Return whether a pair stands in two configs that are both there, and that this asker compares."""
+    """Return whether both configs of a pair are there, and this asker compares them."""
     role, name = pair.one
     other_role, _ = pair.two
     if role == other_role or role not in run.given or other_role not in run.given:
@@ -206,7 +209,7 @@ def default_dropouts(run: RunContext) -> Iterator[Violation]:
 
 
 def left_open_values(run: RuleContext) -> Iterator[Violation]:
-    """Yield the values that owners keep, where the precision is an object that holds its class's default there."""
+    """Yield the values that owners keep where a foreign precision holds a class default."""
     if run.precision is None:
         return
     left_open = untold_fields(run.precision)

@@ -81,7 +81,7 @@ def masters_outside_the_fused_adam(run: RunContext) -> Iterator[Violation]:
 
 
 def stored_blocks(run: RuleContext) -> Iterator[Violation]:
-    """Yield the setting under which the fused Adam would have to hold the masters of weights in blocks."""
+    """Yield the setting by which the fused Adam would hold the masters of weights in blocks."""
     if not run.has_precision_aware or run.has_megatron_fsdp:
         return
     optimizer = run.optimizer

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
 from bridge.precision.fields import COMMAND_LINE
-from bridge.rules.divisions import uneven_sizes
-from bridge.rules.gemm_sizes import tokens
+from bridge.rules.facts.divisions import uneven_sizes
+from bridge.rules.facts.gemm_sizes import tokens
+from bridge.rules.facts.weight_shards import unsharded
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.weight_shards import unsharded
 
 
 def gathered_blocks(run: RunContext) -> bool:
-    """Return whether sequence parallelism gathers blockwise tensors whose sides are no multiples of 128."""
+    """Return whether sequence parallelism gathers blockwise tensors of ragged blocks."""
     if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
         return False
     return _has_odd_size(run.model.hidden_size, tokens(run))
@@ -51,7 +51,7 @@ def sharded_without_fp4_weights(run: RunContext) -> Iterator[Violation]:
 
 
 def sharded_without_mxfp8_weights(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of sharded MXFP8 weights: the first of the settings that are missing, and all."""
+    """Yield the first of the settings that sharded MXFP8 weights lack."""
     if not run.is_mxfp8:
         return
     settings = unsharded(run)
@@ -77,7 +77,7 @@ def sharded_under_megatron_fsdp(run: RunContext) -> Iterator[Violation]:
 
 
 def broken_replicas(run: RunContext) -> Iterator[Violation]:
-    """Yield the number of GPUs that is no whole number of replicas of the model, or of its experts."""
+    """Yield the number of GPUs that holds no whole number of replicas of model or experts."""
     if not run.has_model or not run.target.count:
         return
     count, ranks = run.target.count, run.parallel
@@ -95,8 +95,8 @@ def broken_replicas(run: RunContext) -> Iterator[Violation]:
 def broken_batch(run: RunContext) -> Iterator[Violation]:
     """Yield the global batch that is no whole number of micro-batches on every replica.
 
-    A run of scripts/train.py is judged by its launch, which knows the ranks; configs whose model has
-    no sequence length are not yet a run, and their batch is a class default.
+    A run of scripts/train.py is judged by its launch, which knows the ranks. Configs whose model
+    has no sequence length are not yet a run, and their batch is a class default.
     """
     whole, micro, count = run.train.global_batch_size, run.train.micro_batch_size, run.target.count
     replica = run.parallel.replica
@@ -111,7 +111,7 @@ def broken_batch(run: RunContext) -> Iterator[Violation]:
 
 
 def two_lengths(run: RunContext) -> Iterator[Violation]:
-    """Yield the data's sequence length that is not the model's, in a run of another program than Megatron Bridge."""
+    """Yield the data's sequence length that is not the model's, outside of Megatron Bridge."""
     if not run.program.is_bridge:
         yield from _two_lengths(run)
 

@@ -10,7 +10,7 @@ from bridge.target.versions import at_least
 
 
 def recomputes_fp8_attention(run: RuleContext) -> bool:
-    """Return whether a core of attention in FP8 is recomputed by itself, outside of the FP8 context.
+    """Return whether attention in FP8 is recomputed by itself, outside of the FP8 context.
 
     It is where nothing says which modules are recomputed. An empty list says that none is.
     """
@@ -40,7 +40,7 @@ def captured_experts(run: RunContext) -> Iterator[Violation]:
 
 
 def _parts(stated: object) -> set[str]:
-    """Return the parts of a layer that a setting of CUDA graphs names, as text or as an enum of Megatron's."""
+    """Return the parts of a layer that a setting of CUDA graphs names, as text or as enums."""
     if stated is None:
         return set()
     if not isinstance(stated, list | tuple | set | frozenset):

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
+from bridge.rules.facts.weight_shards import unsharded
 from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.weight_shards import unsharded
 
 SENT_IN_FP32 = "reduce_scatter_with_fp32_accumulation"
 KEPT_IN_FP32 = "param_name_patterns_for_fp32_local_accumulation"
 
 
 def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of a BF16 run without a recipe whose gradients are accumulated in BF16."""
+    """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
     if not run.is_bf16 or not run.has_ddp or run.precision is not None:
         return
     if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
@@ -21,9 +21,7 @@ def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
     if run.optimizer.main_grads_dtype != "fp32":
         return
     ddp = run.sections["ddp"]
-    held = (
-        "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
-    )
+    held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         held = "is stated as False"
     yield Violation(held=held)

@@ -10,7 +10,7 @@ from bridge.target.versions import at_least
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")
 """Kinds of layers whose first linear layer normalises its input itself."""
 _FUSED_ATTENTION = (*_FUSED, DENSE, f"{DENSE}_{MOE}")
-"""The same in a model whose attention has no latent: a norm in front of latent attention is separate."""
+"""The same without latent attention, in front of which the norm is separate."""
 
 
 def keeps_fp32_residual(run: RuleContext) -> bool:
@@ -19,7 +19,7 @@ def keeps_fp32_residual(run: RuleContext) -> bool:
 
 
 def fp32_residual_into_fused_norms(run: RunContext) -> bool:
-    """Return whether a fused norm of Transformer Engine receives the stream in FP32, without autocast."""
+    """Return whether a fused norm of Transformer Engine receives the stream in FP32."""
     return (
         keeps_fp32_residual(run)
         and run.model.transformer_impl == "transformer_engine"
@@ -33,9 +33,9 @@ def fp32_residual_into_fused_norms(run: RunContext) -> bool:
 def _reaches_a_fused_norm(run: RunContext) -> bool:
     """Return whether a layer whose norm is fused gets the FP32 stream.
 
-    The embedding gives the first layer an FP32 stream in every release. Further layers get one where
-    the sum keeps it. Mamba casts the stream itself; a separate norm, in front of latent attention or
-    experts, takes any dtype.
+    The embedding gives the first layer an FP32 stream in every release. Further layers get one
+    where the sum keeps it. Mamba casts the stream itself. A separate norm, in front of latent
+    attention or experts, takes any dtype.
     """
     shape = run.shape
     fused: tuple[str, ...] = _FUSED_ATTENTION

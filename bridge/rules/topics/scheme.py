@@ -6,8 +6,8 @@ from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.facts.payloads import next_to_stored_weights, wrong_payloads
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.payloads import next_to_stored_weights, wrong_payloads
 from bridge.rules.rule import (
     MODEL_CHECK,
     contradiction,
@@ -27,7 +27,7 @@ _OTHER = {"fp8": "fp4", "fp4": "fp8"}
 """Family -> the other one."""
 _ALGORITHMS = ("most_recent", "max")
 ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
-"""Fields that ask for less than the default; where nothing of it is done, the outcome is the one that was asked for."""
+"""Fields that ask for less than the default: without effect the outcome is as asked."""
 
 
 def _hint(value: object, known: tuple[str, ...]) -> str:
@@ -49,7 +49,7 @@ def unknown_format(run: RuleContext) -> Iterator[Violation]:
 
 
 def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes that are none of their family's, where the run is in it or a recipe states one."""
+    """Yield the schemes, read by the run or stated, that are none of their family's."""
     for family, known in _SCHEMES.items():
         name = f"{family}_recipe"
         scheme = run.held(name)
@@ -143,8 +143,8 @@ def _left_without_format(run: RuleContext, family: str) -> list[str]:
 def _is_left_out(run: RuleContext, family: str) -> bool:
     """Return whether a family is stated to be off, or the run is in the other one.
 
-    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205, PB305,
-    PB244).
+    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205,
+    PB305, PB244).
     """
     return not run.format_of(family) and (family in run.stated or run.is_low)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
+from bridge.rules.facts.off_switches import SHARDED, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.off_switches import SHARDED, off_switches
 from bridge.rules.rule import PARSER, error, mcore, no_effect, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
@@ -72,7 +72,7 @@ def buffer_under_megatron_fsdp(run: RuleContext) -> Iterator[Violation]:
 
 
 def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
-    """Yield the reduction dtype that Megatron-FSDP does not read: an info where its gradients are in it anyway."""
+    """Yield the reduction dtype that Megatron-FSDP does not read; an info where it holds anyway."""
     if not run.has_megatron_fsdp or "grad_reduce_in_fp32" not in run.stated:
         return
     main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
@@ -93,7 +93,7 @@ def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
 
 
 def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of main gradients in half precision: an info where the reduction was asked for in it."""
+    """Yield the violation of main gradients in half precision; an info where that was asked for."""
     if not run.has_megatron_fsdp or not run.is_half or run.ddp.megatron_fsdp_main_grads_dtype:
         return
     if "grad_reduce_in_fp32" in run.stated and not run.held("grad_reduce_in_fp32"):
@@ -103,7 +103,7 @@ def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
 
 
 def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
-    """Yield the stated settings of Megatron-FSDP that a run without it, or without stored weights, does not read."""
+    """Yield the stated settings of Megatron-FSDP that the run does not read."""
     if not run.has_ddp:
         return
     stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name)]
@@ -118,7 +118,7 @@ def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
 
 
 def lone_experts(run: RunContext) -> Iterator[Violation]:
-    """Yield the layout whose experts lie on one data-parallel rank each, with the effect on their gradients."""
+    """Yield the layout with one data-parallel rank per expert, and its effect on gradients."""
     if not run.has_megatron_fsdp or run.ddp.megatron_fsdp_version == 2 or not run.target.count:
         return
     if run.ddp.data_parallel_sharding_strategy not in GATHERED:

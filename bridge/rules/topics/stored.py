@@ -51,7 +51,7 @@ def fp4_weights_unsharded(run: RuleContext) -> Iterator[Violation]:
 
 
 def _lacks_sharding(run: RuleContext, family: str) -> bool:
-    """Return whether weights are stored in a family, and the optimizer is known not to be sharded."""
+    """Return whether weights are stored in a family, and no optimizer is known to be sharded."""
     is_known = False
     for role in ("optimizer", "ddp"):
         if role in run.given and run.views[role].use_distributed_optimizer is not None:
@@ -70,7 +70,7 @@ def _is_by_layer(run: RuleContext) -> bool:
 
 
 def half_known_storage(run: RuleContext) -> Iterator[Violation]:
-    """Yield the families of which only the model or only DDP knows that weights are stored in them."""
+    """Yield the families in which weights are stored by the model alone, or by DDP alone."""
     if not run.has_model or not run.has_ddp:
         return
     gathers = {"fp8": run.ddp.fp8_param_gather, "fp4": run.ddp.fp4_param_gather}

@@ -20,7 +20,7 @@ FORMATS = {
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }
-"""Scheme -> the format of its GEMMs, as `Gpu.formats` calls it. NVIDIA's GPUs are judged by their capability."""
+"""Scheme -> the format of its GEMMs in `Gpu.formats`. NVIDIA's GPUs are judged by capability."""
 NVFP4_VARIABLES = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
 
 
@@ -72,7 +72,7 @@ def _below(version: Version | None, floor: str | None) -> Iterator[Violation]:
 
 
 def te_older_than_the_rules(run: RuleContext) -> bool:
-    """Return whether Transformer Engine is older than the rules know, and no rule names it already."""
+    """Return whether Transformer Engine is older than the rules know, and not named already."""
     if not run.is_low or run.is_emulated or at_least(run.te, SUPPORTED) is not False:
         return False
     return not [*te_too_old(run)]

@@ -43,7 +43,8 @@ def _divisions(
         experts = f"expert TP {ranks.expert_tensor}"
         width = model.moe_ffn_hidden_size
         yield Division("model.moe_ffn_hidden_size", width, experts, ranks.expert_tensor)
-    yield Division("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert)
+    of_experts = f"EP {ranks.expert}"
+    yield Division("model.num_moe_experts", model.num_moe_experts, of_experts, ranks.expert)
     space = shape.state_space
     if shape.is_hybrid and space is not None:
         yield Division("model.mamba_num_heads", space.num_heads, tensor, ranks.tensor)
@@ -52,7 +53,7 @@ def _divisions(
 
 
 def _of_sequence(model: Any, ranks: Parallel, seq_length: int | None) -> Division:
-    """Return the division of a sequence: a context-parallel rank has one chunk of each half of it."""
+    """Return the division of a sequence; a context-parallel rank has a chunk of each half."""
     path = "data.seq_length"
     if model.seq_length:
         path = "model.seq_length"
