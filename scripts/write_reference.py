@@ -16,8 +16,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from bridge.cli.check import support_rows
 from bridge.cli.explain import explanation, rule_dict
+from bridge.cli.recipes.support import support_rows
 from bridge.errors import BridgeWarning
 from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.mode import mode_of, scheme_of
@@ -69,7 +69,7 @@ SUPPORT = """# Support matrix
 
 Which recipe runs on which GPU generation. `TE 2.2 CUDA 12.1` are the least versions there; *emulated*
 runs without units for that format, or as another one; *?* is not known. The same table, and a single
-target's column with the reasons: `precision-bridge support-matrix [--target h100,te2.8,cuda12.9]`.
+target's column with the reasons: `precision-bridge recipes --support [--target h100,te2.8,cuda12.9]`.
 """
 GPU_TABLE = """
 ## GPU generations

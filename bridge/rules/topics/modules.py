@@ -167,7 +167,7 @@ RULES = (
         sync="strict",
         when=empty_rows,
         message="{noun} {name} takes no linear layer of this model{reason}",
-        remedies=("use a name that `precision-bridge modules` lists{near}", "drop it"),
+        remedies=("use a name that `precision-bridge plan --modules` lists{near}", "drop it"),
         source=MATCHING,
         explanation="Transformer Engine's linear layers read a per-module recipe. Embeddings, "
         "norms, the router and the output layer do not, and compute in the dtype of the run.",
@@ -322,7 +322,7 @@ RULES = (
         message="is the content of a file of configs and matchers, not its path",
         remedies=(
             "write the content",
-            "show it with `precision-bridge modules --file {run.model.quant_recipe}`",
+            "show it with `precision-bridge plan --modules --file {run.model.quant_recipe}`",
         ),
         source=MATCHING,
     ),

@@ -169,7 +169,7 @@ RULES = (
         message="{run.scheme} needs compute capability {limit}, and the target has {has}",
         remedies=(
             "use newer GPUs",
-            "choose a recipe that they run (`precision-bridge support-matrix`)",
+            "choose a recipe that they run (`precision-bridge recipes --support`)",
         ),
         source="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no "
         "branch for NVFP4, so that one fails later",
@@ -380,7 +380,7 @@ RULES = (
         message="its matrix units multiply {formats}, and {run.scheme} is none of them",
         remedies=(
             "use GPUs that have it",
-            "choose a recipe that they run (`precision-bridge support-matrix`)",
+            "choose a recipe that they run (`precision-bridge recipes --support`)",
         ),
         source="AMD CDNA 3 and CDNA 4 white papers; ROCm/TransformerEngine pull requests 167 "
         "(2025-04-16: FP8 on gfx94x and gfx95x) and 234 (2025-07-18: MXFP8 on gfx950); "

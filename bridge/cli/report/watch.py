@@ -1,31 +1,24 @@
-"""`precision-bridge watch RUN`: a run in progress, over SSH as well as here; it reads the run's files alone."""
+"""`precision-bridge report --watch RUN`: a run in progress, by its files alone, so that SSH is enough."""
 
 import argparse
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from bridge.cli.arguments import add_command, print_json, show
+from bridge.cli.output import print_json, show
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
 
-
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "show a run in progress: step, loss, loss scale, speed, early warnings"
-    epilog = "warnings:\n" + "\n".join(f"  {name:<25} {row.threshold}" for name, row in WARNINGS.items())
-    parser = add_command(commands, "watch", _watch, text, json="print the state once as JSON", epilog=epilog)
-    parser.add_argument("run_folder", metavar="RUN", type=Path, help="folder of the run")
-    parser.add_argument("--once", action="store_true", help="print the state and end")
-    text = "time between two looks (default 2)"
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help=text)
-    text = "leave a warning out; repeatable"
-    parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
+SECONDS = 2.0
+"""Between two looks."""
 
 
-def _watch(chosen: argparse.Namespace) -> int | None:
+def warnings_by_threshold() -> str:
+    """Return the early warnings with their thresholds, as a list for the command's help."""
+    return "warnings:\n" + "\n".join(f"  {name:<25} {row.threshold}" for name, row in WARNINGS.items())
+
+
+def watch_run(chosen: argparse.Namespace) -> int | None:
     """Print the state of the run, on a terminal until it ends or Ctrl-C; exit code 1 where a warning stands then."""
     from rich.console import Console
     from rich.live import Live
@@ -36,9 +29,12 @@ def _watch(chosen: argparse.Namespace) -> int | None:
         if name not in WARNINGS:
             remedy = did_you_mean(close_matches(name, WARNINGS)) or f"Warnings: {', '.join(WARNINGS)}."
             raise RunConfigError.of("--silence", "must be the name of a warning", name, remedy)
-    if not chosen.every > 0:
-        raise RunConfigError.of("--every", "must be more than 0 seconds", chosen.every, "Use 2.")
-    run = RunFolder.of(chosen.run_folder)
+    every = SECONDS if chosen.every is None else chosen.every
+    if not every > 0:
+        raise RunConfigError.of("--every", "must be more than 0 seconds", every, "Use 2.")
+    if len(chosen.runs) > 1:
+        raise RunConfigError.of("--watch", "is about one run", len(chosen.runs), "Give one folder.")
+    run = RunFolder.of(chosen.runs[0])
     warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
     if chosen.json:
         last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
@@ -50,7 +46,7 @@ def _watch(chosen: argparse.Namespace) -> int | None:
     else:
         with Live(watch_view(run, silenced=chosen.silence), auto_refresh=False) as live, suppress(KeyboardInterrupt):
             while not run.has_ended():
-                time.sleep(chosen.every)
+                time.sleep(every)
                 live.update(watch_view(run, silenced=chosen.silence), refresh=True)
         warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
     return 1 if warnings else None

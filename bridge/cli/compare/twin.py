@@ -1,4 +1,4 @@
-"""`precision-bridge twin`: a config that differs in precision fields only, and the proof that it does.
+"""`precision-bridge compare --twin`: a config that differs in precision fields only, and the proof that it does.
 
 A low-precision run is judged by the same run in BF16. The twin has every section of the run as it is, and another
 recipe in the place of `mixed_precision`. Two kinds of values are left out: precision fields that other sections state
@@ -15,7 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, text_of, write_file
+from bridge.cli.output import print_json, text_of, write_file
+from bridge.cli.planned_answer import plan_of
+from bridge.cli.run_arguments import read_run, read_saved
 from bridge.errors import RunConfigError
 from bridge.precision.mode import label_of
 from bridge.precision.statements import recipe_name
@@ -35,29 +37,25 @@ ROUTED = frozenset(
     if route.attribute and (route.rule != "stated" or route.family)
 )
 """Precision fields of other sections: "model.fp8", for example."""
+BASE = "bf16_mixed"
+"""Recipe of a twin."""
 UNPLANNED = "not known, as the model cannot be planned"
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "write the same run in another precision, and prove that it is the same"
-    parser = add_run_command(commands, "twin", _twin, text, json="print the proof as JSON; needs --output")
-    parser.add_argument("--base", default="bf16_mixed", metavar="NAME", help="the twin's recipe (default: bf16_mixed)")
-    parser.add_argument("--output", metavar="FILE", help="where to write it (default: standard output)")
-
-
-def _twin(chosen: argparse.Namespace) -> None:
+def write_twin(chosen: argparse.Namespace) -> None:
+    """Write the twin of a run, and print the proof that it differs in precision fields only."""
     values = read_run(chosen)
-    base = REGISTRY.get(chosen.base)
+    name = chosen.base or BASE
+    base = REGISTRY.get(name)
     if chosen.json and not chosen.output:
         raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
-    text = _text(values, recipe_name(base) or chosen.base)
+    text = _text(values, recipe_name(base) or name)
     if not chosen.output:
         print(text, end="")
         return
     path = Path(chosen.output)
     write_file(path, text, "--output")
-    twin = read_run(chosen, file=str(path))
+    twin = read_saved(chosen, str(path))
     differences = list(_difference(values, twin))
     names = ", ".join(str(row["field"]) for row in differences if not row["precision"])
     if names:

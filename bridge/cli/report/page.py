@@ -1,4 +1,4 @@
-"""`precision-bridge report RUN [RUN ...]`: what happened in some runs, as one HTML file, Markdown or JSON."""
+"""`precision-bridge report RUN [RUN ...]`: some runs as one HTML file, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import text_of, write_file
-from bridge.cli.recipes import field_differences
+from bridge.cli.output import text_of, write_file
+from bridge.cli.recipes.difference import field_differences
 from bridge.errors import BridgeError, RunConfigError
 from bridge.extras import require_extra
 from bridge.precision.mode import mode_of
@@ -23,22 +23,13 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
 
 FORMATS = ("html", "md", "json")
+"""Formats of a report, the usual one first."""
 BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
 """Mode -> the recipe without any scaling scheme, which a recipe of that mode is compared with."""
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "write a report of finished or unfinished runs: verdict, curves, plan and record, sync, findings, memory"
-    parser = commands.add_parser("report", help=text)
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run")
-    text = "file to write (default: report.FORMAT in the first run)"
-    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--format", choices=FORMATS, default="html", help="html needs no network; md is for a comment")
-    parser.set_defaults(run=_report)
-
-
-def _report(chosen: argparse.Namespace) -> None:
+def write_page(chosen: argparse.Namespace) -> None:
+    """Write a report of some runs, and print the files."""
     require_extra("train", "precision-bridge report")
     from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
@@ -52,9 +43,10 @@ def _report(chosen: argparse.Namespace) -> None:
             more = {"plan": planned.plan, "predicted_bytes": planned.memory.ranks[0].bytes_of}
             more["base"] = _base(planned.prediction.precision)
         runs.append(run_content(folder, compared=compared.get(path), **more))
-    out = chosen.out or chosen.runs[0] / f"report.{chosen.format}"
-    texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[chosen.format](runs)}
-    if chosen.format == "html":
+    form = chosen.format or FORMATS[0]
+    out = chosen.out or chosen.runs[0] / f"report.{form}"
+    texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[form](runs)}
+    if form == "html":
         texts[out.with_suffix(".json")] = content_json(runs)
     for file, text in texts.items():
         write_file(file, text, "--out")

@@ -1,4 +1,4 @@
-"""`precision-bridge modules [OVERRIDES]`: the modules that each row of `modules`, or each matcher of a file, takes."""
+"""`precision-bridge plan --modules`: the modules that each row of `modules`, or each matcher of a file, takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, planned_code, print_planned, read_run, show, show_planned, write_file
+from bridge.cli.output import show, write_file
+from bridge.cli.planned_answer import planned_code, print_planned, show_planned
+from bridge.cli.run_arguments import read_run
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
@@ -21,15 +23,6 @@ if TYPE_CHECKING:
     from bridge.rules.rule import RuleFinding
 
 IDS = frozenset(rule.id for rule in module_rules.RULES)
-
-
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "show which modules each row of modules, or each matcher of Megatron's file, takes"
-    parser = add_run_command(commands, "modules", _modules, text)
-    text = "a file for --te-precision-config-file, as it stands, in a run without rows of modules"
-    parser.add_argument("--file", metavar="FILE", help=text)
-    parser.add_argument("--write", metavar="FILE", help="write that file for this run, one per stage where they differ")
 
 
 def _write(plan: PrecisionPlan, path: Path) -> None:
@@ -53,7 +46,7 @@ def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
     raise RunConfigError.of("--write", rule, stage, "Use virtual_pipeline_model_parallel_size=null, or no layers.")
 
 
-def _modules(chosen: argparse.Namespace) -> int:
+def show_modules(chosen: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it; return 2 where the run's check finds an error, else 0."""
     run = read_run(chosen)
     if chosen.file:
