@@ -69,8 +69,7 @@ class Rule(Generic[Run_contra]):
     versions: tuple[VersionRange, ...] = ()
     """Versions it holds for. Where one is not known, the finding says so and is one step milder."""
     when: Callable[[Run_contra], bool | Iterable[Violation]]
-    """Returns the places where a run breaks the rule, none for silence; True: the row's own setting
-    is at fault."""
+    """Returns the places where a run breaks the rule; True: the row's own setting is at fault."""
     message: str
     """The rule as a clause about the setting, without a full stop."""
     remedies: tuple[str, ...]
@@ -85,8 +84,10 @@ class Rule(Generic[Run_contra]):
     def violations(self, run: Run_contra) -> list[Violation]:
         """Return the places where a run breaks the rule."""
         answer = self.when(run)
-        if isinstance(answer, bool):
-            return [Violation()] if answer else []
+        if answer is False:
+            return []
+        if answer is True:
+            return [Violation()]
         return list(answer)
 
 
@@ -172,8 +173,10 @@ def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
             depends.append(versions)
     found = []
     for violation in violations:
-        rests_on = paths if violation.rests_on is None else violation.rests_on
-        unknown = context.unknown_among(rests_on)
+        if violation.rests_on is None:
+            unknown = context.unknown_among(paths)
+        else:
+            unknown = context.unknown_among(violation.rests_on)
         if not unknown:
             found.append(_finding(rule, context, violation, depends))
         elif rule.severity != "info":  # an info that cannot be judged is not worth a line

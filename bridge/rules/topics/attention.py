@@ -58,8 +58,8 @@ RULES = (
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.18"),),
         when=lambda run: run.is_mxfp8 and run.model.fp8_dot_product_attention,
-        message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from "
-        "0.18 on",
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
     ),
@@ -69,8 +69,8 @@ RULES = (
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.17"),),
         when=lambda run: run.is_fp4 and run.model.fp8_dot_product_attention and run.is_nvfp4,
-        message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from "
-        "0.17 on",
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
     ),

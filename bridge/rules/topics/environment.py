@@ -38,14 +38,14 @@ def changed_numbers(run: RuleContext) -> Iterator[Violation]:
     """Yield the variables that change a keyword of the recipe and that no other rule refuses."""
     if not run.is_low:
         return
-    given = concerning(run.scheme, run.environment, attention=False)
+    variables = concerning(run.scheme, run.environment, attention=False)
     refused = set()
-    for row, _ in given:
+    for row, _ in variables:
         if run.scheme in row.refused_by:
             refused.add(row.name)
     if _refuses_fp32_scales(run):
         refused.add(FP32_SCALES)
-    for row, text in given:
+    for row, text in variables:
         if row.keyword and row.is_active(text) is not False and row.name not in refused:
             yield Violation(f"environment.{row.name}")
 
@@ -123,8 +123,8 @@ RULES = (
         message="says another precision than this run's {run.mode}; Megatron does not read it, "
         "other libraries do",
         remedies=("unset it", "make it agree"),
-        source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, "
-        "2024-10-02",
+        source="huggingface/transformers issue 29510; huggingface/accelerate "
+        "issue 3139, 2024-10-02",
         evidence="reported",
     ),
     warning(
@@ -132,8 +132,8 @@ RULES = (
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
         when=overruled_fp8_attention,
-        message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the "
-        "config says",
+        message="replaces the attention's scheme, and F16 turns FP8 attention off, "
+        "whatever the config says",
         remedies=("unset it",),
         source="Transformer Engine 2.20 "
         "pytorch/attention/dot_product_attention/dot_product_attention.py",
@@ -152,8 +152,8 @@ RULES = (
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
         when=changed_numbers,
-        message="gives {run.scheme} scaling other numbers than the config shows, on every rank "
-        "that has it set",
+        message="gives {run.scheme} scaling other numbers than the config shows, on "
+        "every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
     ),

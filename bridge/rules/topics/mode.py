@@ -166,8 +166,8 @@ RULES = (
         message="half-precision weights need the mode switched on, {missing}",
         remedies=("set model.{dtype} and optimizer.{dtype} to True", "choose a recipe"),
         source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, optimizer/__init__.py: "
-        "FP32Optimizer is chosen by optimizer.fp16 and optimizer.bf16, DistributedOptimizer "
-        "before them",
+        "FP32Optimizer is chosen by optimizer.fp16 and optimizer.bf16, "
+        "DistributedOptimizer before them",
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a "
         "BF16 weight (one part in 256 or less), so that it rounds away and the weight never "
         "moves. FP32 master weights keep the sum.",
@@ -233,16 +233,16 @@ RULES = (
         title="stage that receives another dtype than was sent",
         setting="pipeline_dtype",
         when=received_in_another_dtype,
-        message="a pipeline stage receives its input in this dtype, and the stage before it sends "
-        "{sent}",
+        message="a pipeline stage receives its input in this dtype, and the "
+        "stage before it sends {sent}",
         remedies=("state pipeline_dtype='{sent}'",),
         source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
         "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
         explanation="No message says its dtype: over gloo the run goes on with other numbers, "
         "over NCCL it can hang. With FP32 weights under autocast a stage sends autocast's dtype "
         "before megatron-core 0.17 (FP32 where a local layer adds a bias), and FP32 since. "
-        "fp32_residual_connection reaches the next stage since 0.17, where Megatron corrects the "
-        "dtype itself.",
+        "fp32_residual_connection reaches the next stage since 0.17, where Megatron "
+        "corrects the dtype itself.",
     ),
     warning(
         id="PB110",
@@ -272,8 +272,8 @@ RULES = (
         title="batch-invariant mode outside BF16",
         setting="model.batch_invariant_mode",
         when=lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16",
-        message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from "
-        "0.20 on",
+        message="batch-invariant kernels are made for BF16 weights, which "
+        "Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
@@ -293,8 +293,8 @@ RULES = (
         when=lambda run: (
             run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16
         ),
-        message="has no effect: Megatron sets the switch in bf16 runs only, and this one is "
-        "{run.mode}",
+        message="has no effect: Megatron sets the switch in bf16 runs only, "
+        "and this one is {run.mode}",
         remedies=("drop it", "choose a bf16 recipe"),
         source="megatron-core 0.16.1 transformer/transformer_config.py:921",
     ),
@@ -321,8 +321,8 @@ RULES = (
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, "
         "weights and activations too",
         remedies=("{state}", "{confirm}"),
-        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is "
-        "torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
     ),
     contradiction(
         id="PB117",
@@ -331,7 +331,7 @@ RULES = (
         when=only_mode_is_off,
         message="is off, and {name} is {dtype}: without a mode a run is in fp32",
         remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),
-        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is "
-        "torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
     ),
 )

@@ -177,8 +177,8 @@ RULES = (
         title="a choice per module behind an earlier one",
         setting="model.quant_recipe",
         when=hidden_rows,
-        message="{noun} {name} decides for no module: each that it selects is taken before, by "
-        "{noun} {by}",
+        message="{noun} {name} decides for no module: each that it selects is "
+        "taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
         source=MATCHING,
     ),
@@ -211,8 +211,8 @@ RULES = (
         sync="reported",
         when=chunks_with_recipes_of_their_own,
         message="the {chunks} chunks of stage {stages} need different recipes, and Megatron gives "
-        "all chunks of a stage one: a trainer that does not hand each chunk its own stops when it "
-        "builds the model",
+        "all chunks of a stage one: a trainer that does not hand each chunk its own stops "
+        "when it builds the model",
         remedies=(
             "train with scripts/train.py, which does",
             "build each chunk with model.quant_recipe.of_chunk(number)",
@@ -290,8 +290,8 @@ RULES = (
         title="scheme of a module that the GPU does not run",
         setting="model.quant_recipe",
         when=schemes_beyond_the_gpu,
-        message="{value} of single modules needs compute capability {needs}, and the target has "
-        "{has}",
+        message="{value} of single modules needs compute capability {needs}, "
+        "and the target has {has}",
         remedies=("choose another scheme for them", "use other GPUs"),
         source="Transformer Engine 2.20 pytorch/quantization.py",
     ),
@@ -333,8 +333,8 @@ RULES = (
         when=missing_factories,
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
-        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the "
-        "model is built",
+        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports "
+        "it when the model is built",
     ),
     error(
         id="PB296",
@@ -352,8 +352,8 @@ RULES = (
         title="no module left in low precision",
         setting="modules",
         when=no_module_left,
-        message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in "
-        "{run.mode}",
+        message="no linear layer is left in {run.scheme}: the {noun}s keep "
+        "all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.plan.precision_plan, 2026-11",
     ),

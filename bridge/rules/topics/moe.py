@@ -167,8 +167,8 @@ RULES = (
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
         when=lambda run: run.has_experts and run.model.moe_router_padding_for_fp8,
-        message="is the old name of moe_router_padding_for_quantization, which Megatron sets from "
-        "it",
+        message="is the old name of moe_router_padding_for_quantization, "
+        "which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
     ),
@@ -179,8 +179,8 @@ RULES = (
         when=lambda run: (
             run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
         ),
-        message="the router's probabilities are computed in {run.mode}; FP32 is what most large "
-        "runs use",
+        message="the router's probabilities are computed in {run.mode}; FP32 is "
+        "what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; "
         "pytorch/torchtitan issue 2389, 2026-02",
@@ -310,8 +310,8 @@ RULES = (
             and run.mcore is not None
         ),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the "
-        "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it by expert "
-        "without looking",
+        "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it "
+        "by expert without looking",
         remedies=(
             "use megatron-core 0.19",
             "use Transformer Engine 2.17",
@@ -330,8 +330,8 @@ RULES = (
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron "
         "takes one of them for the moe_flex_dispatcher_num_sms that is not set",
         remedies=("set moe_flex_dispatcher_num_sms alone",),
-        source="megatron-core main of 2026-08-22 transformer/transformer_config.py:1806 "
-        "__post_init__",
+        source="megatron-core main of 2026-08-22 "
+        "transformer/transformer_config.py:1806 __post_init__",
     ),
     error(
         id="PB438",
@@ -356,8 +356,8 @@ RULES = (
         "over gloo, whose first gradient norm was 8.143, and 8.276 in one process",
         explanation="Without expert parallelism Megatron reduces the experts' gradients with "
         "those of the dense layers, over the data-parallel ranks. Experts that tensor parallelism "
-        "does not split have copies on the tensor-parallel ranks too, which see other tokens each "
-        "and drift apart.",
+        "does not split have copies on the tensor-parallel ranks too, which see other "
+        "tokens each and drift apart.",
     ),
     warning(
         id="PB439",

@@ -244,8 +244,8 @@ RULES = (
         remedies=(
             "write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",
         ),
-        source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, "
-        "2026-07-20",
+        source="huggingface/accelerate issue 1386, 2023-05-04; "
+        "AMD-AGI/Primus issue 886, 2026-07-20",
         evidence="reported",
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a "
         "string; a quoted "
@@ -257,8 +257,8 @@ RULES = (
         title="misspelt field",
         setting="model",
         when=misspelt_fields,
-        message="there is no such field: an unknown key is dropped, or lands where nothing reads "
-        "it",
+        message="there is no such field: an unknown key is dropped, or "
+        "lands where nothing reads it",
         remedies=("{hint}",),
         source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); "
         "NVIDIA-NeMo/Megatron-Bridge issue 2957, 2026-03-23",
@@ -290,8 +290,8 @@ RULES = (
         title="recipe's name says something else",
         setting="fp8_recipe",
         when=misnamed_recipe,
-        message="the recipe is called {name}, which promises {promised}, and its values are "
-        "{actual}",
+        message="the recipe is called {name}, which promises {promised}, "
+        "and its values are {actual}",
         remedies=(
             "choose the recipe whose name says it",
             "give the changed recipe a name of its own",
@@ -351,8 +351,8 @@ RULES = (
         title="field that no config has",
         setting="mixed_precision",
         when=fields_of_no_config,
-        message="no config that the recipe is written into has a field of this name, so it "
-        "changes nothing",
+        message="no config that the recipe is written into has a field of this "
+        "name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),
         source="this project: bridge.sync.prediction",
     ),

@@ -251,8 +251,8 @@ RULES = (
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
         when=gathering_inside_the_step,
-        message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline "
-        "stages",
+        message="needs the distributed optimizer, overlap_param_gather and "
+        "interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
         source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which "
         f"gathers "
@@ -319,8 +319,8 @@ RULES = (
         "keeps FP32 masters and FP32 moments, on the host and on the GPU",
         remedies=("set it to fp32, which says the same", "set optimizer_cpu_offload=False"),
         source="megatron-core 0.16.1 optimizer/__init__.py:336-346, and the same in 0.17.1, "
-        "0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22; radixark/Megatron-LM pull request 67 "
-        "measured it",
+        "0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22; radixark/Megatron-LM "
+        "pull request 67 measured it",
     ),
     sync_warning(
         id="PB360",

@@ -211,8 +211,8 @@ RULES = (
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
         when=sharded_without_fp4_weights,
-        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be "
-        "stored in it",
+        message="weights sharded for tensor parallelism are gathered in FP4, so "
+        "they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
@@ -247,8 +247,8 @@ RULES = (
             and run.parallel.pipeline == 2
         ),
         message="two interleaved pipeline stages send activations and gradients between the same "
-        "two ranks in one batch, where they are taken for each other: the run goes on, and does "
-        "not learn",
+        "two ranks in one batch, where they are taken for each other: the run "
+        "goes on, and does not learn",
         remedies=(
             "set overlap_p2p_comm=True and batch_p2p_comm=False",
             "use more than two stages",
@@ -284,16 +284,16 @@ RULES = (
         when=two_lengths,
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
-        source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and "
-        "data",
+        source="Megatron-LM training/arguments.py, main of 2026-08-22: one "
+        "length for model and data",
     ),
     error(
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
         when=two_lengths_in_megatron_bridge,
-        message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the "
-        "run starts",
+        message="must be model.seq_length, which is {length}: Megatron Bridge "
+        "asserts it when the run starts",
         remedies=("give both the same value",),
         source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
     ),
@@ -318,8 +318,8 @@ RULES = (
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
         when=unsplittable_layers,
-        message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it "
-        "can be",
+        message="{rule}, which Megatron Core asserts; plan and memory count a "
+        "split as even as it can be",
         remedies=(
             "change the number of layers or of stages",
             "say how many the first and the last stage have",

@@ -21,10 +21,10 @@ def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
     if run.optimizer.main_grads_dtype != "fp32":
         return
     ddp = run.sections["ddp"]
-    held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
+    origin = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
-        held = "is stated as False"
-    yield Violation(held=held)
+        origin = "is stated as False"
+    yield Violation(origin=origin)
 
 
 def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
@@ -57,7 +57,7 @@ RULES = (
         title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
         when=gradients_summed_in_bf16,
-        message="{held}: gradients are accumulated over micro-batches and ranks in BF16",
+        message="{origin}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=(
             "set it to True",
             "choose a recipe: the bf16 ones state True",
@@ -116,11 +116,11 @@ RULES = (
             and bool(run.ddp.param_name_patterns_for_fp32_local_accumulation)
             and run.ddp.grad_reduce_in_fp32
         ),
-        message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for "
-        "all of them",
+        message="chooses parameters to accumulate in FP32 where "
+        "grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
-        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an "
-        "assertion",
+        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: "
+        "an assertion",
     ),
     no_effect(
         id="PB366",

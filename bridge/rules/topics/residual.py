@@ -67,8 +67,8 @@ RULES = (
         "models/common/embeddings/language_model_embedding.py, extensions/transformer_engine.py "
         "TELayerNormColumnParallelLinear.forward; fixed in Megatron-LM main of 2026-08-22; "
         "Transformer Engine 2.7 to 2.20 pytorch/module/base.py set_activation_dtype (a TypeError "
-        "since 2.14, an AssertionError before); executed with 2.20.2 on a CPU; NVIDIA/Megatron-LM "
-        "issue 1402",
+        "since 2.14, an AssertionError before); executed with 2.20.2 on a CPU; "
+        "NVIDIA/Megatron-LM issue 1402",
     ),
     warning(
         id="PB153",
@@ -91,8 +91,8 @@ RULES = (
         message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed "
         "in the dtype of the activations: Megatron refuses it when the config is made",
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 "
-        "__post_init__",
+        source="Megatron-LM main of 2026-08-22 "
+        "transformer/transformer_config.py:2103 __post_init__",
     ),
     warning(
         id="PB157",
@@ -108,7 +108,7 @@ RULES = (
         "stream is cast before each captured layer",
         remedies=("set model.cuda_graph_impl=none", "set fp32_residual_connection=False"),
         source="megatron-core 0.17.1, 0.19.2 and Megatron-LM main of 2026-08-22 "
-        "transformer/module.py get_layer_static_inputs; NVIDIA/Megatron-LM pull request 6508, "
-        "2026-08-13",
+        "transformer/module.py get_layer_static_inputs; NVIDIA/Megatron-LM pull "
+        "request 6508, 2026-08-13",
     ),
 )

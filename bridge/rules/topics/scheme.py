@@ -223,8 +223,8 @@ RULES = (
         title="format under blockwise scaling",
         setting="fp8",
         when=lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3"),
-        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open "
-        "question",
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise "
+        "scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its "
         "followers train in e4m3",
@@ -246,8 +246,8 @@ RULES = (
         when=lambda run: run.is_custom and run.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 "
-        "CustomRecipe",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
+        "Engine 2.20 CustomRecipe",
     ),
     no_effect(
         id="PB210",
@@ -265,8 +265,8 @@ RULES = (
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
         when=lambda run: run.is_fp8 and run.model.fp8_wgrad is False,
-        message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 "
-        "too",
+        message="has no effect: Transformer Engine 2.0 and later run the "
+        "weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 "
         "extensions/transformer_engine.py",
@@ -389,8 +389,8 @@ DELAYED_RULES = (
         title="first step without a scale",
         setting="model.fp8_param",
         when=lambda run: run.is_delayed and run.model.fp8_param,
-        message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast "
-        "with it",
+        message="delayed scaling begins with scale 1, and weights stored in "
+        "FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
     ),

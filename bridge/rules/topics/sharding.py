@@ -156,8 +156,8 @@ RULES = (
         title="FSDP2 turns FP8 weights off",
         setting="fp8_param_gather",
         when=lambda run: run.gathers_fp8 and run.ddp.use_torch_fsdp2,
-        message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and "
-        "later",
+        message="Megatron-LM sets it to False under torch FSDP2 with "
+        "Transformer Engine 2.0 and later",
         remedies=(
             "use the distributed optimizer instead",
             "set fp8_param_gather=False, as it will be",
@@ -178,8 +178,8 @@ RULES = (
         title="Megatron-FSDP turns the shared buffer off",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         when=buffer_under_megatron_fsdp,
-        message="has no effect: Megatron-FSDP does not implement it, and it is turned off before "
-        "a run",
+        message="has no effect: Megatron-FSDP does not implement it, and it "
+        "is turned off before a run",
         remedies=(
             "set it to False, as runtime_config_update does",
             "use the distributed optimizer",
@@ -302,8 +302,8 @@ RULES = (
             and not run.ddp.megatron_fsdp_use_decoupled_grad
         ),
         message="must be on under the precision-aware optimizer: FusedAdam reads "
-        "param.decoupled_grad, the gradient is in param.grad, and the step changes nothing "
-        "without a word",
+        "param.decoupled_grad, the gradient is in param.grad, and the step "
+        "changes nothing without a word",
         remedies=(
             "set ddp.megatron_fsdp_use_decoupled_grad=True",
             "set optimizer.use_precision_aware_optimizer=False",
@@ -320,8 +320,8 @@ RULES = (
         setting="model.expert_model_parallel_size",
         when=lone_experts,
         message="leaves one data-parallel rank to each expert, whose gradient buffer is not "
-        "sharded then: Megatron-FSDP {effect} in each micro-batch of a step, and expert gradients "
-        "are wrong",
+        "sharded then: Megatron-FSDP {effect} in each micro-batch of a step, and "
+        "expert gradients are wrong",
         remedies=("set model.expert_model_parallel_size={fewer}", "use the distributed optimizer"),
         source="NVIDIA/Megatron-LM issue 6660, 2026-08-19; megatron-core 0.16.1, 0.17.1, 0.18.2, "
         "0.19.2 and main of 2026-08-22, "

@@ -182,8 +182,8 @@ RULES = (
             "store them in FP8 (fp8_param_gather=True)",
             "count it with `precision-bridge memory`",
         ),
-        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 "
-        "(2024-10-16)",
+        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to "
+        "2026-01-15) and 1261 (2024-10-16)",
         evidence="reported",
     ),
     warning(
@@ -203,8 +203,8 @@ RULES = (
             "use BF16",
             "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False",
         ),
-        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a "
-        "run",
+        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured "
+        "on a run",
     ),
     error(
         id="PB308",
@@ -215,8 +215,8 @@ RULES = (
         "nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py:836-853, "
-        "optimizer/distrib_optimizer.py:385; measured on a run with Transformer Engine 2.20.2 on "
-        "a CPU",
+        "optimizer/distrib_optimizer.py:385; measured on a run with "
+        "Transformer Engine 2.20.2 on a CPU",
         explanation="Transformer Engine keeps a stored weight's first value for the master when "
         "it makes the weight. Megatron initialises the weight on the CPU after that.",
     ),
@@ -254,8 +254,8 @@ RULES = (
         message="under overlap_param_gather the training loop has to copy the master weights into "
         "the shared buffer before each step, or the loss stays where it was, without an error",
         remedies=(
-            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop "
-            "of your own",
+            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() "
+            "in a loop of your own",
         ),
         source="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; "
         "Megatron-LM main of 2026-08-22 training/training.py train_step; measured on a run",

@@ -156,8 +156,8 @@ RULES = (
         title="no target declared",
         setting="target",
         when=lambda run: run.is_low and run.target.gpu is None,
-        message="whether a GPU, its CUDA and its Transformer Engine run {run.scheme} was not "
-        "checked",
+        message="whether a GPU, its CUDA and its Transformer Engine run "
+        "{run.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, for example",),
         source="this check",
     ),
@@ -179,11 +179,11 @@ RULES = (
         title="GPU too new for the scheme",
         setting="target.gpu",
         when=gpu_too_new,
-        message="Transformer Engine runs {run.scheme} below compute capability {limit}, and the "
-        "target has {has}",
+        message="Transformer Engine runs {run.scheme} below compute capability {limit}, "
+        "and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
-        source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, "
-        "2026-04-07",
+        source="Transformer Engine 2.20 pytorch/quantization.py; "
+        "NVIDIA/Megatron-LM issue 4175, 2026-04-07",
     ),
     error(
         id="PB604",
@@ -270,8 +270,8 @@ RULES = (
         title="emulated low precision",
         setting="target.gpu",
         when=lambda run: run.is_low and run.is_emulated and run.backend != "te",
-        message="nothing there runs {run.scheme} natively: the values can be emulated, the speed "
-        "cannot",
+        message="nothing there runs {run.scheme} natively: the values can be "
+        "emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.runtime.numerics",
     ),
@@ -325,8 +325,8 @@ RULES = (
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
         when=lambda run: run.is_custom and run.is_emulated,
-        message="a custom factory makes Transformer Engine's objects, which the emulated backend "
-        "has not",
+        message="a custom factory makes Transformer Engine's objects, which the "
+        "emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
         source="this project: bridge.runtime.megatron.emulation.linear",
     ),
