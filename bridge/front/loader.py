@@ -28,7 +28,7 @@ from bridge.read.keys import MADE_BY, PRECISION, SECTIONS
 from bridge.read.kinds import FILES, file_in, refuse_without_sizes
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
-from bridge.rules.near_names import nearest_fields
+from bridge.rules.facts.near_names import nearest_fields
 from bridge.target.fields import NAMES
 from bridge.target.target import target_of
 

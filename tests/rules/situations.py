@@ -12,9 +12,11 @@ def run_of(said: dict[str, Any]) -> Run:
     """The run that a row of a topic in `cases` describes."""
     said = dict(said)
     target = said.pop("target", None)
-    program = Program(
-        **{name: said.pop(name) for name in ("is_own", "is_bridge", "is_resumed", "refused") if name in said}
-    )
+    known = {}
+    for name in ("is_own", "is_bridge", "is_resumed", "refused"):
+        if name in said:
+            known[name] = said.pop(name)
+    program = Program(**known)
     backend = said.pop("backend", None)
     if backend is not None:
         said["precision_backend"] = backend
