@@ -26,7 +26,6 @@ from bridge.cli.several import (
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from bridge.front.several import FileRun
     from bridge.preflight.check import Report
     from bridge.preflight.run import Run
     from bridge.report.findings import Line
@@ -105,9 +104,9 @@ def _check_several(chosen: argparse.Namespace, paths: Sequence[str], silenced: d
 
     from bridge.preflight.check import check
 
-    def answer_of(found: FileRun, run: Run) -> RunAnswer:
+    def answer_of(run: Run) -> RunAnswer:
         report = check(run, silenced=silenced, backend=chosen.backend)
-        checked.append((_relative(Path(found.file)), report))
+        checked.append((_relative(Path(run.name)), report))
         content = {**precision_dict(report.context), **findings_dict(report, strict=chosen.strict)}
         text = f"{precision_text(report.context)}; {brief_line(report)}"
         return RunAnswer(text=text, content=content, code=report.exit_code(strict=chosen.strict))

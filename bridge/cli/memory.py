@@ -24,7 +24,6 @@ from bridge.cli.several import (
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from bridge.front.several import FileRun
     from bridge.plan.run import PlannedRun
     from bridge.preflight.run import Run
     from bridge.sync.prediction import Prediction
@@ -50,7 +49,7 @@ def run(chosen: argparse.Namespace) -> int:
     return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
 
 
-def _brief(_found: FileRun, values: Run) -> RunAnswer:
+def _brief(values: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
     from bridge.front.loader import require_strict
     from bridge.preflight.check import report_of

@@ -59,20 +59,18 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
     return files
 
 
-def _is_folder_of_several(path: str) -> bool:
+def _is_folder_of_several(given: str) -> bool:
     """Return whether a path is a folder that does not hold the file of its run."""
-    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-        return False
-    from pathlib import Path
-
+    from bridge.front.loader import place_of
     from bridge.read.kinds import file_in
 
-    return file_in(Path(path)) == Path(path)
+    path = place_of(given)
+    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        return False
+    return file_in(path) == path
 
 
-def answer_several(
-    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[FileRun, Run], RunAnswer]
-) -> int:
+def answer_several(chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]) -> int:
     """Print a line for each run of some files and folders, or all of them as one JSON document.
 
     Returns:
@@ -110,12 +108,12 @@ def _read(chosen: argparse.Namespace, file: str, number: int | None) -> Run:
     return read_file(chosen, file, strict=False, number=number)
 
 
-def _answer(found: FileRun, answer_of: Callable[[FileRun, Run], RunAnswer]) -> RunAnswer:
+def _answer(found: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
     """Return the answer about a run, or why there is none."""
     refusal = found.refusal
     if found.values is not None:
         try:
-            return answer_of(found, found.values)
+            return answer_of(found.values)
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())

@@ -241,13 +241,19 @@ def config_folder(given: Path | str | None = None) -> Path:
     raise RunConfigError.of("--config-path", "there is no such folder", str(given), hint, matches)
 
 
+def place_of(given: Path | str) -> Path:
+    """Return the path of a file or folder, which is looked up here, then in the repository."""
+    path, shipped = Path(given), shipped_folder().parent / given
+    if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110  there is no path that is too long
+        return shipped
+    return path
+
+
 def _file(given: Path | str) -> Path:
     if not str(given).isprintable():
         rule, remedy = "must be a path of printable characters", "Rename the file."
         raise RunConfigError.of("--config", rule, str(given), remedy)
-    path, shipped = Path(given), shipped_folder().parent / given
-    if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110  as above
-        path = shipped
+    path = place_of(given)
     if not os.path.isdir(path):  # noqa: PTH112  as above
         return path
     found = file_in(path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError, MissingExtraError, RunConfigError, UnreadFileError
+from bridge.front.loader import place_of
 from bridge.preflight.run import Run
 from bridge.read.kinds import file_in
 
@@ -73,12 +74,13 @@ def files_of(paths: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for path in paths:
-        if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-            files = files_in(Path(path))
+        place = place_of(path)
+        if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+            files = files_in(place)
             if not files:
                 raise RunConfigError(f"{path}: holds no file of a run ({', '.join(SUFFIXES)}). Give another folder.")
             found.update(dict.fromkeys(map(str, files)))
-        elif not os.path.exists(path):  # noqa: PTH110  as above
+        elif not os.path.exists(place):  # noqa: PTH110  as above
             raise RunConfigError(f"{path}: there is no such file or folder. Give the path of one.")
         else:
             found[path] = None

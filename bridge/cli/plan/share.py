@@ -10,7 +10,6 @@ from bridge.cli.planned_answer import plan_of, planned_code
 from bridge.cli.several import RunAnswer, answer_several, precision_dict, precision_text
 
 if TYPE_CHECKING:
-    from bridge.front.several import FileRun
     from bridge.preflight.run import Run
 
 
@@ -19,7 +18,7 @@ def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
     return answer_several(chosen, paths, _share)
 
 
-def _share(_found: FileRun, run: Run) -> RunAnswer:
+def _share(run: Run) -> RunAnswer:
     """Return how many linear layers of a run compute in each scaling scheme."""
     from bridge.front.loader import require_strict
     from bridge.preflight.check import report_of
