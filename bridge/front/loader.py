@@ -115,6 +115,7 @@ class RunValues:
             target=target_of(self.target),
             unplanned=reading.unplanned,
             uncounted=reading.uncounted,
+            environment=reading.environment,
         )
 
     @cached_property

@@ -96,7 +96,7 @@ class Setup(RuleContext):
             precision = self._stated(precision)
         if not isinstance(precision, Prediction):
             config = get_mixed_precision_config(precision) if precision is not None else None
-            precision = predict(config, sections, target=target)
+            precision = predict(config, sections, target=target, environment=environment)
         self.prediction = run = precision
         self.sections = run.sections
         self.malformed += [one for section in run.sections.values() for one in section.malformed]
