@@ -99,6 +99,8 @@ def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow
     for row in rows:
         if _scheme_of(module, gemm) == "custom" and row.scheme != "none":
             continue  # the factory decides the formats
+        if module.scheme == "custom" and row.scheme == "custom":
+            continue  # quantizers written in Python, whose formats the record does not see
         if row.formats != expected["formats"]:
             cause = _cause(layer, module, row)
             yield Mismatch(column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at)

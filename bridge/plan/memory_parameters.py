@@ -50,7 +50,7 @@ def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
 def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -> int:
     """Return the bytes of the copies of a weight of two formats; `high` are the bytes of an element of the weight.
 
-    A copy in high precision is the weight itself, or a tensor of its own where a quantizer makes it from the other copy.
+    A copy in high precision is the weight itself, or a tensor of its own where a quantizer makes it from the other one.
     """
     row, column = copies.weight.row, copies.weight.column
     total = 0.0

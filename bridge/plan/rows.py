@@ -22,7 +22,8 @@ class PlanRow:
     """Formats that are multiplied, or that the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ...; of a tensor
     whose row-wise and column-wise copy differ "e4m3 / bf16"."""
     scale: str = ""
-    """Elements that share one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy; none: no scale."""
+    """Elements that share one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy; none: no scale.
+    What else is done to the copies follows, as "hadamard"."""
     accumulate: str = ""
     """Accumulator of the products; "fp32 fast" is Hopper's short accumulator."""
     storage: str = ""

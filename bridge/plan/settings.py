@@ -301,7 +301,7 @@ def _factory_notes(run: Prediction, scheme: str | None, mode: str) -> list[str]:
         shipped = shipped_factory(path)
         if shipped is None:
             notes.append(
-                f'{path} is code that is not read: which quantizers it makes cannot be known, so its GEMMs are "custom".'
+                f"{path} is code that is not read: which quantizers it makes cannot be known, so its GEMMs are custom."
             )
         elif shipped.quantises_attention:
             notes.append(

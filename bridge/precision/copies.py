@@ -118,7 +118,7 @@ def copies_of(scheme: Scheme, format_: str) -> Copies:
         row = Copy(scheme=scheme.name, format=element, tile=operand.row, stochastic=operand.stochastic)
         column = replace(row, tile=operand.column, hadamard=operand.hadamard)
         pairs[operand.name] = Pair(row=row, column=column)
-    return Copies(**pairs)
+    return Copies(input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"])
 
 
 def with_backward(copies: Copies, override: str | None) -> Copies:
@@ -143,22 +143,26 @@ def with_nvfp4_options(copies: Copies, options: Mapping[str, object]) -> Copies:
     Source: Transformer Engine 2.20.2 common/recipe/__init__.py, pytorch/quantization.py NVFP4BlockScalingRecipeState.
     """
     pairs = {name: copies.of(name) for name in ("input", "weight", "grad_output")}
-    if options.get("disable_rht"):
-        pairs = {name: _both(pair, hadamard=False) for name, pair in pairs.items()}
-    if options.get("disable_stochastic_rounding"):
-        pairs = {name: _both(pair, stochastic=False) for name, pair in pairs.items()}
+    for name, pair in pairs.items():
+        row, column = pair.row, pair.column
+        if options.get("disable_rht"):
+            column = replace(column, hadamard=False)
+        if options.get("disable_stochastic_rounding"):
+            row, column = replace(row, stochastic=False), replace(column, stochastic=False)
+        pairs[name] = Pair(row=row, column=column)
     if options.get("disable_2d_quantization"):
         row, column = pairs["weight"].row, pairs["weight"].column
         pairs["weight"] = Pair(row=replace(row, tile=(1, 16)), column=replace(column, tile=(16, 1)))
     scope = options.get("nvfp4_4over6", "none")
     if scope in ("all", "activations"):
-        pairs["input"] = _both(pairs["input"], is_four_over_six=True)
+        pairs["input"] = _four_over_six(pairs["input"])
     if scope in ("all", "weights"):
-        pairs["weight"] = _both(pairs["weight"], is_four_over_six=True)
+        pairs["weight"] = _four_over_six(pairs["weight"])
     if options.get("row_scaled_activation"):
         pairs["input"] = replace(pairs["input"], row=replace(pairs["input"].row, is_row_scaled=True))
-    return replace(copies, **pairs)
+    return replace(copies, input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"])
 
 
-def _both(pair: Pair, **changes: bool) -> Pair:
-    return Pair(row=replace(pair.row, **changes), column=replace(pair.column, **changes))
+def _four_over_six(pair: Pair) -> Pair:
+    row, column = replace(pair.row, is_four_over_six=True), replace(pair.column, is_four_over_six=True)
+    return Pair(row=row, column=column)

@@ -124,9 +124,7 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
         kept=_kept(run, small),
         layers=small.shape.num_layers,
         small=small,
-        launches=tuple(
-            _launched(small, launch, release, run.reading.environment) for launch in answer["launches"]
-        ),
+        launches=tuple(_launched(small, launch, release, run.reading.environment) for launch in answer["launches"]),
         left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
         unknown=_unknown(target if run.target else replace(target, mcore=None), versions, small, answer),
     )
@@ -210,9 +208,7 @@ def _answer(run: RunValues, small: SmallRun, backend: str, release: Release) -> 
         return answer
 
 
-def _launched(
-    small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]
-) -> Launched:
+def _launched(small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]) -> Launched:
     one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
@@ -257,8 +253,14 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
 def _plan(small: SmallRun, one: Round, release: Release, environment: Mapping[str, str]) -> PrecisionPlan:
     precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
     model = {**small.sections["model"], **one.fields()}
-    owners = {"optimizer": small.sections["optimizer"], "ddp": small.sections["ddp"]}
-    return precision_plan(precision, model, **owners, mcore=release.version, environment=environment)
+    return precision_plan(
+        precision,
+        model,
+        optimizer=small.sections["optimizer"],
+        ddp=small.sections["ddp"],
+        mcore=release.version,
+        environment=environment,
+    )
 
 
 def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:

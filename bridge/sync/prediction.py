@@ -15,8 +15,9 @@ in one of optimizer and DDP is on in both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,7 @@ class Prediction:
     """Why the run has no plan, as a sentence, where a source of its layers or of their precision is not read."""
     uncounted: tuple[str, ...] = ()
     """Options of the run that may bear on its layout, its layers or its bytes and are not read."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of the run, as far as they are known."""
 
     def under(self, precision: PrecisionConfig | None) -> Prediction:

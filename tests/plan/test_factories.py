@@ -33,9 +33,7 @@ FORMATS = {
 
 
 def custom(factory, **fields):
-    return MixedPrecisionConfig(
-        bf16=True, fp8="hybrid", fp8_recipe="custom", fp8_quantizer_factory=factory, **fields
-    )
+    return MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="custom", fp8_quantizer_factory=factory, **fields)
 
 
 def formats_of(plan, module="linear_fc1"):
@@ -88,7 +86,8 @@ def test_the_factory_of_a_team_stays_custom_with_the_reason():
     plan = precision_plan(custom("team.quantizers.make"), DENSE)
     assert formats_of(plan) == ("custom", "custom", "custom")
     assert plan.settings.notes == (
-        'team.quantizers.make is code that is not read: which quantizers it makes cannot be known, so its GEMMs are "custom".',
+        "team.quantizers.make is code that is not read: which quantizers it makes cannot be known, so its GEMMs are "
+        "custom.",
     )
     assert precision_plan(custom(f"{SHIPPED}.mxfp8_factory"), DENSE).settings.notes == ()
 
