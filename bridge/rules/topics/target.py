@@ -246,7 +246,7 @@ RULES = (
         setting="fp8_recipe",
         when=all_of("scheme is custom", "not calls_te"),
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
-        remedies=("choose a named scheme", "set precision_backend=te_cpu", "run this where Transformer Engine works"),
+        remedies=("choose a named scheme", "choose the backend te_cpu", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
     ),
     warning(
