@@ -18,7 +18,14 @@ import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
 from bridge.front.decode import decoded_sections, refuse_impossible_sizes
 from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
-from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.front.files.reading import (
+    MEGATRON_BRIDGE,
+    MEGATRON_LM,
+    OF_DETERMINISM,
+    SETS_VARIABLES,
+    FileReading,
+    RunChoice,
+)
 from bridge.front.problems import (
     MADE_BY,
     NOT_KNOWN,
@@ -39,8 +46,9 @@ from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
 from bridge.rules.reads import reads
 from bridge.rules.section import ROLES, read_section
-from bridge.rules.target import target_of
+from bridge.rules.target import Target, target_of
 from bridge.rules.topics.names import nearest_fields
+from bridge.rules.versions import at_least
 from bridge.sync.prediction import Prediction, predict
 
 if TYPE_CHECKING:
@@ -137,7 +145,7 @@ class RunValues:
             prediction=prediction,
             origins=self.origin_of,
             choice=self.choice,
-            environment=self.reading.environment,
+            environment=self._environment(prediction.target),
             is_bridge=self.reading.framework == MEGATRON_BRIDGE,
             weaknesses=self.weakness if self.has_weaknesses else None,
             mode_decided_by=self.reading.mode_decided_by,
@@ -145,6 +153,14 @@ class RunValues:
             refused=self.reading.refused,
             **options,
         )
+
+    def _environment(self, target: Target) -> Mapping[str, str]:
+        """Return the environment of the run, with the variables that Megatron-LM sets at the start where none are."""
+        stated = self.reading.environment
+        sets_them = self.reading.framework == MEGATRON_LM and at_least(target.mcore, SETS_VARIABLES) is not False
+        if stated and sets_them and self.model.get("deterministic_mode"):
+            return {**OF_DETERMINISM, **stated}
+        return stated
 
     @property
     def has_weaknesses(self) -> bool:
