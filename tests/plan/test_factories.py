@@ -2,14 +2,14 @@
 
 import pytest
 
-from bridge.audit.compare import compare
-from bridge.audit.record import GemmRow, Record
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.factories import FACTORIES
 from bridge.registry.config import MixedPrecisionConfig
-from tests.plan.test_shape import DENSE
+from bridge.runtime.audit.compare import compare
+from bridge.runtime.audit.record import GemmRow, Record
+from tests.model.test_shape import DENSE
 
 ZOO = "transformer_engine.pytorch.custom_recipes.quantizer_factory_zoo"
 SHIPPED = "transformer_engine.pytorch.custom_recipes.quantizer_factories"
