@@ -23,7 +23,7 @@ from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.schemes import SCHEMES
 from bridge.preflight.auto import matrix
-from bridge.read.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.read.megatron_bridge import start as megatron_bridge_start
 from bridge.read.megatron_lm import start as megatron_lm_start
 from bridge.registry.registry import REGISTRY, Recipe, Registry

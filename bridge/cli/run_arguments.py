@@ -15,7 +15,7 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
-    from bridge.read.file_reading import RunChoice
+    from bridge.preflight.file_reading import RunChoice
 
 SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm", ".pt", ".txt", ".log")
 """Ends of a word that is a file's name, also where no such file is there."""
@@ -155,7 +155,7 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
 
 def _overrides(chosen: argparse.Namespace, recipe: str | None) -> list[str]:
     """Return the overrides of a command line in Hydra's words, with another recipe where there is one."""
-    from bridge.read.problems import KEYS
+    from bridge.read.keys import KEYS
 
     words = []
     for word in RunWords.of(chosen).overrides:
@@ -183,7 +183,7 @@ def _run_choice(chosen: argparse.Namespace, file: str | None, number: int | None
         number = chosen.number
     if number is None and not chosen.context:
         return None
-    from bridge.read.file_reading import RunChoice
+    from bridge.preflight.file_reading import RunChoice
     from bridge.read.megatron_lm.importer import variables_of  # few command lines have any
 
     if file is None:

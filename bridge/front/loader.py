@@ -22,8 +22,7 @@ from bridge.model.section import ROLES, read_section
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import check_value, field_names, mark_recipe, recipe_name, stated_values, with_only
 from bridge.preflight.check import Report, check_run, resolve_precision, section_of
-from bridge.preflight.silence import refuse_unknown
-from bridge.read.file_reading import (
+from bridge.preflight.file_reading import (
     MEGATRON_BRIDGE,
     MEGATRON_LM,
     OF_DETERMINISM,
@@ -31,19 +30,12 @@ from bridge.read.file_reading import (
     FileReading,
     RunChoice,
 )
+from bridge.preflight.origins import NOT_KNOWN, Layer, Origins, leaves
+from bridge.preflight.problems import Problems
+from bridge.preflight.silence import refuse_unknown
+from bridge.read.given_run import GivenRun
+from bridge.read.keys import MADE_BY, PRECISION, RUN_KEYS, SECTIONS
 from bridge.read.kinds import FILES, file_in, refuse_without_sizes
-from bridge.read.problems import (
-    MADE_BY,
-    NOT_KNOWN,
-    PRECISION,
-    RUN_KEYS,
-    SECTIONS,
-    GivenRun,
-    Layer,
-    Origins,
-    Problems,
-    leaves,
-)
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.near_names import nearest_fields

@@ -262,9 +262,7 @@ class Setup(RunContext):
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
 
 
-def _stated(
-    given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
-) -> MixedPrecisionConfig:
+def _stated(given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]) -> MixedPrecisionConfig:
     """Return the config of plain fields; keys that are none, and values of a wrong type, are added to the two."""
     stated: dict[str, Any] = {}
     for name, value in given.items():

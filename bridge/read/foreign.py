@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.read import frameworks
-from bridge.read.problems import KEYS, OWNERS, SECTIONS, fields_of
+from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.read.text.document import Document
 from bridge.rules.near_names import near_names
 

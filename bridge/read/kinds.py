@@ -10,11 +10,13 @@ from typing import Any
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision import strict_yaml
+from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.origins import Origins
+from bridge.preflight.problems import Problems
 from bridge.read.debug_features import unfollowed_features
-from bridge.read.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.read.keys import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, fields_of, refuse_unknown_sections
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
-from bridge.read.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Origins, Problems, fields_of
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
@@ -108,7 +110,7 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
 
 def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     problems = Problems(Origins.of_keys(map(str, whole), name))
-    problems.refuse_sections(whole)
+    refuse_unknown_sections(whole, problems)
     for key in MAPPINGS:
         if not isinstance(whole.get(key), dict | None):
             problems.add(key, "must be a mapping of fields", whole[key], f"Write {key}.FIELD=VALUE.")

@@ -79,7 +79,6 @@ class Rule(Generic[Run_contra]):
     explanation: str = ""
     """The effect and its cause, for `explain` and the reference page."""
 
-
     def violations(self, run: Run_contra) -> list[Violation]:
         """Return the places where a run breaks the rule."""
         answer = self.when(run)
@@ -187,9 +186,7 @@ def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
     return holds
 
 
-def _unjudged(
-    rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]
-) -> RuleFinding:
+def _unjudged(rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
     """Return the info that a rule cannot be judged, since a setting that it rests on is not known."""
     path = context.path(violation.path or rule.setting)
     states = " ".join(f"{name}=VALUE" for name in named_first(unknown, path))
@@ -262,9 +259,7 @@ def _not_known(depends: Sequence[VersionRange], context: RuleContext) -> str:
 
 
 def _made(row: Rule[Asked], **columns: Any) -> RuleFinding:
-    return RuleFinding(
-        id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns
-    )
+    return RuleFinding(id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns)
 
 
 def remedy_of(remedies: Sequence[str]) -> str:

@@ -57,7 +57,6 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
 """Topic -> its rules, in the order of their ids."""
 
 
-
 def _all() -> Iterator[Rule[RunContext]]:
     for rules in TOPICS.values():
         yield from rules

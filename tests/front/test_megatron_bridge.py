@@ -13,7 +13,7 @@ from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import RunValues, load_run
 from bridge.precision.statements import is_stated
-from bridge.read.file_reading import MEGATRON_BRIDGE
+from bridge.preflight.file_reading import MEGATRON_BRIDGE
 from bridge.read.meaning import meaning
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.megatron_bridge import start as megatron_bridge_start

@@ -39,9 +39,7 @@ def test_a_rule_speaks_word_for_word_of_the_run_that_breaks_it_and_of_nothing_be
 
 
 def test_a_negated_predicate_does_not_pass_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = tuple(
-        dataclasses.replace(rule, when=lambda run, rule=rule: not rule.violations(run)) for rule in RULES
-    )
+    rules = tuple(dataclasses.replace(rule, when=lambda run, rule=rule: not rule.violations(run)) for rule in RULES)
     for name in IDS:
         own = [one for one in rules if one.id == name]
         monkeypatch.setattr(check_module, "RULES", own)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.precision.values import number_of_text
+from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.contract import ImportReport
 from bridge.read.field_names import release_of
-from bridge.read.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.foreign import no_run_of_megatron
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.word import Word, variable_of

@@ -167,8 +167,7 @@ RULES = (
         setting="first_last_layers_bf16",
         sync="reported",
         when=no_layer_left_in_low_precision,
-        message="all {run.model.num_layers} layers are kept in BF16, so nothing of this run is in "
-        "{run.scheme}",
+        message="all {run.model.num_layers} layers are kept in BF16, so nothing of this run is in {run.scheme}",
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
@@ -199,11 +198,8 @@ RULES = (
         id="PB268",
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
-        when=lambda run: (
-            run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid
-        ),
-        message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever "
-        "the counts are",
+        when=lambda run: run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid,
+        message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer "
         "number -1 (0.16.1: line 775, which enters the FP8 context without one)",
@@ -222,9 +218,7 @@ RULES = (
         title="captured graphs ignore the layers in BF16",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=lambda run: (
-            run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine"
-        ),
+        when=lambda run: run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine",
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=(
             "use Transformer Engine 2.8",

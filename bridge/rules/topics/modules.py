@@ -174,8 +174,7 @@ RULES = (
         title="a choice per module behind an earlier one",
         setting="model.quant_recipe",
         when=hidden_rows,
-        message="{noun} {name} decides for no module: each that it selects is taken before, by "
-        "{noun} {by}",
+        message="{noun} {name} decides for no module: each that it selects is taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
         source=MATCHING,
     ),
@@ -196,9 +195,7 @@ RULES = (
         when=other_layers_in_other_stages,
         message="matcher {name} chooses {precision} for {here} under PP={run.parallel.pipeline}, "
         "and for {there} under PP={stages}: its numbers count within a stage",
-        remedies=(
-            "state the layers in mixed_precision.modules, whose numbers count over the model",
-        ),
+        remedies=("state the layers in mixed_precision.modules, whose numbers count over the model",),
         source=MATCHING,
     ),
     sync_warning(
@@ -270,8 +267,7 @@ RULES = (
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are "
         "built without the names that payloads are matched by",
         remedies=("state fp8_param_gather for the whole run", "drop it"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, "
-        "extensions/transformer_engine.py",
+        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, extensions/transformer_engine.py",
     ),
     warning(
         id="PB290",
@@ -287,8 +283,7 @@ RULES = (
         title="scheme of a module that the GPU does not run",
         setting="model.quant_recipe",
         when=schemes_beyond_the_gpu,
-        message="{value} of single modules needs compute capability {needs}, and the target has "
-        "{has}",
+        message="{value} of single modules needs compute capability {needs}, and the target has {has}",
         remedies=("choose another scheme for them", "use other GPUs"),
         source="Transformer Engine 2.20 pytorch/quantization.py",
     ),
@@ -330,8 +325,7 @@ RULES = (
         when=missing_factories,
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
-        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the "
-        "model is built",
+        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",
     ),
     error(
         id="PB296",
@@ -341,16 +335,14 @@ RULES = (
         message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, "
         "which Transformer Engine refuses in the first step",
         remedies=("store the weights in {run.mode} ({unstored})", "choose bf16"),
-        source="Transformer Engine 2.20 pytorch/module/base.py "
-        "_check_weight_tensor_recipe_correspondence",
+        source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
     ),
     error(
         id="PB297",
         title="no module left in low precision",
         setting="modules",
         when=no_module_left,
-        message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in "
-        "{run.mode}",
+        message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.plan.precision_plan, 2026-11",
     ),
@@ -359,8 +351,7 @@ RULES = (
         title="a factory of a later Transformer Engine",
         setting="fp8_quantizer_factory",
         when=factories_of_a_later_te,
-        message="Transformer Engine {te} has no such factory, and the import fails when the model "
-        "is built",
+        message="Transformer Engine {te} has no such factory, and the import fails when the model is built",
         remedies=("use Transformer Engine 2.20", "choose a named scheme"),
         source="Transformer Engine v2.10 to v2.18 and 2.20.2 pytorch/custom_recipes",
     ),

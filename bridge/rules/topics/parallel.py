@@ -85,10 +85,7 @@ def broken_replicas(run: RunContext) -> Iterator[Violation]:
         what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
         yield Violation(what=what, rests_on=_sizes_named(what))
     elif run.has_experts and count % ranks.expert_replica:
-        what = (
-            f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
-            f"{ranks.expert_replica}"
-        )
+        what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
         yield Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])
 
 
@@ -190,8 +187,7 @@ RULES = (
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
         when=overlap_without_sequence_parallelism,
-        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
-        "Bridge sets it to False",
+        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
         remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
@@ -211,8 +207,7 @@ RULES = (
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
         when=sharded_without_fp4_weights,
-        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be "
-        "stored in it",
+        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
@@ -241,10 +236,7 @@ RULES = (
         title="two interleaved stages without overlapped messages",
         setting="model.overlap_p2p_comm",
         when=lambda run: (
-            run.has_model
-            and not run.model.overlap_p2p_comm
-            and run.parallel.virtual > 1
-            and run.parallel.pipeline == 2
+            run.has_model and not run.model.overlap_p2p_comm and run.parallel.virtual > 1 and run.parallel.pipeline == 2
         ),
         message="two interleaved pipeline stages send activations and gradients between the same "
         "two ranks in one batch, where they are taken for each other: the run goes on, and does "
@@ -271,11 +263,9 @@ RULES = (
         title="batch that does not divide over the replicas",
         setting="train.global_batch_size",
         when=broken_batch,
-        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel "
-        "ranks = {step}",
+        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel ranks = {step}",
         remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
-        source="megatron-core 0.16.1 num_microbatches_calculator.py: "
-        "ConstantNumMicroBatchesCalculator",
+        source="megatron-core 0.16.1 num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
     ),
     warning(
         id="PB410",
@@ -284,16 +274,14 @@ RULES = (
         when=two_lengths,
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
-        source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and "
-        "data",
+        source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and data",
     ),
     error(
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
         when=two_lengths_in_megatron_bridge,
-        message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the "
-        "run starts",
+        message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the run starts",
         remedies=("give both the same value",),
         source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
     ),
@@ -308,8 +296,7 @@ RULES = (
             and bool(run.parallel.layout)
             and run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
         ),
-        message="must be the {run.parallel.virtual} chunks of a stage in "
-        "model.pipeline_model_parallel_layout",
+        message="must be the {run.parallel.virtual} chunks of a stage in model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
     ),
@@ -318,8 +305,7 @@ RULES = (
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
         when=unsplittable_layers,
-        message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it "
-        "can be",
+        message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
         remedies=(
             "change the number of layers or of stages",
             "say how many the first and the last stage have",

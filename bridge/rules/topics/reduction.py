@@ -21,9 +21,7 @@ def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
     if run.optimizer.main_grads_dtype != "fp32":
         return
     ddp = run.sections["ddp"]
-    held = (
-        "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
-    )
+    held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         held = "is stated as False"
     yield Violation(held=held)
@@ -72,10 +70,7 @@ RULES = (
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
         when=lambda run: (
-            run.is_bf16
-            and run.stated.get("grad_reduce_in_fp32") is False
-            and run.has_ddp
-            and not run.has_megatron_fsdp
+            run.is_bf16 and run.stated.get("grad_reduce_in_fp32") is False and run.has_ddp and not run.has_megatron_fsdp
         ),
         message="gradients go {run.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
@@ -99,11 +94,7 @@ RULES = (
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        when=lambda run: (
-            run.has_ddp
-            and run.ddp.reduce_scatter_with_fp32_accumulation
-            and run.ddp.grad_reduce_in_fp32
-        ),
+        when=lambda run: run.has_ddp and run.ddp.reduce_scatter_with_fp32_accumulation and run.ddp.grad_reduce_in_fp32,
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
@@ -118,11 +109,9 @@ RULES = (
             and bool(run.ddp.param_name_patterns_for_fp32_local_accumulation)
             and run.ddp.grad_reduce_in_fp32
         ),
-        message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for "
-        "all of them",
+        message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
-        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an "
-        "assertion",
+        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
     ),
     no_effect(
         id="PB366",

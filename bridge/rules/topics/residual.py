@@ -91,8 +91,7 @@ RULES = (
         message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed "
         "in the dtype of the activations: Megatron refuses it when the config is made",
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 "
-        "__post_init__",
+        source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 __post_init__",
     ),
     warning(
         id="PB157",
@@ -100,9 +99,7 @@ RULES = (
         setting="fp32_residual_connection",
         versions=(mcore(since=RESIDUAL_IS_KEPT),),
         when=lambda run: (
-            keeps_fp32_residual(run)
-            and run.model.cuda_graph_impl == "transformer_engine"
-            and not run.is_emulated
+            keeps_fp32_residual(run) and run.model.cuda_graph_impl == "transformer_engine" and not run.is_emulated
         ),
         message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 "
         "stream is cast before each captured layer",
