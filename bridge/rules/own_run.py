@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
+from bridge.model.hybrid import HybridPattern
+from bridge.model.variants import DELTA_NET, SPARSE
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import DEFAULTS, differ
 from bridge.rules.own_run_fields import (
     HONOURED,
     NEED_TE_LAYERS,
@@ -21,9 +22,8 @@ from bridge.rules.own_run_fields import (
     SAME_NUMBERS,
 )
 from bridge.rules.rule import error
-from bridge.rules.shape.hybrid import HybridPattern
-from bridge.rules.shape.variants import DELTA_NET, SPARSE
 from bridge.rules.violation import Predicate, Violation, all_of
+from bridge.target.fields import DEFAULTS, differ
 
 TE_BACKENDS = ("te", "te_cpu")
 """Backends whose linear layers are Transformer Engine's."""

@@ -5,8 +5,8 @@ or the messages between processes. A second list has the fields that change no n
 Transformer Engine: its layers, or its kernels on a GPU. A field on no list is refused where it differs from Megatron's
 default, so that no run silently trains another model than the one in its config.
 
-Source: megatron-core 0.16.1, its readers of each field; tests/megatron/test_run_fields.py changes each field of the
-model alone and compares two steps.
+Source: megatron-core 0.16.1, its readers of each field. tests/runtime/megatron/test_run_fields.py changes each field of
+the model alone and compares two steps.
 """
 
 from collections.abc import Mapping

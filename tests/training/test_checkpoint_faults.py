@@ -19,12 +19,12 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing.strategies import common
 
-from bridge.checkpoint.folder import LATEST
-from bridge.checkpoint.lock import LOCK, folder_lock
-from bridge.checkpoint.manifest import Manifest, checksums, damage, outline
-from bridge.checkpoint.pickles import pickle_fault, read_listing
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.megatron.checkpoint.loading import COMMON
+from bridge.runtime.checkpoint.folder import LATEST
+from bridge.runtime.checkpoint.lock import LOCK, folder_lock
+from bridge.runtime.checkpoint.manifest import Manifest, checksums, damage, outline
+from bridge.runtime.checkpoint.pickles import pickle_fault, read_listing
+from bridge.runtime.megatron.checkpoint.loading import COMMON
 from bridge.training.loop import pretrain
 from tests import warm
 from tests.training.fault_table import KNOWN, WORDS
@@ -308,7 +308,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
     code = f"""
         import sys
         from pathlib import Path
-        from bridge.checkpoint.lock import folder_lock
+        from bridge.runtime.checkpoint.lock import folder_lock
         with folder_lock(Path({str(tmp_path)!r})):
             print("held", flush=True)
             sys.stdin.read()
