@@ -32,7 +32,10 @@ SCHEME = "recipes"
 def register_group(*recipes_from: str) -> None:
     """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
     load_recipes_from(recipes_from)
-    names = (str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from)
+    names = []
+    for name in recipes_from:
+        is_file = name.endswith(".py")
+        names.append(str(Path(name).expanduser().resolve()) if is_file else name)
     RecipeSearchPath.recipes_from = tuple(names)
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
@@ -58,13 +61,17 @@ def _set_since(before: Mapping[str, str]) -> dict[str, str]:
 def _option(config_path: str) -> str:
     """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
     group, _, option = config_path.rpartition("/")
-    return option.removesuffix(".yaml") if group == GROUP else ""
+    if group != GROUP:
+        return ""
+    return option.removesuffix(".yaml")
 
 
 def recipe_name(config_path: str) -> str | None:
     """Return the canonical name of the registered recipe that a config path stands for, or None."""
     name = _option(config_path)
-    return REGISTRY.recipe(name).name if name and name in REGISTRY else None
+    if not name or name not in REGISTRY:  # another group's path does not load the registry
+        return None
+    return REGISTRY.recipe(name).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +133,11 @@ class RecipeSource(ConfigSource):
         name = recipe_name(config_path)
         if name is None and not is_auto(_option(config_path)):
             raise ConfigLoadError(f"Config not found: {config_path}")
-        node = DictConfig({}, flags={"struct": False})
-        if name is not None:
-            node = DictConfig(self._make(name).config.to_dict(), flags={"struct": False, recipe_flag(name): True})
+        if name is None:
+            node = DictConfig({}, flags={"struct": False})
+        else:
+            stated = self._make(name).config.to_dict()
+            node = DictConfig(stated, flags={"struct": False, recipe_flag(name): True})
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def recipe(self, name: str) -> MixedPrecisionConfig:
@@ -153,8 +162,12 @@ class RecipeSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""
         if config_path.strip("/") == GROUP:
-            return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
-        return [GROUP] if not config_path and results_filter != ObjectType.CONFIG and self.made else []
+            if results_filter == ObjectType.GROUP:
+                return []
+            return sorted(REGISTRY.names())
+        if not config_path and results_filter != ObjectType.CONFIG and self.made:
+            return [GROUP]
+        return []
 
 
 class RecipeSearchPath(SearchPathPlugin):
