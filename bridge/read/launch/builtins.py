@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.arithmetic import computed
 from bridge.read.launch.script import WORDS, text_of
 from bridge.read.launch.variables import Variables, split
 from bridge.read.launch.word import UNKNOWN, Word
@@ -24,6 +23,8 @@ ELEMENT = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
 KEYED = re.compile(r"\[[^\]]*\]\+?=")
 """An element of `A=([2]=x)`."""
 DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
+RETYPED = frozenset("nAilu")
+"""Options of `declare`: a name for another variable, a mapping, a number, a text in one case."""
 LOCAL = frozenset({"declare", "local", "typeset"})
 """Those whose variables are of the function around them."""
 MAX_POSITIONAL = 512
@@ -143,22 +144,14 @@ class Builtins(Variables):
         for name in names:
             if is_local:
                 self.frames[-1].setdefault(name, before.get(name))
-            if any(kind in options for kind in ("n", "A", "i", "l", "u")) and words[0] not in ("export", "readonly"):
-                self._retype(name, options)
+            if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
+                for target in self.held(name) if "n" in options else ():
+                    self.forget(target)  # it is changed by another name
+                self.forget(name)
         if words[0] == "export" and "n" in options:
             self.exported = {name: None for name in self.exported if name not in names}
         elif words[0] == "export" or "x" in options:
             self.exported |= names
-
-    def _retype(self, name: str, options: str) -> None:
-        """Read the type of a variable: a name for another one, a mapping, a number, a text in one case."""
-        for target in self.held(name) if "n" in options else ():
-            self.forget(target)  # it is changed by another name
-        value = computed(f"$(({self.held(name)[0]}))", self.values) if "i" in options and self.held(name) else None
-        if value is not None:
-            self.set(name, [value])
-        else:
-            self.forget(name)
 
     def leave_function(self) -> None:
         """Forget the local variables of a function, and take those that they have hidden."""
@@ -169,20 +162,9 @@ class Builtins(Variables):
                 self.values[name] = value
 
     def compute(self, expression: str) -> None:
-        """Read what arithmetic changes: `A = 2` of constants, and any other change as one that only the run knows."""
-        changes = [*CHANGES.finditer(expression)]
-        for found in changes:
-            name, sign = found[1] or found[3], found[2] or found[0]
-            rest = expression[found.end() :].strip()
-            value = None
-            if len(changes) == 1 and expression.strip().startswith(found[0]):
-                own = "" if sign == "=" else name + (sign[:-1] if sign.endswith("=") else sign[0])
-                step = "1" if sign.startswith(("++", "--")) else f"({rest})"
-                value = computed(f"$(({own}{step}))", self.values)
-            if value is None:
-                self.forget(name)
-            else:
-                self.set(name, [value])
+        """Make the variables unknown that arithmetic changes."""
+        for found in CHANGES.finditer(expression):
+            self.forget(found[1] or found[3])
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -193,7 +175,7 @@ class Builtins(Variables):
             if "f" in options:
                 self.functions.pop(word, None)
             elif element is not None:
-                self._unset_element(element[1], element[2])
+                self.forget(element[1])
             elif UNKNOWN.search(word):
                 continue
             elif word not in self.values and word in self.functions and "v" not in options:
@@ -204,15 +186,6 @@ class Builtins(Variables):
                 if is_of_a_caller:  # the variable that it hides comes back
                     self.forget(word)
                 self.exported.pop(word, None)
-
-    def _unset_element(self, name: str, index: str) -> None:
-        place = self.place(name, index) if index not in ("@", "*") else None
-        if index in ("@", "*"):
-            self.values[name] = {}
-        elif place is None:
-            self.forget(name)
-        elif name in self.values:
-            self.values[name] = {at: text for at, text in self.values[name].items() if at != place}
 
     def _read_input(self, words: list[str]) -> None:
         """Read `read` and `mapfile`: the text of a here-document or a here-string, or one that only the run knows."""

@@ -399,7 +399,9 @@ class Reader(Builtins):
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             body = item.named_children[len(patterns) :]
             arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
-        self._branch(_fallen_through(node, arms), [])
+            if item.children[-1].type in (";&", ";;&"):
+                self.notes[f"the case on line {self._line(node)}, which goes on to its next pattern"] = None
+        self._branch(arms, [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
@@ -611,19 +613,6 @@ class Reader(Builtins):
     def environment(self) -> dict[str, Word]:
         """Return the variables that programs are given."""
         return {name: Word.of(self.values[name][0]) for name in self.exported if 0 in self.values.get(name, {})}
-
-
-def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms of a `case`, each with the commands that it reaches behind `;&` and `;;&`."""
-    items = [child for child in node.named_children if child.type == "case_item"]
-    found = list[Arm]()
-    for arm, item in reversed([*zip(arms, items, strict=True)]):
-        end = item.children[-1].type
-        following = found[:1] if end == ";&" else []
-        if end == ";;&":
-            following = [one for one in found if one.test.holds][:1]
-        found.insert(0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)]))
-    return found
 
 
 def neighbour(path: str, word: Word) -> str | None:
