@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.script import WORDS, text_of
-from bridge.read.launch.variables import Variables, split
+from bridge.read.launch.variables import Variables
 from bridge.read.launch.word import UNKNOWN, Word
 
 if TYPE_CHECKING:
@@ -61,8 +61,6 @@ class Builtins(Variables):
         """After `export -f`."""
         self.is_all_exported = False
         """After `set -a`."""
-        self.input: str | None = None
-        """The text of the here-document or here-string of the command; None: there is none."""
         self.builtins: dict[str, Callable[[list[str]], None]] = {
             "unset": self._unset,
             "read": self._read_input,
@@ -188,30 +186,12 @@ class Builtins(Variables):
                 self.exported.pop(word, None)
 
     def _read_input(self, words: list[str]) -> None:
-        """Read `read` and `mapfile`: the text of a here-document or a here-string, or one that only the run knows."""
+        """Make the variables unknown that `read` and `mapfile` set."""
         given, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
-        all_names = [*names, *given.get("a", ())]
-        names = names[:1] or ["MAPFILE"]
         if words[0] == "read":
-            names = all_names or ["REPLY"]
-        text = self.input if self.input is None or not UNKNOWN.search(self.input) else None
-        is_raw = "r" in given or "\\" not in (text or "")
-        is_plain = not given.keys() - {"r", "d", "a"} and given.get("d", [""]) == [""] and "IFS" not in self.values
-        if text is None or not (is_plain and is_raw) or words[0] != "read":
-            self._forget_all(names)
-            return
-        if "d" not in given:
-            text = text.partition("\n")[0]
-        fields = split(text)
-        if "a" in given:
-            self.set(names[0], fields, is_array=True)
-        elif len(names) == 1:
-            self.set(names[0], [text.strip(" \t\n")])
-        elif len(fields) <= len(names):
-            for name, field in zip(names, [*fields, *[""] * len(names)], strict=False):
-                self.set(name, [field])
+            self._forget_all([*names, *given.get("a", ())] or ["REPLY"])
         else:
-            self._forget_all(names)
+            self._forget_all(names[:1] or ["MAPFILE"])
 
     def _printf(self, words: list[str]) -> None:
         if words[1:2] == ["-v"] and len(words) > 2:
