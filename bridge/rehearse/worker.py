@@ -24,7 +24,7 @@ from bridge.plan.fit import SIZES
 from bridge.precision.fields import default_of
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
-from bridge.read.problems import GivenRun
+from bridge.read.given_run import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.own_run import unaccepted, unhonoured, without_context_parallel
@@ -221,7 +221,8 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
     files = {"train": saving, "alone": {}, "resume": {"load": saved}}
     is_resumed = work == "resume"
     outcome["phase"] = PHASES[work] if is_resumed else "the configs are built"
-    config = container(run_of(GivenRun(sections=_sections(plan, one, files[work]))))
+    run, problems = run_of(GivenRun(sections=_sections(plan, one, files[work])))
+    config = container(run, problems)
     last_sync(config, config.mixed_precision)
     outcome["phase"] = PHASES[work]
     summary = pretrain(config, run_dir=folder / work)

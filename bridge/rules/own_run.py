@@ -13,7 +13,6 @@ from typing import Any
 from bridge.errors import close_matches, did_you_mean
 from bridge.model.hybrid import HybridPattern
 from bridge.model.variants import DELTA_NET, SPARSE
-from bridge.rules.context import RuleContext
 from bridge.rules.own_run_fields import (
     HONOURED,
     NEED_TE_LAYERS,
@@ -22,7 +21,8 @@ from bridge.rules.own_run_fields import (
     SAME_NUMBERS,
 )
 from bridge.rules.rule import error
-from bridge.rules.violation import Predicate, Violation, all_of
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
 from bridge.target.fields import DEFAULTS, differ
 
 TE_BACKENDS = ("te", "te_cpu")
@@ -129,13 +129,13 @@ def without_context_parallel(model: Mapping[str, Any], *, backend: str | None) -
             )
 
 
-def _fields(run: RuleContext, backend: str | None) -> Iterator[Violation]:
+def _fields(run: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields that the build would leave out."""
     for section in HONOURED:
         yield from unhonoured(section, run.views[section].values, backend=backend)
         for name, value in run.sections[section].newer.items():
             yield _fault(f"{section}.{name}", value, "scripts/train.py does not honour it", _REMOVE)
-    pattern = HybridPattern.of(run.model.values)
+    pattern = HybridPattern.of(run.views["model"].values)
     if pattern is None or pattern.faults:
         return
     for name in sorted(NOT_IN_HYBRIDS["model"]):
@@ -145,12 +145,12 @@ def _fields(run: RuleContext, backend: str | None) -> Iterator[Violation]:
             yield _fault(f"model.{name}", value, clause, _REMOVE)
 
 
-def _values(run: RuleContext, backend: str | None) -> Iterator[Violation]:
+def _values(run: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the values that no run can have."""
     for section in ACCEPTED:
         yield from unaccepted(section, run.views[section].values, backend=backend)
     model = run.model
-    pattern = HybridPattern.of(model.values)
+    pattern = HybridPattern.of(run.views["model"].values)
     if pattern is not None and not pattern.faults and not _is_built(pattern):
         rule = "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers from 0.17 on"
         yield _of_model(run, pattern.field, rule, "Write those alone")
@@ -170,14 +170,14 @@ def _is_built(pattern: HybridPattern) -> bool:
     return BUILT_LAYERS.issuperset(pattern.layers) and not pattern.chunks and not pattern.depths
 
 
-def _layouts(run: RuleContext, backend: str | None) -> Iterator[Violation]:
+def _layouts(run: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields of a parallel layout with which Megatron trains another model, or which no backend here has."""
     model, parallel = run.model, run.parallel
     if model.virtual_pipeline_model_parallel_size is not None and parallel.pipeline < 2:
         rule = f"interleaves the stages of a pipeline, and there is {parallel.pipeline} (pipeline_model_parallel_size)"
         yield _of_model(run, "virtual_pipeline_model_parallel_size", rule, "Leave it at None")
     if parallel.context > 1:
-        yield from without_context_parallel(model.values, backend=backend)
+        yield from without_context_parallel(run.views["model"].values, backend=backend)
     if parallel.tensor > 1:
         yield from _tensor_parallel(run, backend)
     is_spread = model.num_moe_experts and parallel.expert > 1 and parallel.expert_tensor > 1
@@ -187,7 +187,7 @@ def _layouts(run: RuleContext, backend: str | None) -> Iterator[Violation]:
         yield _fault("model.expert_tensor_parallel_size", parallel.expert_tensor, rule, remedy)
 
 
-def _tensor_parallel(run: RuleContext, backend: str | None) -> Iterator[Violation]:
+def _tensor_parallel(run: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields with which Megatron trains another model under tensor parallelism."""
     model, has_te_layers = run.model, backend in (*TE_BACKENDS, None)
     if model.num_moe_experts and not model.sequence_parallel:
@@ -210,7 +210,7 @@ def _tensor_parallel(run: RuleContext, backend: str | None) -> Iterator[Violatio
         yield _of_model(run, "tensor_model_parallel_size", rule, "Set it to 1")
 
 
-def _of_model(run: RuleContext, name: str, clause: str, remedy: str) -> Violation:
+def _of_model(run: RunContext, name: str, clause: str, remedy: str) -> Violation:
     return _fault(f"model.{name}", getattr(run.model, name), clause, remedy)
 
 
@@ -218,14 +218,16 @@ def _fault(path: str, value: object, clause: str, remedy: str) -> Violation:
     return Violation(path, value=getattr(value, "name", value), clause=clause, remedy=remedy.removesuffix("."))
 
 
-def _broken(law: Callable[[RuleContext, str | None], Iterator[Violation]]) -> Predicate:
-    def found(run: RuleContext) -> list[Violation]:
+def _broken(law: Callable[[RunContext, str | None], Iterator[Violation]]) -> Callable[[RunContext], list[Violation]]:
+    def found(run: RunContext) -> list[Violation]:
+        if not run.program.is_own:
+            return []
         backend = run.backend
         if backend is None and run.target.gpu is not None:
             backend = "te" if run.has_gpu else "emulated"
         return list(law(run, backend))
 
-    return all_of("is_own", find=found)
+    return found
 
 
 _SOURCE = "bridge/rules/own_run_fields.py: megatron-core 0.16.1, its readers of each field"

@@ -158,7 +158,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
     from bridge.front.decode import container
     from bridge.front.loader import run_of
-    from bridge.read.problems import GivenRun
+    from bridge.read.given_run import GivenRun
     from bridge.runtime.megatron import gpt
     from bridge.runtime.megatron.backend import choose_backend, running
     from bridge.runtime.megatron.process import training_process
@@ -168,7 +168,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     backend, stated = "te_cpu", "te_cpu"
     if is_local:
         backend, stated = "local", "emulated"
-    config = container(run_of(GivenRun(sections={**case, "precision_backend": stated})))
+    config = container(*run_of(GivenRun(sections={**case, "precision_backend": stated})))
     runtime_config_update(config)
     gpt._WITHOUT_CUDA = {name: why for name, why in gpt._WITHOUT_CUDA.items() if name not in FUSED}
     with training_process(config.model, seed=1) as process, running(choose_backend(stated, config.model)):
