@@ -29,7 +29,8 @@ from bridge.preflight.file_reading import (
     FileReading,
 )
 from bridge.preflight.origins import NOT_KNOWN, Origins
-from bridge.registry.config import MixedPrecisionConfig, PeerConfig
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.program import Program

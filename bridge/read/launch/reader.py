@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read.launch import launches as starts
-from bridge.read.launch.builtins import DECLARERS, TAKE_A_VALUE, Builtins, State, environment_of
+from bridge.read.launch.builtins import DECLARERS, Builtins, State, environment_of
 from bridge.read.launch.conditions import Test, answer, matched
 from bridge.read.launch.job import is_job, job_environment
 from bridge.read.launch.script import WORDS, name_of, parse, statements, text_of
@@ -294,7 +294,7 @@ class Reader(Builtins):
         for name in first.values.keys() | second.values.keys():
             one, two = first.values.get(name), second.values.get(name)
             if one != two and not any(map(UNKNOWN.search, (one or {}).values())):
-                self._leave_open(name, one or {}, two or {})
+                self.forget(name)
         if is_sure:
             return
         header = " ".join(text_of(node).partition("\n")[0].partition(";")[0].split())
@@ -302,16 +302,6 @@ class Reader(Builtins):
         if not self._holds(arm):
             self.restore(before)
         self.questions.setdefault(arm.text, (arm, arm.label(holds=True)))
-
-    def _leave_open(self, name: str, one: Mapping[int, str], two: Mapping[int, str]) -> None:
-        """Make a variable unknown, or its end alone where each turn of a loop adds to it."""
-        old, new = [*one.values()], [*two.values()]
-        if len(old) > 1 and new[: len(old)] == old:
-            self.set(name, [f"${name}"], append=True, is_array=True)
-        elif len(old) == len(new) == 1 and new[0].startswith(old[0]):
-            self.set(name, [f" ${name}"], append=True)
-        else:
-            self.forget(name)
 
     def _forget_changed(self, before: State) -> None:
         for name in [*self.values]:
@@ -344,12 +334,10 @@ class Reader(Builtins):
         words = [
             [one for one in redirect.named_children if one.type in WORDS] for redirect in redirects
         ]
-        outer, self.input = self.input, self._input(redirects) if inner.type == "command" else None
         if inner.type == "command" and self._test(inner) is None:
             self._command(inner, [word for group in words for word in group[1:]])
         else:
             self._one(inner)
-        self.input = outer
         for redirect in redirects:
             self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
@@ -360,21 +348,8 @@ class Reader(Builtins):
             if one.type == "heredoc_body"
         ]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
-        is_shown |= name_of(inner) in TAKE_A_VALUE  # the variable holds it, or is unknown
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
             self.notes[f"heredoc on line {self._line(node)}"] = None
-
-    def _input(self, redirects: Sequence[Node]) -> str | None:
-        """Return the text of the last here-document or here-string, None where the input is another one."""
-        text = None
-        for redirect in redirects:
-            if redirect.type == "herestring_redirect":
-                text = self.text(redirect.named_children[-1]) + "\n"
-            elif redirect.type == "heredoc_redirect":
-                text = self._heredoc(redirect)
-            elif redirect.type == "file_redirect" and "<" in text_of(redirect)[:2]:
-                text = None
-        return text
 
     def _heredoc(self, redirect: Node) -> str:
         """Return the text of a here-document."""
@@ -451,7 +426,11 @@ class Reader(Builtins):
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             body = item.named_children[len(patterns) :]
             arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
-        self._branch(_fallen_through(node, arms), [])
+            if item.children[-1].type in (";&", ";;&"):
+                self.notes[
+                    f"the case on line {self._line(node)}, which goes on to its next pattern"
+                ] = None
+        self._branch(arms, [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
@@ -525,10 +504,6 @@ class Reader(Builtins):
             self.values.copy(),
             self.exported,
         )
-        outer = self.input
-        for child in node.children:
-            if child.type == "herestring_redirect":
-                self.input = self.text(child.named_children[-1]) + "\n"
         names = self.assign(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
@@ -545,7 +520,6 @@ class Reader(Builtins):
             self.values |= {name: before[name] for name in names if name in before}
         elif words:
             self._simple(words, self._line(node))
-        self.input = outer
 
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command."""
@@ -615,11 +589,11 @@ class Reader(Builtins):
         """Read commands of a function, a string or another file."""
         if self.depth >= MAX_DEPTH:
             return
-        before, self.line, taken, self.input = self.line, line, self.input, None
+        before, self.line = self.line, line
         self.depth += 1
         self.run(nodes)
         self.depth -= 1
-        self.line, self.input = before, taken
+        self.line = before
         self.end = self.end.removeprefix("return")
 
     def _string(self, text: str, line: int) -> None:
@@ -696,21 +670,6 @@ class Reader(Builtins):
             for name in self.exported
             if 0 in self.values.get(name, {})
         }
-
-
-def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms of a `case`, each with the commands that it reaches behind `;&` and `;;&`."""
-    items = [child for child in node.named_children if child.type == "case_item"]
-    found = list[Arm]()
-    for arm, item in reversed([*zip(arms, items, strict=True)]):
-        end = item.children[-1].type
-        following = found[:1] if end == ";&" else []
-        if end == ";;&":
-            following = [one for one in found if one.test.holds][:1]
-        found.insert(
-            0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)])
-        )
-    return found
 
 
 def neighbour(path: str, word: Word) -> str | None:

@@ -61,24 +61,16 @@ class Variables:
         self.values[name] = {**kept, **dict(enumerate(words[:MAX_WORDS], first))}
 
     def set_element(self, name: str, index: str, text: str, *, append: bool = False) -> None:
-        """Set one element of an array, or add a text to it; the whole array is unknown where its index is."""
-        place, old = self.place(name, index), self.values.get(name, {})
-        if place is None:
+        """Set one element of an array, or add to it; the whole array is unknown where the index is no plain number."""
+        elements = dict(self.values.get(name, {}))
+        if not index.isdecimal():
             self.forget(name)
-        else:
-            value = glued([old.get(place), text]) if append else text
-            self.values[name] = dict(sorted({**old, place: value}.items()))
-
-    def place(self, name: str, index: str) -> int | None:
-        """Return the index of an element as a number, None where it is not known."""
-        index = self._text(index.strip("\"'"))
-        value = computed(f"$(({index}))", self.values)
-        if value is None or (int(value) < 0 and not self.values.get(name)):
-            return None
-        number = int(value)
-        if number < 0:
-            number += max(self.values[name]) + 1
-        return number if number >= 0 else None
+            return
+        place = int(index)
+        if append:
+            text = glued([elements.get(place), text])
+        elements[place] = text
+        self.values[name] = dict(sorted(elements.items()))
 
     def forget(self, name: str) -> None:
         """Make a variable one that only the run knows."""
