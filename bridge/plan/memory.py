@@ -160,11 +160,13 @@ def _rank(
         else:
             groups = ddp_groups(parameters, plan, place, ddp, data_rank)
         for group in groups:
+            is_fp32 = group.parameters[0].is_fp32
             bytes_of["weights"] += round(group.weights * element_bytes(group.parameters[0].storage))
-            bytes_of["gradients"] += round(group.gradients * gradient)
-            bytes_of["master weights"] += group.masters * _master_bytes(settings)
+            bytes_of["gradients"] += round(group.gradients * (FP32_BYTES if is_fp32 else gradient))
+            if not is_fp32 or settings.fsdp:
+                bytes_of["master weights"] += group.masters * _master_bytes(settings)
             bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
-            step += group.states * FP32_BYTES if is_narrow and settings.casts_gradients else 0
+            step += group.states * FP32_BYTES if is_narrow and settings.casts_gradients and not is_fp32 else 0
             if settings.is_hybrid_device and not settings.fsdp:
                 _offload(group, settings, bytes_of, host_bytes_of)
     bytes_of["activations"] = activation_bytes(plan, places, workload)

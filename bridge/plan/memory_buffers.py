@@ -134,9 +134,7 @@ def ddp_groups(
     parallel, settings = plan.parallel, plan.settings
     is_cut = ddp["overlap_grad_reduce"] and place.stage == 0 and place.chunk == 0
     bucket_size = int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
-    alike = grouped(
-        ((one.is_frozen, one.is_expert, one.storage if one.is_stored_low else settings.mode), one) for one in parameters
-    )
+    alike = grouped(((one.is_frozen, one.is_expert, one.storage), one) for one in parameters)
     found = []
     for (is_frozen, is_expert, _), group in alike.items():
         if is_frozen:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.plan.memory import MemoryReport, memory_report
-from bridge.plan.memory_activations import Workload
+from bridge.plan.memory_activations import Workload, uncounted_kernels
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
 from bridge.rules.fields import ENCODERS
 from bridge.rules.reads import kept_property
@@ -96,6 +96,8 @@ class PlannedRun:
             found.append("embedding and output layer (model.vocab_size is not stated)")
         if not self.workload.seq_length:
             found.append("activations (model.seq_length is not stated)")
+        else:
+            found += uncounted_kernels(self.plan)
         stated = self.prediction.sections["model"].stated
         return (*found, *(name for part, name in ENCODERS.items() if f"freeze_{part}" in stated))
 

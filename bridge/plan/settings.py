@@ -12,6 +12,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Effect, Matchers, quant_recipes
 from bridge.precision.schemes import OPERAND_FORMATS, Scheme, scheme_row
 from bridge.rules.fields import FUSED_RECIPES, gradient_dtypes
+from bridge.rules.shape.compressed import COMPRESSED_HYBRID
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
@@ -113,6 +114,22 @@ class Settings:
             return "custom", "custom"
         own = self.format or ""
         return OPERAND_FORMATS.get(own, (own, own))
+
+    @property
+    def in_fp32(self) -> Settings:
+        """The settings of modules whose parameters Megatron keeps in FP32: they have no masters."""
+        return replace(
+            self,
+            mode="fp32",
+            autocast=None,
+            family=None,
+            format=None,
+            scheme=None,
+            grad_reduce="fp32",
+            grad_sent="fp32",
+            master=None,
+            remainders=False,
+        )
 
     def row_of(self, scheme: str) -> Scheme | None:
         """Return the row of a module's scheme, by its name."""
@@ -250,6 +267,11 @@ def _notes(run: Prediction) -> tuple[str, ...]:
     model = run.values["model"]
     if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):
         notes.append("model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it.")
+    if model["experimental_attention_variant"] == COMPRESSED_HYBRID:
+        notes.append(
+            f"model.experimental_attention_variant={COMPRESSED_HYBRID} is in Megatron-LM's development branch alone "
+            "(dev of 2026-08-21): no release of Megatron Core builds this model."
+        )
     if model["freeze_language_model"]:
         notes.append("The language model is frozen (model.freeze_language_model): none of its weights is trained.")
     return tuple(notes)
