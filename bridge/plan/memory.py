@@ -155,7 +155,7 @@ def _rank(
         bytes_of["low-precision copies"] += _copies(parameters, capability, settings, ddp)
         bytes_of["amax state"] += _amax(plan, parameters)
         if settings.fsdp:
-            groups = fsdp_groups(parameters, plan.parallel, ddp, data_rank)
+            groups = fsdp_groups(parameters, plan.parallel, ddp, data_rank, has_units=settings.has_units)
             _add_gathered(groups, settings, bytes_of)
         else:
             groups = ddp_groups(parameters, plan, place, ddp, data_rank)
@@ -301,6 +301,8 @@ def _notes(
             "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
             "and may hold more."
         )
+    if settings.fsdp and ddp["megatron_fsdp_version"] == 2:
+        notes.append("Megatron-FSDP is counted as its first version, not as megatron_fsdp_version=2.")
     if settings.is_hybrid_device and settings.fsdp:
         notes.append("Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload moves some.")
     elif settings.is_hybrid_device and not settings.offload_share:

@@ -51,7 +51,7 @@ from bridge.sync.prediction import Prediction, predict
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
-NO_SETTINGS = frozenset({"recipes", "notes", "absorbs"})
+NO_SETTINGS = frozenset({"recipes", "notes", "absorbs", "has_units"})
 """Parts of the settings that the plan shows elsewhere."""
 MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 

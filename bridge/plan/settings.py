@@ -26,6 +26,8 @@ OWN_MASTERS = "0.17"
 """First megatron-core whose Megatron-FSDP reads `megatron_fsdp_main_params_dtype`."""
 DECOUPLED = "0.18"
 """First megatron-core whose Megatron-FSDP hands the precision-aware optimizer gradients in their own dtype."""
+UNITS = "0.20"
+"""First megatron-core whose Megatron-FSDP makes a unit of each layer under every strategy that shards."""
 ABSORBED = "0.17"
 """First megatron-core whose sparse attention multiplies by the weight of the key-value up projection itself."""
 
@@ -78,6 +80,8 @@ class Settings:
     """Masters and optimizer state are sharded over the data-parallel ranks."""
     fsdp: bool = False
     """Megatron-FSDP shards what its strategy says."""
+    has_units: bool = True
+    """Megatron-FSDP makes a unit of each layer, also where it does not shard the parameters."""
     owns_masters: bool = False
     """Precision-aware optimizer: the fused Adam holds the masters itself."""
     casts_gradients: bool = True
@@ -221,6 +225,7 @@ def _fsdp(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version |
     is_decoupled = optimizer["use_precision_aware_optimizer"] and at_least(mcore, DECOUPLED) is not False
     return {
         "fsdp": True,
+        "has_units": at_least(mcore, UNITS) is not False,
         "master": master,
         "remainders": False,
         "offload_share": 0.0,
