@@ -18,26 +18,27 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
 from bridge.extras import require_extra
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
-from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.fields import default_of
 from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
-from bridge.preflight.check import Report, check_run
+from bridge.preflight.check import Report, check
+from bridge.preflight.last_sync import last_sync
+from bridge.preflight.run import Run
+from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.rules.own_run import RULES
+from bridge.runtime.audit.setting import FILE as ORIGINS
 from bridge.sync.report import SyncReport
-from bridge.sync.synchroniser import last_sync
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.compare.comparison import Comparison
+    from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS = "findings.json"
 OF_THE_BUILD = frozenset(rule.id for rule in RULES)
@@ -74,8 +75,8 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float | None = None) -> list[Comparison]:
     """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
-    from bridge.compare.comparison import compare, read_arm  # SciPy is heavy
     from bridge.report.comparison import show_comparisons, write_comparisons
+    from bridge.runtime.compare.comparison import compare, read_arm  # SciPy is heavy
 
     arms = [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
     if len(arms) < 2:
@@ -91,8 +92,8 @@ def prepared(config: ConfigContainer) -> Work:
 
     CheckError with every finding that is an error, but for those of the run's own build, which refuses them itself.
     """
-    origins = {path: list(own)[-1] for path, own in config.set_by.items() if own}
-    checked = check_run(config, target=config.target or "auto", origins=lambda path: origins.get(path, "default"))
+    run = Run.of_container(config, target=config.target or "auto")
+    checked = check(run)
     errors = [finding for finding in checked.of("error") if finding.id not in OF_THE_BUILD]
     if errors:
         first, verdict = errors[0].id, verdict_line(checked)
@@ -101,7 +102,7 @@ def prepared(config: ConfigContainer) -> Work:
             f"'silence.{first}=why it is all right here' lets the run pass:",
             [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
-    return partial(train, config, checked, last_sync(config, config.mixed_precision, checked.setup.prediction))
+    return partial(train, config, checked, last_sync(config, config.mixed_precision, run.prediction))
 
 
 def train(config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path) -> None:

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bridge.model.layout import Place
+from bridge.model.section import read_section
 from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_buffers import GATHERED, Group, ddp_groups, fsdp_groups, gathered
 from bridge.plan.memory_parameters import (
     FP32_BYTES,
     Parameter,
+    bytes_of_two_formats,
     chunk_parameters,
     element_bytes,
     has_column_copy,
@@ -25,8 +28,6 @@ from bridge.plan.memory_parameters import (
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
-from bridge.rules.section import read_section
-from bridge.rules.shape.parallel import Place
 
 KINDS = (
     *("weights", "low-precision copies", "gradients", "master weights", "optimizer state", "amax state"),
@@ -227,6 +228,10 @@ def _copies(
         scheme = parameter.scheme
         is_own = settings.fsdp and parameter.is_stored_low and not ddp["keep_fp8_transpose_cache"]
         column = has_column_copy(scheme, capability) and not is_own
+        if parameter.copies is not None and not parameter.is_stored_low:
+            high = element_bytes(parameter.storage)
+            total += count * bytes_of_two_formats(parameter.copies, parameter.rows, parameter.columns, high)
+            continue
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
         elements = round(parameter.numel * element_bytes(parameter.computes))

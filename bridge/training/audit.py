@@ -1,22 +1,23 @@
 """The audit of a run: its first two steps, the last, the first of each phase, and one every so many steps."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.audit.compare import compare, format_gemms
-from bridge.audit.record import FILE, Record
 from bridge.errors import AuditError, TrainingError
-from bridge.megatron.record.census import take_census
-from bridge.megatron.record.copies import Copy, watch_copies, wrong_copies
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from bridge.pytorch.live_audit import gathered
-from bridge.pytorch.record.watch import GemmWatch
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.versions import installed
-from bridge.sync.schedule import Phase
+from bridge.registry.schedule import Phase
+from bridge.runtime.audit.compare import compare, format_gemms
+from bridge.runtime.audit.record import FILE, Record
+from bridge.runtime.megatron.record.census import take_census
+from bridge.runtime.megatron.record.copies import Copy, watch_copies, wrong_copies
+from bridge.runtime.pytorch.live_audit import gathered
+from bridge.runtime.pytorch.record.watch import GemmWatch
+from bridge.target.versions import installed
 from bridge.training.run import Run
 
 log = logging.getLogger("bridge.training")
@@ -72,7 +73,8 @@ class Audit:
         precision = config.mixed_precision if self._phase is None else self._phase.precision
         if precision is not None:
             precision = get_mixed_precision_config(precision)
-        return precision_plan(precision, model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore"))
+        owners = {"optimizer": config.optimizer, "ddp": config.ddp}
+        return precision_plan(precision, model, **owners, mcore=installed("mcore"), environment=os.environ)
 
     def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
         plan = self.plan()

@@ -9,9 +9,11 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, bounded
-from bridge.front.loader import RunValues, load_run
-from bridge.interop.megatron_lm.importer import import_all
-from bridge.interop.reading.document import Document
+from bridge.front.loader import load_run
+from bridge.preflight.check import report_of
+from bridge.preflight.run import Run
+from bridge.read.megatron_lm.importer import import_all
+from bridge.read.text.document import Document
 
 RUN = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --bf16 "
@@ -28,7 +30,7 @@ matchers:
 OPTION = "--te-precision-config-file"
 
 
-def read(folder: Path, script: str, *words: str) -> RunValues:
+def read(folder: Path, script: str, *words: str) -> Run:
     """Return the run of a script."""
     (folder / "run.sh").write_text(script)
     return load_run(words, config_file=folder / "run.sh")
@@ -54,8 +56,8 @@ class TestPerModuleFile:
         place_as_written = name.replace("{}", str(tmp_path))
         script = f"{FP8} {OPTION} {place_as_written}"
         run = read(tmp_path, script)
-        assert run.report.setup.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
-        assert run.report.setup.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
+        assert run.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
+        assert run.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
         assert run.reading.unplanned is None
         (sentence,) = run.reading.read_too
         assert sentence.startswith(OPTION)
@@ -67,11 +69,11 @@ class TestPerModuleFile:
         assert "q_proj" in printed
 
     @pytest.mark.parametrize("name", ["gone.yaml", "$RECIPE", "other.yaml", "x" * 300])
-    @pytest.mark.parametrize("command", ["plan", "memory", "align", "modules", "manifest", "rehearse"])
+    @pytest.mark.parametrize("command", ["plan", "memory", "plan --align", "plan --modules", "manifest", "rehearse"])
     def test_one_that_is_not_there_is_named_and_there_is_no_plan(self, tmp_path, name, command, capsys):
         (tmp_path / "run").mkdir()
         (tmp_path / "other.yaml").write_text(RECIPE)  # elsewhere
-        code, printed = answered(tmp_path / "run", f"{FP8} {OPTION} {name}", command, capsys=capsys)
+        code, printed = answered(tmp_path / "run", f"{FP8} {OPTION} {name}", *command.split(), capsys=capsys)
         assert code == 2
         rule = f"{OPTION} names {name}, which is not found; the precision of the layers that it selects is not known"
         assert printed == bounded(f"model.quant_recipe: {rule}. Put the file next to the run's own.\n")
@@ -86,7 +88,7 @@ class TestPerModuleFile:
 
     def test_a_file_that_is_given_takes_its_place(self, tmp_path, capsys):
         (tmp_path / "mine.yaml").write_text(RECIPE)
-        words = ("modules", "--file", str(tmp_path / "mine.yaml"))
+        words = ("plan", "--modules", "--file", str(tmp_path / "mine.yaml"))
         code, printed = answered(tmp_path, f"{FP8} {OPTION} gone.yaml", *words, capsys=capsys)
         assert code == 0
         assert "linear_qkv, linear_proj of 1-4" in printed
@@ -105,10 +107,14 @@ class TestPerModuleFile:
         for content in (RECIPE.replace(", enabled: true", ""), RECIPE.replace("enabled: true", "enabled: null")):
             (tmp_path / "te.yaml").write_text(content)
             script = f"{FP8} {OPTION} te.yaml"
-            for words in (("check",), ("modules",), ("modules", "--file", str(tmp_path / "te.yaml"))):
+            for words in (
+                ("check",),
+                ("plan", "--modules"),
+                ("plan", "--modules", "--file", str(tmp_path / "te.yaml")),
+            ):
                 code, printed = answered(tmp_path, script, *words, capsys=capsys)
                 assert (code, "PB290" in printed, "matcher projections is off" in printed) == (0, True, True), words
-            _, printed = answered(tmp_path, script, "modules", "--json", capsys=capsys)
+            _, printed = answered(tmp_path, script, "plan", "--modules", "--json", capsys=capsys)
             assert [one["id"] for one in json.loads(printed)["findings"]] == ["PB290"]
 
     def test_check_asks_no_width_of_layers_that_it_keeps_in_bf16(self, tmp_path, capsys):
@@ -167,7 +173,7 @@ class TestLayerSource:
     def test_layers_of_megatron_core_are_planned(self, tmp_path, option):
         run = read(tmp_path, f"{RUN} {option}")
         assert run.reading.unplanned is None
-        assert run.report.setup.plan.layers
+        assert run.plan.layers
 
     def test_the_local_spec_is_the_local_implementation(self, tmp_path):
         option = "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_local_spec"
@@ -279,7 +285,7 @@ class TestDeepSpeed:
         else:
             script = heredoc() + script
         run = read(tmp_path, script, "target=h100x64")
-        planned = run.report.setup.planned
+        planned = run.planned
         settings = planned.plan.settings
         assert (settings.mode, settings.grad_reduce, settings.grad_sent) == ("fp16", "fp16", "fp16")
         assert settings.distributed
@@ -310,14 +316,14 @@ class TestDeepSpeed:
         )
         assert run.reading.read_too == ()
         assert run.reading.opened["optimizer.use_distributed_optimizer"] == "DeepSpeed's engine"
-        assert run.report.setup.plan.settings.grad_reduce == "fp16"
+        assert run.plan.settings.grad_reduce == "fp16"
 
     @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
     def test_bf16_gradients_are_kept_in_fp32_without_zero_and_masters_are_sharded_all_the_same(
         self, tmp_path, stage, reduced
     ):
         content = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
-        settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").report.setup.plan.settings
+        settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").plan.settings
         assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, True)
 
     @pytest.mark.parametrize(
@@ -340,7 +346,7 @@ class TestDeepSpeed:
         assert f"--deepspeed: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1." in unknown
 
     def test_without_zero_the_masters_of_fp16_are_whole(self, tmp_path):
-        settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").report.setup.plan.settings
+        settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").plan.settings
         assert (settings.distributed, settings.grad_reduce) == (False, "fp16")
 
 
@@ -354,8 +360,8 @@ class TestEngineOfDeepSpeed:
         started = RUN.replace("torchrun --nproc-per-node 8", "deepspeed").replace("--bf16", mode)
         script = f"{self.WRITTEN}{started} --loss-scale 12 --deepspeed --deepspeed_config ds.json\n"
         run = read(tmp_path, script)
-        assert [one.id for one in run.report.findings if one.id == "PB123"] == []
-        assert run.report.precision == "fp16_mixed, but initial_loss_scale=65536"
+        assert [one.id for one in report_of(run).findings if one.id == "PB123"] == []
+        assert report_of(run).precision == "fp16_mixed, but initial_loss_scale=65536"
         assert (
             "--loss-scale: without effect under --deepspeed, whose engine scales the loss and reduces gradients by its "
             "JSON." in run.reading.unknown
@@ -385,7 +391,7 @@ def test_an_activation_of_a_fork_is_named_and_opens_the_width_of_the_layers(tmp_
 def test_experts_that_a_pattern_does_not_have_are_not_counted(tmp_path, pattern, has_effect):
     script = f"{RUN} --is-hybrid-model --hybrid-override-pattern {pattern} --num-experts 6 --moe-ffn-hidden-size 64\n"
     run = read(tmp_path, script, "target=h100x3")
-    setup = run.report.setup
+    setup = report_of(run).context
     said = [one for one in run.reading.unknown if one.startswith("--num-experts 6: has no effect")]
     assert (said == []) is has_effect
     assert setup.shape.is_moe is has_effect
@@ -443,7 +449,7 @@ def test_the_columns_of_memory_and_the_step_of_the_optimizer_add_up_to_the_total
     script = f"{RUN.replace('--seq-length 512', f'--seq-length {length}')} --grad-reduce-in-bf16\n"
     _, out = answered(tmp_path, script, "memory", capsys=capsys)
     assert f"FP32 gradients, after the activations: the total counts {counted}" in out
-    (rank,) = read(tmp_path, script).report.setup.planned.memory.ranks
+    (rank,) = read(tmp_path, script).planned.memory.ranks
     largest = rank.step_bytes if "instead" in counted else rank.bytes_of["activations"]
     assert rank.total == rank.static + largest
 

@@ -10,8 +10,10 @@ import torch
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
 from bridge.precision.mode import mode_of
+from bridge.preflight.check import report_of
+from bridge.preflight.run import Run
 
 SCRIPT = """
 HIDDEN=2048
@@ -29,13 +31,13 @@ ARGUMENTS = (
 )
 
 
-def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tuple[str, ...] = ()) -> RunValues:
+def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tuple[str, ...] = ()) -> Run:
     """Return the run of a file."""
     (tmp_path / name).write_text(text)
     return load_run(words, config_file=tmp_path / name)
 
 
-def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> RunValues:
+def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> Run:
     """Return the run of an argument file with further arguments."""
     given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
     return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
@@ -302,10 +304,10 @@ def test_a_model_with_other_layers_is_asked_every_rule_that_needs_none(tmp_path,
     assert f"  {printed['not_asked']}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["plan", "memory", "align", "modules"])
+@pytest.mark.parametrize("command", ["plan", "memory", "plan --align", "plan --modules"])
 def test_a_model_with_other_layers_is_refused_where_layers_are_planned(tmp_path, command, capsys):
     (tmp_path / "run.sh").write_text(f"{OTHER_MODELS['an encoder and a decoder']} {OF_ALL}\n")
-    assert main([command, "--config", str(tmp_path / "run.sh")]) == 2
+    assert main([*command.split(), "--config", str(tmp_path / "run.sh")]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
@@ -327,8 +329,8 @@ SIZED = f"{FOUND} --seq-length 64 --micro-batch-size 1 --vocab-size 96 --hidden-
 @pytest.mark.parametrize(("scale", "found"), [("0", []), ("0.0", []), ("-1", ["PB141"]), ("4096", [])])
 def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found) -> None:
     run = read(tmp_path, f"{SIZED} --fp16 --loss-scale {scale}\n", "train.sh")
-    assert [one.id for one in run.report.of("error")] == found
-    assert run.report.setup.has_dynamic_scale is (float(scale) == 0)
+    assert [one.id for one in report_of(run).of("error")] == found
+    assert report_of(run).context.has_dynamic_scale is (float(scale) == 0)
 
 
 @pytest.mark.parametrize(
@@ -337,5 +339,38 @@ def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found)
 def test_the_variables_of_attention_are_judged_by_a_stated_release_alone(tmp_path, target, severity) -> None:
     (tmp_path / "train.sh").write_text(f"export NVTE_FUSED_ATTN=0\n{SIZED} --bf16\n")
     words = [f"target='{target}'"] if target is not None else []
-    report = load_run(words, config_file=tmp_path / "train.sh").report
+    report = report_of(load_run(words, config_file=tmp_path / "train.sh"))
     assert [one.severity for one in report.findings if one.id == "PB528"] == ([severity] if severity else [])
+
+
+SHORT = """
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 \\
+    --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --lr 1e-4 --bf16
+"""
+
+
+@pytest.mark.parametrize(
+    ("release", "variable", "found"),
+    [
+        ("0.19.2", "CUDA_DEVICE_MAX_CONNECTIONS=1", False),
+        ("0.18.2", "CUDA_DEVICE_MAX_CONNECTIONS=1", True),
+        ("0.19.2", "NVTE_ALLOW_NONDETERMINISTIC_ALGO=1", True),
+    ],
+)
+def test_megatron_lm_sets_the_variables_of_a_deterministic_run_from_0_19_on(tmp_path, release, variable, found):
+    text = f"export {variable}\n{SHORT.strip()} --deterministic-mode\n"
+    run = read(tmp_path, text, "run.sh", (f"target='h100x8,te2.14,cuda12.9,mcore{release}'",))
+    assert ("PB523" in {one.id for one in run.report.findings}) is found
+
+
+def test_a_script_with_both_modes_sets_both_fields(tmp_path):
+    text = f"{SHORT.strip()} --deterministic-mode --batch-invariant-mode --attention-backend flash\n"
+    run = read(tmp_path, text, "run.sh")
+    assert (run.model["deterministic_mode"], run.model["batch_invariant_mode"]) == (True, True)
+    assert "PB531" not in {one.id for one in run.report.findings}
+
+
+def test_the_plan_follows_the_variables_of_a_script(tmp_path):
+    text = f"export NVTE_BACKWARD_OVERRIDE=dequantized\n{SHORT.strip()} --fp8-format e4m3 --fp8-recipe mxfp8\n"
+    plan = read(tmp_path, text, "run.sh").plan
+    assert [plan.format_of(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]

@@ -158,17 +158,17 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
     from bridge.front.decode import container
     from bridge.front.loader import run_of
-    from bridge.front.problems import GivenRun
-    from bridge.megatron import gpt
-    from bridge.megatron.backend import choose_backend, running
-    from bridge.megatron.process import training_process
+    from bridge.read.given_run import GivenRun
+    from bridge.runtime.megatron import gpt
+    from bridge.runtime.megatron.backend import choose_backend, running
+    from bridge.runtime.megatron.process import training_process
     from bridge.training.config import runtime_config_update
 
     is_local = case["model"].get("transformer_impl") == "local"
     backend, stated = "te_cpu", "te_cpu"
     if is_local:
         backend, stated = "local", "emulated"
-    config = container(run_of(GivenRun(sections={**case, "precision_backend": stated})))
+    config = container(*run_of(GivenRun(sections={**case, "precision_backend": stated})))
     runtime_config_update(config)
     gpt._WITHOUT_CUDA = {name: why for name, why in gpt._WITHOUT_CUDA.items() if name not in FUSED}
     with training_process(config.model, seed=1) as process, running(choose_backend(stated, config.model)):
@@ -198,7 +198,7 @@ def main(path: Path) -> None:
     schemes = [case.pop("scheme") for case in cases.values()]
     if not all(case["model"].get("transformer_impl") == "local" for case in cases.values()):
         declare(schemes=schemes)
-    import_module("bridge.megatron")  # before anything of Megatron Core
+    import_module("bridge.runtime.megatron")  # before anything of Megatron Core
     spread_tokens_evenly()
     for name, case in cases.items():
         with built(case) as (settled, chunks):

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from bridge.errors import RunConfigError
+from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import uncounted_kernels
 from bridge.plan.precision_plan import precision_plan
-from bridge.rules.shape.model import ModelShape
 
 MODEL: dict[str, Any] = {
     "num_layers": 3,

@@ -8,10 +8,10 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.rules import versions
 from bridge.rules.rule import te
-from bridge.rules.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
-from bridge.rules.versions import Version, at_least, installed, parse_version
+from bridge.target import versions
+from bridge.target.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
+from bridge.target.versions import Version, at_least, installed, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:
@@ -147,7 +147,7 @@ def test_cudnn_is_known_by_its_package_without_loading_it(tmp_path: Path, monkey
 
 
 def test_reading_a_target_imports_no_torch() -> None:
-    code = "import sys; from bridge.rules.target import parse_target as p; p('h100'); print('torch' in sys.modules)"
+    code = "import sys; from bridge.target.target import parse_target as p; p('h100'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -188,12 +188,12 @@ def test_the_memory_of_a_gpu_may_be_stated() -> None:
 
 def test_a_gpu_whose_memory_is_not_published_is_said_to_be_unknown() -> None:
     run = load_run(["model=gpt_5m", "target=r100x1"])
-    assert run.report.setup.planned.memory.notes[-1] == (
+    assert run.planned.memory.notes[-1] == (
         "The memory of R100 is not known here; state it in the target, as in r100,memory=80GiB."
     )
     run = load_run(["model=gpt_5m", "target='r100x1,memory=288GiB'"])
-    assert run.report.setup.planned.memory_bytes == 288 * 2**30
-    assert not any("is not known here" in note for note in run.report.setup.planned.memory.notes)
+    assert run.planned.memory_bytes == 288 * 2**30
+    assert not any("is not known here" in note for note in run.planned.memory.notes)
 
 
 def test_the_version_of_a_source_tree_of_megatron_core_is_the_one_on_the_path(tmp_path, monkeypatch) -> None:

@@ -10,22 +10,24 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnBackend
 
 from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
 from bridge.errors import PrecisionConfigError
+from bridge.model.section import read_section
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
 from bridge.precision.statements import field_names, field_value, is_stated
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.rules.fields import DEFAULTS
-from bridge.rules.section import read_section
 from bridge.sync.owner import OwnerValues, in_one_form
 from bridge.sync.prediction import plan
 from bridge.sync.routes import ROUTES, Route, notes, routes_of
 from bridge.sync.synchroniser import megatron_version
+from bridge.target.fields import DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEPT = json.loads((ROOT / "bridge/rules/megatron_fields.json").read_text(encoding="utf-8"))
+SWEPT = json.loads((ROOT / "bridge/target/megatron_fields.json").read_text(encoding="utf-8"))
 PLACES = {(row.owner, row.attribute) for row in ROUTES}
 NOT_ROUTED = {(role, name): why for role, fields in notes()["not_routed"].items() for name, why in fields.items()}
 
@@ -70,9 +72,13 @@ NCCL_EP = {
     "moe_grouped_gemm": True,
     "use_transformer_engine_op_fuser": True,
 }
+INVARIANT: dict[str, Any] = {"attention_backend": AttnBackend.flash, "attention_dropout": 0.0}
+if "flash_attention_version" in {field.name for field in dataclasses.fields(TransformerConfig)}:
+    INVARIANT["flash_attention_version"] = 3
 OWNERS: dict[str, dict[str, Any]] = {
     "activation_func_fp8_input_store": {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu},
     "moe_router_padding_for_quantization": {"num_moe_experts": 2, "moe_token_dispatcher_type": "alltoall"},
+    "batch_invariant_mode": INVARIANT,
     "moe_dispatch_fwd_dtype": NCCL_EP,
     "moe_combine_bwd_dtype": NCCL_EP,
 }

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from bridge import get_mixed_precision_config
-from bridge.compare.band import band
 from bridge.errors import RunConfigError
-from bridge.megatron.backend import Backend
-from bridge.megatron.one_batch import capture, relative_errors
-from bridge.megatron.process import training_process
 from bridge.report.gradients import band_sentence
+from bridge.runtime.compare.band import band
+from bridge.runtime.megatron.backend import Backend
+from bridge.runtime.megatron.one_batch import capture, relative_errors
+from bridge.runtime.megatron.process import training_process
 from bridge.training.passes import check_gradients, formats_of
 from bridge.training.run import build_run
 from tests import warm
@@ -138,22 +138,30 @@ def test_a_layer_whose_forward_or_backward_pass_is_wrong_is_named():
 
 
 def test_the_command_names_both_recipes_and_ends_with_the_verdicts_code(tmp_path):
-    words = ["precision-bridge", "gradients", "bf16_mixed", "fp8_delayed fp8_margin=19", "model=gpt_tiny", "--json"]
+    words = [
+        "precision-bridge",
+        "compare",
+        "--gradients",
+        "bf16_mixed",
+        "fp8_delayed fp8_margin=19",
+        "model=gpt_tiny",
+        "--json",
+    ]
     done = warm.run([*words, "model.num_layers=1", "train=smoke"], cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["recipes"] == ["bf16_mixed", "bf16_with_fp8_delayed_scaling_mixed, fp8_margin=19"]
     assert (found["verdict"], found["first_outside"]["layer"]) == ("outside", 1)
     assert found["control_outside"] > 4
-    alone = warm.run(["precision-bridge", "gradients", "bf16_mixed"], cwd=tmp_path)
+    alone = warm.run(["precision-bridge", "compare", "--gradients", "bf16_mixed"], cwd=tmp_path)
     assert (alone.returncode, alone.stdout) == (2, "")
-    assert alone.stderr.startswith("gradients: compares two recipes, got ['bf16_mixed']. Write precision-bridge")
+    assert alone.stderr.startswith("--gradients: compares two recipes, got ['bf16_mixed']. Write precision-bridge")
 
 
 @pytest.mark.slow
 def test_the_default_model_separates_three_cases(tmp_path):
     for second, code in (("fp8_current", 0), ("fp8_delayed fp8_margin=19", 1)):
-        done = warm.run(["precision-bridge", "gradients", "bf16_mixed", second, "--json"], cwd=tmp_path)
+        done = warm.run(["precision-bridge", "compare", "--gradients", "bf16_mixed", second, "--json"], cwd=tmp_path)
         assert done.returncode == code, done.stderr
         found = json.loads(done.stdout)
         assert found["control_outside"] >= len(found["rows"]) / 2

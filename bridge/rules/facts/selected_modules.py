@@ -1,0 +1,219 @@
+"""Violations of rows of `modules` and of foreign matchers, by the modules that they take."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from bridge.errors import close_matches, listed
+from bridge.precision.matchers import HIGH
+from bridge.precision.modules import (
+    LINEAR_NAMES,
+    ModuleRow,
+    layers_beyond,
+    module_rows,
+    takes_a_linear_layer,
+)
+from bridge.precision.statements import is_stated
+from bridge.rules.context import RuleContext
+from bridge.rules.module_selection import Selected, Taken
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.target.fields import whole_number
+from bridge.target.versions import at_least
+
+PATH = "model.quant_recipe"
+MOST = 6
+"""Names that a message lists."""
+
+
+def about(run: RuleContext, value: object, *, severity: str | None = None, **words: Any) -> Violation:
+    """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
+    if run.precision is not None and is_stated(run.precision, "modules"):
+        return Violation("modules", value=value, severity=severity, noun="row", **words)
+    return Violation(PATH, value=value, severity=severity, noun="matcher", **words)
+
+
+def _about_row(run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any) -> Violation:
+    matcher = row.matcher
+    return about(run, matcher.select, severity=severity, name=matcher.name, **words)
+
+
+def stated_rows(run: RuleContext) -> tuple[ModuleRow, ...]:
+    """Return the rows of the precision's `modules`."""
+    return module_rows(run.stated.get("modules"))
+
+
+def _selected(run: RunContext) -> Sequence[Selected]:
+    if run.selection is None:
+        return ()
+    return run.selection.rows
+
+
+def empty_rows(run: RuleContext) -> Iterator[Violation]:
+    """Yield the rows and matchers that take no linear layer.
+
+    Rows of layers beyond the model are PB292's. A file of matchers may serve several models: a
+    warning.
+    """
+    if not isinstance(run, RunContext):
+        yield from _rows_of_no_model(run)
+        return
+    for row in _selected(run):
+        if not row.is_empty or (row.beyond and not row.missed):
+            continue
+        reason = ""
+        if row.unread:
+            reason = f": it takes {_listed(row.unread)} alone, which read no per-module recipe"
+        severity = None
+        if run.selection is not None and run.selection.is_foreign:
+            severity = "warning"
+        yield _about_row(run, row, severity=severity, reason=reason, near=_near(row.nearest))
+
+
+def _rows_of_no_model(run: RuleContext) -> Iterator[Violation]:
+    """Yield the rows that take no linear layer of any Megatron model; a sync has no plan."""
+    names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
+    for number, row in enumerate(stated_rows(run)):
+        if takes_a_linear_layer(row):
+            continue
+        last = (row.select or row.module).rpartition(".")[2].strip("*")
+        near = _near(close_matches(last, names))
+        yield about(run, str(row), name=number, reason="", near=near)
+
+
+def _near(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f" (did you mean {listed(names)}?)"
+
+
+def _listed(modules: Iterable[Taken]) -> str:
+    """Return the names of modules, the first `MOST` of them."""
+    names = list(dict.fromkeys(module.module for module in modules))
+    text = ", ".join(names[:MOST])
+    if len(names) > MOST:
+        text += f" and {len(names) - MOST} more"
+    return text
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Return the numbers of layers in words, the first `MOST` of them."""
+    if not numbers:
+        return "no layer"
+    text = ", ".join(str(number) for number in numbers[:MOST])
+    if len(numbers) == 1:
+        return f"layer {text}"
+    if len(numbers) > MOST:
+        text += ", ..."
+    return f"layers {text}"
+
+
+def missed_layers(run: RuleContext) -> Iterator[Violation]:
+    """Yield the rows that name layers in which they take nothing."""
+    if not isinstance(run, RunContext):
+        is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
+        if not is_hybrid:  # a pattern counts a hybrid model's layers
+            yield from _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
+        return
+    if run.selection is None:
+        return
+    yield from _beyond_the_model(run, run.selection.num_layers)
+    for row in run.selection.rows:
+        if row.missed and not row.is_empty:
+            yield _about_row(
+                run,
+                row,
+                severity="warning",
+                remedy="drop these numbers",
+                layers=_numbers(row.missed),
+                reason="there is no such module there",
+            )
+
+
+def _beyond_the_model(run: RuleContext, num_layers: int) -> Iterator[Violation]:
+    """Yield the rows that name layers which the model does not have, where its layers are known."""
+    if num_layers < 1:
+        return
+    reason = f"the model's layers are 0 to {num_layers - 1}"
+    for number, row in enumerate(stated_rows(run)):
+        beyond = layers_beyond(row.layer_numbers, num_layers)
+        if beyond:
+            yield about(
+                run,
+                str(row),
+                name=number,
+                layers=_numbers(beyond),
+                reason=reason,
+                remedy="correct these numbers",
+            )
+
+
+def hidden_rows(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows behind earlier ones that take all of their modules."""
+    for row in _selected(run):
+        if row.is_hidden:
+            yield _about_row(run, row, by=" and ".join(row.by))
+
+
+def low_precision_of_unread_modules(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows that choose FP8 or FP4 for modules too which read no such choice."""
+    for row in _selected(run):
+        precision = row.matcher.precision
+        if row.unread and not row.is_empty and precision != HIGH:
+            yield _about_row(run, row, precision=precision, modules=_listed(row.unread))
+
+
+def other_layers_in_other_stages(run: RunContext) -> Iterator[Violation]:
+    """Yield the foreign matchers that mean other layers under another pipeline size."""
+    if run.selection is None:
+        return
+    for elsewhere in run.selection.elsewhere:
+        matcher = elsewhere.row.matcher
+        yield Violation(
+            value=matcher.select,
+            name=matcher.name,
+            precision=matcher.precision,
+            here=_numbers(elsewhere.row.numbers),
+            there=_numbers(elsewhere.there),
+            stages=elsewhere.stages,
+        )
+
+
+def no_module_left(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows of a run in FP8 or FP4 that together leave no linear layer in it."""
+    if run.selection is None or not run.is_low or not run.selection.rows:
+        return
+    names = []
+    modules = [*run.selection.left]
+    for row in run.selection.rows:
+        names.append(row.matcher.select)
+        modules += row.taken
+    if all(module.scheme is None for module in modules):
+        yield about(run, names)
+
+
+def stored_in_another_scheme(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows that multiply weights stored in the run's format in another scheme.
+
+    A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
+    """
+    stored = []
+    if run.is_fp8 and run.gathers_fp8:
+        stored.append("fp8_param_gather=False")
+    if run.is_fp4 and run.gathers_fp4:
+        stored.append("fp4_param_gather=False")
+    if not stored:
+        return
+    if run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False:
+        return
+    for row in _selected(run):
+        other = _other_scheme(run, row)
+        if other is not None and any(module.is_low for module in row.taken):
+            yield _about_row(run, row, other=other, unstored=" and ".join(stored))
+
+
+def _other_scheme(run: RunContext, row: Selected) -> str | None:
+    """Return the scheme that a row chooses, inside or outside of FP8, where it is not the run's."""
+    for scheme in (row.matcher.precision, row.matcher.outside):
+        if scheme is not None and scheme not in (HIGH, run.scheme):
+            return scheme
+    return None

@@ -1,0 +1,136 @@
+"""Precision of GEMMs as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
+from bridge.precision.copies import OVERRIDES
+from bridge.precision.formats import FORMATS, Format
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Tile
+
+SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
+"""The schemes with operands of their own: all but the custom factories."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantSpec:
+    """How one tensor is quantised: element format, scale rule, and the tile that shares a scale in either copy."""
+
+    scheme: str
+    """delayed, tensorwise, blockwise, mxfp8 or nvfp4."""
+    format: str
+    """e4m3, e5m2 or e2m1."""
+    row: Tile = WHOLE
+    """Tile of the row-wise copy; (0, 0) is the whole tensor."""
+    column: Tile = WHOLE
+    """Tile of the column-wise copy, in the axes of the tensor itself."""
+    power_of_two_scale: bool = False
+    """Round the scale down to a power of two (current and blockwise scaling)."""
+    eps: float = 0.0
+    """Smallest amax a scale is computed from (current and blockwise scaling)."""
+    hadamard: bool = False
+    """Transform the column-wise copy along its first axis before it is quantised (NVFP4)."""
+    stochastic: bool = False
+    """Round at random in proportion to the distances instead of to nearest (NVFP4)."""
+
+    @property
+    def element(self) -> Format:
+        """The row of the element format."""
+        return FORMATS[self.format]
+
+    @property
+    def whole_tensor(self) -> bool:
+        """One scale for the whole tensor."""
+        return self.row == WHOLE
+
+    @property
+    def needs_amax(self) -> bool:
+        """The amax of the whole tensor has to be known before anything can be rounded."""
+        return self.row == WHOLE or self.scheme == "nvfp4"
+
+    @property
+    def scale_rule(self) -> str:
+        """How a scale is computed and stored. given: beforehand. fp32: from each tile's amax. e8m0: MXFP8. nvfp4."""
+        return "given" if self.whole_tensor else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+
+    @property
+    def copies_share_values(self) -> bool:
+        """Row-wise and column-wise copy hold the same values, so one of them serves all GEMMs."""
+        return self.row == self.column and not (self.hadamard or self.stochastic)
+
+    def tile(self, columnwise: bool) -> Tile:
+        """Return the tile of one of the two copies."""
+        return self.column if columnwise else self.row
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmPrecision:
+    """The low-precision recipe of one linear layer, with the names that Megatron's `TransformerConfig` uses."""
+
+    scheme: str
+    """Megatron's `fp8_recipe` (delayed, tensorwise, blockwise, mxfp8) or `fp4_recipe` (nvfp4)."""
+    format: str = "hybrid"
+    """Megatron's `fp8` (e4m3, hybrid) or `fp4` (e2m1). e5m2, which Megatron does not offer, is E5M2 everywhere."""
+    margin: int = 0
+    """Megatron's `fp8_margin`: delayed scales aim at the format's maximum times 2^-margin."""
+    amax_history_len: int = 1024
+    """Megatron's `fp8_amax_history_len`: how many amaxes a delayed scale looks back on."""
+    amax_compute_algo: str = "max"
+    """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
+    disable_stochastic_rounding: bool = False
+    """NVFP4 gradients rounded to nearest."""
+    backward_override: str | None = None
+    """Transformer Engine's `backward_override`. high_precision: dgrad and wgrad multiply the original tensors.
+    dequantized: they multiply what the forward GEMM read, in the dtype of the run. None: both are in low precision."""
+
+    def __post_init__(self) -> None:
+        findings = list(_findings(self))
+        if findings:
+            raise PrecisionConfigError("This low-precision recipe cannot be run:", findings)
+
+    def spec(self, operand: str) -> QuantSpec:
+        """Return how input, weight or grad_output is quantised."""
+        return _spec(self, operand)
+
+
+@lru_cache(maxsize=256)
+def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
+    scheme = SCHEMES[precision.scheme]
+    operand = scheme.operand(name)
+    forward, backward = OPERAND_FORMATS[precision.format]
+    return QuantSpec(
+        scheme=precision.scheme,
+        format=backward if name == "grad_output" else forward,
+        row=operand.row,
+        column=operand.column,
+        power_of_two_scale=scheme.power_of_two_scale,
+        hadamard=operand.hadamard,
+        stochastic=operand.stochastic and not precision.disable_stochastic_rounding,
+    )
+
+
+def _findings(precision: GemmPrecision) -> list[Finding]:
+    found = []
+
+    def fault(path: str, rule: str, remedy: str) -> None:
+        found.append(Finding(path=path, rule=rule, remedy=remedy, value=getattr(precision, path)))
+
+    scheme = SCHEMES.get(precision.scheme)
+    if scheme is None:
+        hint = did_you_mean(close_matches(precision.scheme, SCHEMES)) or "Run a custom factory on Transformer Engine."
+        fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", hint)
+        return found
+    family = [name for name, pair in OPERAND_FORMATS.items() if (pair[0] == "e2m1") == (scheme.family == "fp4")]
+    if precision.format not in family:
+        fault("format", f"must be {' or '.join(family)} under {scheme.name}", "Use one of these.")
+    if precision.amax_history_len < 1:
+        fault("amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default.")
+    if precision.amax_compute_algo not in ("max", "most_recent"):
+        fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
+    if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
+        fault("disable_stochastic_rounding", f"has no effect under {scheme.name}", "Drop it, or use nvfp4.")
+    if precision.backward_override not in (None, *OVERRIDES):
+        fault("backward_override", f"must be {' or '.join(OVERRIDES)}", "Use one of these, or None.")
+    elif precision.backward_override is not None and scheme.name == "delayed":
+        fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
+    return found
