@@ -17,7 +17,12 @@ from dataclasses import dataclass
 
 COMPRESSED_HYBRID = "dsv4_hybrid"
 """Value of `experimental_attention_variant` for the hybrid attention."""
-WINDOW, COMPRESSED, COMPRESSED_DENSE, HEAVILY = "window", "compressed", "compressed_dense", "heavily_compressed"
+WINDOW, COMPRESSED, COMPRESSED_DENSE, HEAVILY = (
+    "window",
+    "compressed",
+    "compressed_dense",
+    "heavily_compressed",
+)
 """Kinds of its layers: ratio 0, ratio 4, ratio 4 without an indexer (`csa_dense_mode`), and ratio 128."""
 RATIOS = {WINDOW: 0, COMPRESSED: 4, COMPRESSED_DENSE: 4, HEAVILY: 128}
 """Kind of a layer -> tokens that make one compressed key."""

@@ -61,7 +61,12 @@ class Derived:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
+        return {
+            "path": self.path,
+            "value": self.value,
+            "in_file": self.stated,
+            "because": self.because,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,10 +154,14 @@ class FileReading:
         others = [number for number in range(1, len(self.runs) + 1) if number not in answered]
         if not others:
             return ()
-        named = "; ".join(f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS])
+        named = "; ".join(
+            f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS]
+        )
         more = f"; and {len(others) - MOST_RUNS} more" if len(others) > MOST_RUNS else ""
         label = self.runs[self.number - 1]
-        return (f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",)
+        return (
+            f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",
+        )
 
     @property
     def open(self) -> tuple[str, ...]:

@@ -51,7 +51,9 @@ class Framework:
         """Return the sentences with which every command that does not read the file refuses it."""
         sentence = CONVERTED if self.is_converted else UNREAD
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
-        return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
+        return " ".join(
+            filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead))
+        )
 
 
 class _Row:
@@ -67,13 +69,20 @@ class _Row:
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
-        self.programs = re.compile(rf"(?:{columns['programs']})\Z") if "programs" in columns else None
+        self.programs = (
+            re.compile(rf"(?:{columns['programs']})\Z") if "programs" in columns else None
+        )
         self.needed = _pattern(columns, "with")
         self.overrides = _pattern(columns, "overrides")
         self.files = [_File(row, self) for row in columns.get("files", ())]
 
     def found(self, evidence: str) -> Framework:
-        words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
+        words = {
+            "name": self.name,
+            "evidence": evidence,
+            "runs": self.runs,
+            "instead": self.instead,
+        }
         return Framework(**words, is_converted=self.is_converted, yields=self.yields)
 
     def of_launch(self, launch: Launch) -> Framework | None:
@@ -92,7 +101,10 @@ class _Row:
         if self.overrides is not None:
             for word in arguments:
                 if self.overrides.fullmatch(word):
-                    name, what = word.partition("=")[0].lstrip("+"), "an override of its configuration"
+                    name, what = (
+                        word.partition("=")[0].lstrip("+"),
+                        "an override of its configuration",
+                    )
                     if name.startswith("--"):
                         what = "an option of its programs"
                     return self.found(f"has `{name}`, {what}")
@@ -103,7 +115,9 @@ class _Row:
         for file in self.files:
             seen = file.table.recognise(document)
             if seen is not None:
-                return replace(self.found(seen.evidence), runs=file.runs, is_converted=file.is_converted)
+                return replace(
+                    self.found(seen.evidence), runs=file.runs, is_converted=file.is_converted
+                )
         for target in targets:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")

@@ -8,7 +8,9 @@ from bridge.precision.subjects import SCALER
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
 PADDING = "moe_router_padding_for_quantization"
-SCALER_SCHEDULE = tuple(name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale")
+SCALER_SCHEDULE = tuple(
+    name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale"
+)
 """Read by the dynamic loss scale of an FP16 run alone."""
 SCHEME_SETTINGS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
 """Fields that some scaling schemes read and others do not."""

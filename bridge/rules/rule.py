@@ -192,7 +192,9 @@ def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
     return holds
 
 
-def _unjudged(rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
+def _unjudged(
+    rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]
+) -> RuleFinding:
     """Return the info that a rule cannot be judged, as a setting that it rests on is not known."""
     path = context.path(violation.path or rule.setting)
     states = " ".join(f"{name}=VALUE" for name in named_first(unknown, path))
@@ -265,7 +267,9 @@ def _not_known(depends: Sequence[VersionRange], context: RuleContext) -> str:
 
 
 def _made(row: Rule[Asked], **columns: Any) -> RuleFinding:
-    return RuleFinding(id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns)
+    return RuleFinding(
+        id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns
+    )
 
 
 def remedy_of(remedies: Sequence[str]) -> str:

@@ -102,7 +102,9 @@ def variables_in(environ: Mapping[str, str]) -> list[tuple[Variable, str]]:
     return [(row, environ[name]) for name, row in nvte_variables().items() if name in environ]
 
 
-def concerning(scheme: str | None, environ: Mapping[str, str], *, attention: bool) -> list[tuple[Variable, str]]:
+def concerning(
+    scheme: str | None, environ: Mapping[str, str], *, attention: bool
+) -> list[tuple[Variable, str]]:
     """Return the variables that can change a run under a scheme, with their values.
 
     `attention` says whether the run's attention is in FP8.
@@ -145,7 +147,9 @@ def set_lines(environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def environment_findings(scheme: str | None, environ: Mapping[str, str], *, attention: bool = False) -> list[Finding]:
+def environment_findings(
+    scheme: str | None, environ: Mapping[str, str], *, attention: bool = False
+) -> list[Finding]:
     """Return a finding for each variable that changes a recipe, in the order of the table.
 
     Args:
@@ -169,7 +173,9 @@ def environment_findings(scheme: str | None, environ: Mapping[str, str], *, atte
         if near:
             rule = "Transformer Engine knows no such variable and ignores it"
             remedy = did_you_mean(near)
-            found.append(_finding(path=name, rule=rule, remedy=remedy, value=name, severity="warning"))
+            found.append(
+                _finding(path=name, rule=rule, remedy=remedy, value=name, severity="warning")
+            )
     return found
 
 

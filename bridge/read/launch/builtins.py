@@ -32,7 +32,9 @@ LIST = re.compile(r"\$\{?[@*]|\[[@*]\]")
 """In a word that only the run knows: `$@`, `${A[@]}`."""
 TAKE_A_VALUE = {"read": "adinNptu", "mapfile": "dnOsuCc", "readarray": "dnOsuCc"}
 """Command -> its options that a value follows."""
-CHANGES = re.compile(r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+CHANGES = re.compile(
+    r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
 """What arithmetic changes: `A = 1`, `A += 1`, `A++`, `--A`."""
 
 
@@ -77,7 +79,13 @@ class Builtins(Variables):
     def state(self) -> State:
         """Return a copy of what a subshell has of its own."""
         frames = [frame.copy() for frame in self.frames]
-        return State(self.values.copy(), self.exported.copy(), self.functions.copy(), frames, self.is_all_exported)
+        return State(
+            self.values.copy(),
+            self.exported.copy(),
+            self.functions.copy(),
+            frames,
+            self.is_all_exported,
+        )
 
     def restore(self, state: State) -> None:
         """Go back to a state."""
@@ -115,7 +123,9 @@ class Builtins(Variables):
         else:
             self.set(name, self.words(children), append=append, is_array=True)
 
-    def declare(self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]) -> None:
+    def declare(
+        self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
+    ) -> None:
         """Read `export`, `local`, `declare` and their like.
 
         Args:
@@ -143,7 +153,10 @@ class Builtins(Variables):
         for name in names:
             if is_local:
                 self.frames[-1].setdefault(name, before.get(name))
-            if any(kind in options for kind in ("n", "A", "i", "l", "u")) and words[0] not in ("export", "readonly"):
+            if any(kind in options for kind in ("n", "A", "i", "l", "u")) and words[0] not in (
+                "export",
+                "readonly",
+            ):
                 self._retype(name, options)
         if words[0] == "export" and "n" in options:
             self.exported = {name: None for name in self.exported if name not in names}
@@ -154,7 +167,11 @@ class Builtins(Variables):
         """Read the type of a variable: a name for another one, a mapping, a number, a text in one case."""
         for target in self.held(name) if "n" in options else ():
             self.forget(target)  # it is changed by another name
-        value = computed(f"$(({self.held(name)[0]}))", self.values) if "i" in options and self.held(name) else None
+        value = (
+            computed(f"$(({self.held(name)[0]}))", self.values)
+            if "i" in options and self.held(name)
+            else None
+        )
         if value is not None:
             self.set(name, [value])
         else:
@@ -199,7 +216,9 @@ class Builtins(Variables):
             elif word not in self.values and word in self.functions and "v" not in options:
                 self.functions.pop(word)
             else:
-                is_of_a_caller = any(word in frame for frame in self.frames[:-1]) and word not in self.frames[-1]
+                is_of_a_caller = (
+                    any(word in frame for frame in self.frames[:-1]) and word not in self.frames[-1]
+                )
                 self.values[word] = {}
                 if is_of_a_caller:  # the variable that it hides comes back
                     self.forget(word)
@@ -223,7 +242,11 @@ class Builtins(Variables):
             names = all_names or ["REPLY"]
         text = self.input if self.input is None or not UNKNOWN.search(self.input) else None
         is_raw = "r" in given or "\\" not in (text or "")
-        is_plain = not given.keys() - {"r", "d", "a"} and given.get("d", [""]) == [""] and "IFS" not in self.values
+        is_plain = (
+            not given.keys() - {"r", "d", "a"}
+            and given.get("d", [""]) == [""]
+            and "IFS" not in self.values
+        )
         if text is None or not (is_plain and is_raw) or words[0] != "read":
             self._forget_all(names)
             return
@@ -260,7 +283,9 @@ class Builtins(Variables):
                 self.set_positional(words[place + (word == "--") :])
                 return
             if re.fullmatch(r"[-+]\w*a\w*", word) or word == "allexport":
-                self.is_all_exported = (words[place - 1] if word == "allexport" else word).startswith("-")
+                self.is_all_exported = (
+                    words[place - 1] if word == "allexport" else word
+                ).startswith("-")
 
     def set_positional(self, words: Sequence[str]) -> None:
         """Set `$1` and those behind it."""
@@ -301,7 +326,9 @@ class Builtins(Variables):
             stated = {int(name): held for name, held in self.values.items() if name.isdigit()}
             for place in stated:
                 self.values.pop(str(place))
-            self.values |= {str(place - count): held for place, held in stated.items() if place > count}
+            self.values |= {
+                str(place - count): held for place, held in stated.items() if place > count
+            }
 
 
 def _first_list(words: Sequence[str]) -> int:

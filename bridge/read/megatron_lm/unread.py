@@ -14,7 +14,8 @@ from typing import Any
 from bridge.read.megatron_lm import flags
 
 GROUPS = [
-    (re.compile(rf"(?:^|_)(?:{row['words']})(?=_|$)", re.VERBOSE), row["opens"]) for row in flags.TABLE.data["bears on"]
+    (re.compile(rf"(?:^|_)(?:{row['words']})(?=_|$)", re.VERBOSE), row["opens"])
+    for row in flags.TABLE.data["bears on"]
 ]
 """Words of an option, and the settings that it may change."""
 HARMLESS = re.compile(flags.TABLE.data["harmless words"])

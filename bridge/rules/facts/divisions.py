@@ -19,7 +19,9 @@ class Division(NamedTuple):
     """Number of equal parts that it has to have."""
 
 
-def uneven_sizes(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None) -> Iterator[Division]:
+def uneven_sizes(
+    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+) -> Iterator[Division]:
     """Yield each size of `model` that does not divide by its ranks."""
     for division in _divisions(model, shape, ranks, seq_length):
         size = division.size
@@ -27,7 +29,9 @@ def uneven_sizes(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int
             yield division
 
 
-def _divisions(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None) -> Iterator[Division]:
+def _divisions(
+    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+) -> Iterator[Division]:
     """Yield the sizes of a model that ranks share; one that a model does not have is None or 0."""
     tensor = f"TP {ranks.tensor}"
     yield Division("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor)

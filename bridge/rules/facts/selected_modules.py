@@ -25,14 +25,18 @@ MOST = 6
 """Names that a message lists."""
 
 
-def about(run: RuleContext, value: object, *, severity: str | None = None, **words: Any) -> Violation:
+def about(
+    run: RuleContext, value: object, *, severity: str | None = None, **words: Any
+) -> Violation:
     """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
     if run.precision is not None and is_stated(run.precision, "modules"):
         return Violation("modules", value=value, severity=severity, noun="row", **words)
     return Violation(PATH, value=value, severity=severity, noun="matcher", **words)
 
 
-def _about_row(run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any) -> Violation:
+def _about_row(
+    run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any
+) -> Violation:
     matcher = row.matcher
     return about(run, matcher.select, severity=severity, name=matcher.name, **words)
 
@@ -110,7 +114,11 @@ def _numbers(numbers: Sequence[int]) -> str:
 def missed_layers(run: RuleContext) -> Iterator[Violation]:
     """Yield the rows that name layers in which they take nothing."""
     if not isinstance(run, RunContext):
-        is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
+        is_hybrid = (
+            run.model.is_hybrid_model
+            or run.model.hybrid_override_pattern
+            or run.model.hybrid_layer_pattern
+        )
         if not is_hybrid:  # a pattern counts a hybrid model's layers
             yield from _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
         return

@@ -75,7 +75,9 @@ RULES = (
         id="PB444",
         title="softmax dtype overruled",
         setting="model.attention_softmax_in_fp32",
-        when=lambda run: run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32,
+        when=lambda run: (
+            run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32
+        ),
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
         source=MODEL_CHECK,

@@ -12,7 +12,13 @@ from bridge.target.versions import at_least
 
 def _gathers_through_the_buffer(run: RuleContext) -> bool:
     """Return whether MXFP8 weights are gathered through the gradient buffer of DDP."""
-    return run.is_mxfp8 and run.gathers_fp8 and run.reuses_buffer and not run.has_megatron_fsdp and not run.is_emulated
+    return (
+        run.is_mxfp8
+        and run.gathers_fp8
+        and run.reuses_buffer
+        and not run.has_megatron_fsdp
+        and not run.is_emulated
+    )
 
 
 def _overlaps(run: RuleContext) -> bool:
@@ -123,7 +129,11 @@ RULES = (
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=lambda run: run.is_mxfp8 and run.reuses_buffer and run.optimizer.overlap_param_gather_with_optimizer_step,
+        when=lambda run: (
+            run.is_mxfp8
+            and run.reuses_buffer
+            and run.optimizer.overlap_param_gather_with_optimizer_step
+        ),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
@@ -167,9 +177,14 @@ RULES = (
         id="PB249",
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
-        when=lambda run: run.is_fp4 and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16),
+        when=lambda run: (
+            run.is_fp4
+            and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)
+        ),
         message="the published NVFP4 runs keep their last layers in BF16",
-        remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",),
+        remedies=(
+            "state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",
+        ),
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
         "nemotron_3_super_bf16_with_nvfp4_mixed keeps 14",
     ),

@@ -77,7 +77,9 @@ RULES = (
         title="batch-invariant mode without a version of FlashAttention",
         setting="model.flash_attention_version",
         versions=(mcore(since="0.19"),),
-        when=lambda run: run.model.batch_invariant_mode and run.model.flash_attention_version not in FIXED_SPLITS,
+        when=lambda run: (
+            run.model.batch_invariant_mode and run.model.flash_attention_version not in FIXED_SPLITS
+        ),
         message="must be 3 or 4 under batch_invariant_mode, so that training and inference run one kernel",
         remedies=("set model.flash_attention_version=3", "set batch_invariant_mode=False"),
         source=INVARIANT,

@@ -202,7 +202,9 @@ RULES = (
         id="PB268",
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
-        when=lambda run: run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid,
+        when=lambda run: (
+            run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid
+        ),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer "
@@ -222,7 +224,9 @@ RULES = (
         title="captured graphs ignore the layers in BF16",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=lambda run: run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine",
+        when=lambda run: (
+            run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine"
+        ),
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=(
             "use Transformer Engine 2.8",

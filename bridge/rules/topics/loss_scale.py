@@ -161,7 +161,9 @@ RULES = (
         id="PB148",
         title="loss scale reaches only part of the optimizer",
         setting="loss_scale",
-        when=lambda run: run.is_bf16 and bool(run.optimizer.loss_scale) and run.has_emerging_optimizer,
+        when=lambda run: (
+            run.is_bf16 and bool(run.optimizer.loss_scale) and run.has_emerging_optimizer
+        ),
         message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",

@@ -177,7 +177,10 @@ RULES = (
         title="autocast to FP32",
         setting="autocast_enabled",
         sync="reported",
-        when=lambda run: run.model.enable_autocast and (run.model.autocast_dtype or run.model.params_dtype) == "fp32",
+        when=lambda run: (
+            run.model.enable_autocast
+            and (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
+        ),
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
@@ -213,7 +216,9 @@ RULES = (
         id="PB108",
         title="pipeline without a dtype",
         setting="model.pipeline_dtype",
-        when=lambda run: run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None,
+        when=lambda run: (
+            run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None
+        ),
         message="pipeline stages need the dtype of what they receive",
         remedies=(
             "set it to the dtype of the activations ({run.mode})",
@@ -240,7 +245,11 @@ RULES = (
         id="PB110",
         title="autocast under expert-parallel overlap",
         setting="model.enable_autocast",
-        when=lambda run: run.model.enable_autocast and run.model.overlap_moe_expert_parallel_comm and run.shape.is_moe,
+        when=lambda run: (
+            run.model.enable_autocast
+            and run.model.overlap_moe_expert_parallel_comm
+            and run.shape.is_moe
+        ),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters "
         "another context instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),
@@ -277,7 +286,9 @@ RULES = (
         id="PB114",
         title="BF16 sums outside BF16",
         setting="disable_bf16_reduced_precision_matmul",
-        when=lambda run: run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16,
+        when=lambda run: (
+            run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16
+        ),
         message="has no effect: Megatron sets the switch in bf16 runs only, and this one is {run.mode}",
         remedies=("drop it", "choose a bf16 recipe"),
         source="megatron-core 0.16.1 transformer/transformer_config.py:921",
@@ -288,7 +299,9 @@ RULES = (
         setting="mamba_training_ssm_states_dtype",
         versions=(mcore(since="0.19"),),
         when=lambda run: (
-            run.stands_out("mamba_training_ssm_states_dtype") and run.has_model and not run.shape.is_hybrid
+            run.stands_out("mamba_training_ssm_states_dtype")
+            and run.has_model
+            and not run.shape.is_hybrid
         ),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),

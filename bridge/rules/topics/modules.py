@@ -198,7 +198,9 @@ RULES = (
         when=other_layers_in_other_stages,
         message="matcher {name} chooses {precision} for {here} under PP={run.parallel.pipeline}, "
         "and for {there} under PP={stages}: its numbers count within a stage",
-        remedies=("state the layers in mixed_precision.modules, whose numbers count over the model",),
+        remedies=(
+            "state the layers in mixed_precision.modules, whose numbers count over the model",
+        ),
         source=MATCHING,
     ),
     sync_warning(

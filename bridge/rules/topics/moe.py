@@ -144,7 +144,9 @@ RULES = (
         title="router padding under this dispatcher",
         setting="model.moe_token_dispatcher_type",
         when=lambda run: (
-            run.has_experts and _pads(run) and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+            run.has_experts
+            and _pads(run)
+            and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
         ),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
@@ -172,7 +174,9 @@ RULES = (
         id="PB426",
         title="router below FP32",
         setting="model.moe_router_dtype",
-        when=lambda run: run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64"),
+        when=lambda run: (
+            run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
+        ),
         message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; "
@@ -182,7 +186,9 @@ RULES = (
         id="PB427",
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
-        when=lambda run: run.has_experts and run.model.overlap_moe_expert_parallel_comm and run.is_fp32,
+        when=lambda run: (
+            run.has_experts and run.model.overlap_moe_expert_parallel_comm and run.is_fp32
+        ),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source=f"{MODEL_CHECK}: an assertion",
@@ -192,7 +198,9 @@ RULES = (
         title="FP4 does not reach the overlapped schedule",
         setting="fp4",
         versions=(mcore(until="0.19.2"),),
-        when=lambda run: run.has_experts and run.is_fp4 and run.model.overlap_moe_expert_parallel_comm,
+        when=lambda run: (
+            run.has_experts and run.is_fp4 and run.model.overlap_moe_expert_parallel_comm
+        ),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, "
         "so GEMMs run in {run.mode}",
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
@@ -325,7 +333,9 @@ RULES = (
         setting="model.expert_tensor_parallel_size",
         versions=(mcore(until="0.19"),),
         when=lambda run: (
-            run.has_experts and run.parallel.expert == 1 and run.parallel.expert_tensor != run.parallel.tensor
+            run.has_experts
+            and run.parallel.expert == 1
+            and run.parallel.expert_tensor != run.parallel.tensor
         ),
         message="must be tensor_model_parallel_size, which is {run.parallel.tensor}, without "
         "expert parallelism: each tensor-parallel rank updates its copy of the experts with the "

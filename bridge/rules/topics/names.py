@@ -241,7 +241,9 @@ RULES = (
         setting="model",
         when=wrong_types,
         message="{why}",
-        remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
+        remedies=(
+            "write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",
+        ),
         source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
         evidence="reported",
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a "

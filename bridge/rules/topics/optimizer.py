@@ -139,7 +139,11 @@ RULES = (
         id="PB341",
         title="offloaded optimizer that is not precision-aware",
         setting="optimizer.optimizer_cpu_offload",
-        when=lambda run: run.has_optimizer and run.optimizer.optimizer_cpu_offload and not run.has_precision_aware,
+        when=lambda run: (
+            run.has_optimizer
+            and run.optimizer.optimizer_cpu_offload
+            and not run.has_precision_aware
+        ),
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=(
             "set optimizer.use_precision_aware_optimizer=True",
@@ -151,7 +155,9 @@ RULES = (
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        when=lambda run: run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed,
+        when=lambda run: (
+            run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed
+        ),
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=(
             "set fp8_param_gather=False",
@@ -192,7 +198,9 @@ RULES = (
         title="precision-aware optimizer that is not distributed",
         setting="optimizer.use_distributed_optimizer",
         when=lambda run: (
-            run.has_precision_aware and not run.optimizer.use_distributed_optimizer and not run.has_megatron_fsdp
+            run.has_precision_aware
+            and not run.optimizer.use_distributed_optimizer
+            and not run.has_megatron_fsdp
         ),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
@@ -228,7 +236,9 @@ RULES = (
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
         when=lambda run: (
-            run.has_precision_aware and run.target.has_te is False and not run.optimizer.optimizer_cpu_offload
+            run.has_precision_aware
+            and run.target.has_te is False
+            and not run.optimizer.optimizer_cpu_offload
         ),
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
@@ -249,7 +259,9 @@ RULES = (
         id="PB352",
         title="precision-aware optimizer by layers",
         setting="optimizer.use_layer_wise_distributed_optimizer",
-        when=lambda run: run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer,
+        when=lambda run: (
+            run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer
+        ),
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
@@ -269,7 +281,9 @@ RULES = (
         title="precision of Muon without Muon",
         setting="muon_fp32_matmul_prec",
         when=lambda run: (
-            run.stands_out("muon_fp32_matmul_prec") and run.has_optimizer and "muon" not in str(run.optimizer.optimizer)
+            run.stands_out("muon_fp32_matmul_prec")
+            and run.has_optimizer
+            and "muon" not in str(run.optimizer.optimizer)
         ),
         message="has no effect: the optimizer is {run.optimizer.optimizer}",
         remedies=("drop it", "use muon"),
@@ -311,7 +325,9 @@ RULES = (
         setting="optimizer.optimizer_offload_fraction",
         sync="reported",
         when=lambda run: (
-            run.has_optimizer and run.optimizer.optimizer_cpu_offload and not run.optimizer.optimizer_offload_fraction
+            run.has_optimizer
+            and run.optimizer.optimizer_cpu_offload
+            and not run.optimizer.optimizer_offload_fraction
         ),
         message="leaves masters and moments on the GPU, in FP32, although optimizer_cpu_offload "
         "is on; 0 is the default of OptimizerConfig, and only Megatron-LM's parser has 1",

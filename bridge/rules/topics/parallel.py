@@ -236,7 +236,10 @@ RULES = (
         title="two interleaved stages without overlapped messages",
         setting="model.overlap_p2p_comm",
         when=lambda run: (
-            run.has_model and not run.model.overlap_p2p_comm and run.parallel.virtual > 1 and run.parallel.pipeline == 2
+            run.has_model
+            and not run.model.overlap_p2p_comm
+            and run.parallel.virtual > 1
+            and run.parallel.pipeline == 2
         ),
         message="two interleaved pipeline stages send activations and gradients between the same "
         "two ranks in one batch, where they are taken for each other: the run "

@@ -79,7 +79,9 @@ RULES = (
         id="PB461",
         title="recomputed norm or activation under delayed scaling",
         setting="model.recompute_modules",
-        when=lambda run: run.is_delayed and ("moe_act" in run.recomputed or "layernorm" in run.recomputed),
+        when=lambda run: (
+            run.is_delayed and ("moe_act" in run.recomputed or "layernorm" in run.recomputed)
+        ),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
         source=MODEL_CHECK,
@@ -189,7 +191,11 @@ RULES = (
         id="PB473",
         title="captured layers outside BF16",
         setting="model.cuda_graph_impl",
-        when=lambda run: run.is_fp16 and run.model.cuda_graph_impl == "transformer_engine" and not run.is_emulated,
+        when=lambda run: (
+            run.is_fp16
+            and run.model.cuda_graph_impl == "transformer_engine"
+            and not run.is_emulated
+        ),
         message="Transformer Engine captures layers with BF16 inputs, whatever the mode, and "
         "layers with {run.mode} weights refuse them",
         remedies=("set model.cuda_graph_impl=none", "choose a bf16 recipe"),

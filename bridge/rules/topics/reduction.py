@@ -70,7 +70,10 @@ RULES = (
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
         when=lambda run: (
-            run.is_bf16 and run.stated.get("grad_reduce_in_fp32") is False and run.has_ddp and not run.has_megatron_fsdp
+            run.is_bf16
+            and run.stated.get("grad_reduce_in_fp32") is False
+            and run.has_ddp
+            and not run.has_megatron_fsdp
         ),
         message="gradients go {run.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
@@ -94,7 +97,11 @@ RULES = (
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        when=lambda run: run.has_ddp and run.ddp.reduce_scatter_with_fp32_accumulation and run.ddp.grad_reduce_in_fp32,
+        when=lambda run: (
+            run.has_ddp
+            and run.ddp.reduce_scatter_with_fp32_accumulation
+            and run.ddp.grad_reduce_in_fp32
+        ),
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",

@@ -99,7 +99,9 @@ RULES = (
         setting="fp32_residual_connection",
         versions=(mcore(since=RESIDUAL_IS_KEPT),),
         when=lambda run: (
-            keeps_fp32_residual(run) and run.model.cuda_graph_impl == "transformer_engine" and not run.is_emulated
+            keeps_fp32_residual(run)
+            and run.model.cuda_graph_impl == "transformer_engine"
+            and not run.is_emulated
         ),
         message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 "
         "stream is cast before each captured layer",

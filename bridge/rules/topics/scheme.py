@@ -108,7 +108,9 @@ def _settings_of_schemes(run: RuleContext) -> list[str]:
     settings = []
     for name in (*SCHEME_SETTINGS, PADDING):
         # A model's own FP8 output head and router padding are errors (PB215, PB423).
-        is_error = name == BUFFER or (name in ("fp8_output_proj", PADDING) and name not in run.stated)
+        is_error = name == BUFFER or (
+            name in ("fp8_output_proj", PADDING) and name not in run.stated
+        )
         if not is_error:
             settings.append(name)
     if not run.is_fp8:
@@ -266,7 +268,9 @@ RULES = (
         id="PB212",
         title="local layers run no FP8",
         setting="model.transformer_impl",
-        when=lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated,
+        when=lambda run: (
+            run.is_low and run.model.transformer_impl == "local" and not run.is_emulated
+        ),
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
         remedies=(
             "use transformer_impl='transformer_engine'",
@@ -321,7 +325,9 @@ RULES = (
         id="PB217",
         title="FP8 activation input without SwiGLU",
         setting="model.activation_func_fp8_input_store",
-        when=lambda run: run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit,
+        when=lambda run: (
+            run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit
+        ),
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         source=MODEL_CHECK,
@@ -357,7 +363,9 @@ DELAYED_RULES = (
         title="largest of one amax",
         setting="fp8_amax_history_len",
         when=lambda run: (
-            run.is_delayed and run.model.fp8_amax_compute_algo == "max" and run.model.fp8_amax_history_len == 1
+            run.is_delayed
+            and run.model.fp8_amax_compute_algo == "max"
+            and run.model.fp8_amax_history_len == 1
         ),
         message="the largest of a history of one step is the most recent",
         remedies=(

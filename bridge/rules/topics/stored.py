@@ -171,7 +171,9 @@ RULES = (
         id="PB306",
         title="FP8 that takes more memory",
         setting="fp8_param_gather",
-        when=lambda run: run.is_fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated,
+        when=lambda run: (
+            run.is_fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated
+        ),
         message="weights stay in {run.mode} and are cast again in every step: expect more memory "
         "than {run.mode} alone, not less",
         remedies=(
@@ -186,7 +188,11 @@ RULES = (
         title="FP16 weights that pass through BF16",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         when=lambda run: (
-            run.is_mxfp8 and run.is_fp16 and run.gathers_fp8 and run.reuses_buffer and run.ddp.grad_reduce_in_fp32
+            run.is_mxfp8
+            and run.is_fp16
+            and run.gathers_fp8
+            and run.reuses_buffer
+            and run.ddp.grad_reduce_in_fp32
         ),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the "
         "mode, so FP16 weights lose three bits",
@@ -242,7 +248,9 @@ RULES = (
         ),
         message="under overlap_param_gather the training loop has to copy the master weights into "
         "the shared buffer before each step, or the loss stays where it was, without an error",
-        remedies=("call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",),
+        remedies=(
+            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",
+        ),
         source="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; "
         "Megatron-LM main of 2026-08-22 training/training.py train_step; measured on a run",
         explanation="Weights and gradients share the buffer, and zeroing the gradients zeroes the "

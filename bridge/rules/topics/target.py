@@ -284,7 +284,10 @@ RULES = (
         title="no native BF16",
         setting="target.gpu",
         when=lambda run: (
-            run.is_bf16 and run.has_gpu and run.target.gpu is not None and not run.target.gpu.has_native_bf16
+            run.is_bf16
+            and run.has_gpu
+            and run.target.gpu is not None
+            and not run.target.gpu.has_native_bf16
         ),
         message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),

@@ -6,7 +6,11 @@ package that is not there. The modules need none of it: Megatron's own layers mu
 
 from typing import Any
 
-from megatron.core.transformer import multi_latent_attention, multi_token_prediction, transformer_config
+from megatron.core.transformer import (
+    multi_latent_attention,
+    multi_token_prediction,
+    transformer_config,
+)
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
 
@@ -15,7 +19,9 @@ _FUSED = (
     *("fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs"),
 )
 """Names that transformer_config.py:1829 imports from the module of the experts, in a check that then names TE."""
-_ROUTER = () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)  # :1192, NameError
+_ROUTER = (
+    () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)
+)  # :1192, NameError
 _ASKS_FOR_INFERENCE = "is_inference_column_parallel_linear"
 _PREDICTION = (
     ((multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False),)
@@ -34,7 +40,11 @@ The check is about experts without tokens (transformer_config.py:1601), which em
 """
 OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
-    (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
+    (
+        multi_latent_attention,
+        "HAVE_TE",
+        False,
+    ),  # :184, TypeError: it counts as there, its layers do not
     *_ROUTER,
     *_PREDICTION,
 )
