@@ -102,7 +102,10 @@ def _is_known(model: Section, name: str) -> bool:
     return name in SHARDS and model.given(name) == (ranks or [1])[0]
 
 
-REMEDY = "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the rest of the run."
+REMEDY = (
+    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the "
+    "rest of the run."
+)
 
 
 def unplanned(model: Section) -> list[Finding]:

@@ -324,7 +324,10 @@ def _sparse(run: RunContext, backend: str | None) -> Found:
         rule = "must not name core_attn for sparse attention, which Megatron Core recomputes without its hidden states"
         yield wrong("recompute_modules", rule, "Recompute whole layers, or other modules.")
     if model.mtp_num_layers:
-        rule = "must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the other layers alone"
+        rule = (
+            "must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the "
+            "other layers alone"
+        )
         yield wrong("mtp_num_layers", rule, "Leave it at None.")
     if model.tensor_model_parallel_size > 1 and backend not in (*WITH_TE, None):
         rule = "must be 1 for sparse attention without Transformer Engine's layers: its indexer is whole on every rank"

@@ -406,7 +406,10 @@ def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> S
     """
     own, reading = owner.own("fp8_recipe"), field_value(config, "fp8_recipe")
     if own not in FUSED_RECIPES:
-        why = "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None would change that"
+        why = (
+            "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None "
+            "would change that"
+        )
         return made(own, "keep", owner.role, why)
     if (
         own is None

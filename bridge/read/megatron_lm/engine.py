@@ -39,7 +39,10 @@ OF_EXPERTS = (
     "(--expert-interval, --topk); Megatron-LM's defaults count here."
 )
 """Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py: 2 and 1 by default; others differ."""
-WITHOUT_EFFECT = f"{{options}}: without effect under {NAME}, whose engine scales the loss and reduces gradients by its JSON."
+WITHOUT_EFFECT = (
+    f"{{options}}: without effect under {NAME}, whose engine scales the loss and reduces gradients "
+    "by its JSON."
+)
 NO_PLAN = "--deepspeed_config {file}: {settings} changes formats, and the plan does not follow it."
 NOT_READ = (
     f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."

@@ -176,7 +176,8 @@ RULES = (
         title="width that the GEMMs do not take",
         setting="model.hidden_size",
         when=refused_widths,
-        message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {run.scheme}",
+        message="its part on one rank ({size}{how}) must be a multiple of "
+        "{multiple} under {run.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; "
         "NVIDIA/TransformerEngine issue 1422, 2025-01-25",
@@ -189,7 +190,8 @@ RULES = (
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
         "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
-        source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
+        source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; "
+        "ROCm/Megatron-LM issue 130, 2026-05-15",
         evidence="reported",
     ),
     error(
@@ -197,7 +199,8 @@ RULES = (
         title="input projection of Mamba or a gated delta net that FP8 does not take",
         setting="model.mamba_num_heads",
         when=odd_projection,
-        message="the input projection is {width} wide, and must be a multiple of {multiple} under {run.scheme}",
+        message="the input projection is {width} wide, and must be a multiple of "
+        "{multiple} under {run.scheme}",
         remedies=("change {others}",),
         source="megatron-core 0.16.1 ssm/mamba_mixer.py:241 and ssm/gated_delta_net.py:131, "
         "assertions; Transformer Engine 2.20 pytorch/csrc/quantizer.cpp: "

@@ -45,7 +45,8 @@ RULES = (
         title="no FP8 attention for current scaling",
         setting="fp8_dot_product_attention",
         when=fp8_attention_without_backend,
-        message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
+        message="FP8 attention under current scaling needs {what}: there is no backend at the "
+        "first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
         source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
         "attention/dot_product_attention/utils.py",
@@ -57,7 +58,8 @@ RULES = (
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.18"),),
         when=lambda run: run.is_mxfp8 and run.model.fp8_dot_product_attention,
-        message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
     ),
@@ -67,7 +69,8 @@ RULES = (
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.17"),),
         when=lambda run: run.is_fp4 and run.model.fp8_dot_product_attention and run.is_nvfp4,
-        message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
     ),

@@ -48,7 +48,8 @@ RULES = (
             and run.has_environment
             and run.environment.get(UNSAFE_PICKLE) != "1"
         ),
-        message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
+        message="Transformer Engine reads delayed scaling's state from a "
+        "checkpoint with this set to 1 only",
         remedies=(
             "set it to 1 for checkpoints of your own",
             "use fp8_recipe='tensorwise', which has no state",

@@ -86,7 +86,8 @@ RULES = (
         when=lambda run: run.is_blockwise and _refuses_fp32_scales(run),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
-        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
+        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: "
+        "an error",
     ),
     error(
         id="PB522",
@@ -119,9 +120,11 @@ RULES = (
         title="another source says another precision",
         setting="environment.ACCELERATE_MIXED_PRECISION",
         when=another_precision,
-        message="says another precision than this run's {run.mode}; Megatron does not read it, other libraries do",
+        message="says another precision than this run's {run.mode}; Megatron does not read it, "
+        "other libraries do",
         remedies=("unset it", "make it agree"),
-        source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
+        source="huggingface/transformers issue 29510; huggingface/accelerate "
+        "issue 3139, 2024-10-02",
         evidence="reported",
     ),
     warning(
@@ -129,9 +132,11 @@ RULES = (
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
         when=overruled_fp8_attention,
-        message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
+        message="replaces the attention's scheme, and F16 turns FP8 attention off, "
+        "whatever the config says",
         remedies=("unset it",),
-        source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
+        source="Transformer Engine 2.20 "
+        "pytorch/attention/dot_product_attention/dot_product_attention.py",
     ),
     error(
         id="PB526",
@@ -147,7 +152,8 @@ RULES = (
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
         when=changed_numbers,
-        message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
+        message="gives {run.scheme} scaling other numbers than the config shows, on "
+        "every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
     ),

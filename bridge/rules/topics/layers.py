@@ -171,7 +171,8 @@ RULES = (
         setting="first_last_layers_bf16",
         sync="reported",
         when=no_layer_left_in_low_precision,
-        message="all {run.model.num_layers} layers are kept in BF16, so nothing of this run is in {run.scheme}",
+        message="all {run.model.num_layers} layers are kept in BF16, so nothing of "
+        "this run is in {run.scheme}",
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
@@ -205,7 +206,8 @@ RULES = (
         when=lambda run: (
             run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid
         ),
-        message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
+        message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in "
+        "FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer "
         "number -1 (0.16.1: line 775, which enters the FP8 context without one)",

@@ -132,7 +132,8 @@ RULES = (
             and not run.is_sharded
             and run.optimizer.use_distributed_optimizer is False
         ),
-        message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
+        message="has no effect: Megatron's FP32 optimizer has no loss scale "
+        "unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
     ),
@@ -141,7 +142,8 @@ RULES = (
         title="NaN check ends the run at the first overflow",
         setting="ddp.check_for_nan_in_grad",
         when=checks_that_end_the_run,
-        message="a dynamic loss scale overflows by design, from 2**32 down, and this check is fatal",
+        message="a dynamic loss scale overflows by design, from 2**32 "
+        "down, and this check is fatal",
         remedies=(
             "set it to False, as Megatron-LM's argument parser does",
             "choose a recipe, which does",
@@ -164,7 +166,8 @@ RULES = (
         when=lambda run: (
             run.is_bf16 and bool(run.optimizer.loss_scale) and run.has_emerging_optimizer
         ),
-        message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
+        message="the emerging optimizer's part has no scaler while its Adam companion has, so "
+        "they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),

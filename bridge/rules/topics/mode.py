@@ -183,7 +183,8 @@ RULES = (
         ),
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
-        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, "
+        "pipeline_parallel/schedules.py",
     ),
     no_effect(
         id="PB105",
@@ -224,14 +225,16 @@ RULES = (
             "set it to the dtype of the activations ({run.mode})",
             "choose a recipe, which does",
         ),
-        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, "
+        "pipeline_parallel/p2p_communication.py",
     ),
     error(
         id="PB109",
         title="stage that receives another dtype than was sent",
         setting="pipeline_dtype",
         when=received_in_another_dtype,
-        message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
+        message="a pipeline stage receives its input in this dtype, and the "
+        "stage before it sends {sent}",
         remedies=("state pipeline_dtype='{sent}'",),
         source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
         "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
@@ -269,7 +272,8 @@ RULES = (
         title="batch-invariant mode outside BF16",
         setting="model.batch_invariant_mode",
         when=lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16",
-        message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from 0.20 on",
+        message="batch-invariant kernels are made for BF16 weights, which "
+        "Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
@@ -289,7 +293,8 @@ RULES = (
         when=lambda run: (
             run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16
         ),
-        message="has no effect: Megatron sets the switch in bf16 runs only, and this one is {run.mode}",
+        message="has no effect: Megatron sets the switch in bf16 runs only, "
+        "and this one is {run.mode}",
         remedies=("drop it", "choose a bf16 recipe"),
         source="megatron-core 0.16.1 transformer/transformer_config.py:921",
     ),
@@ -316,7 +321,8 @@ RULES = (
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, "
         "weights and activations too",
         remedies=("{state}", "{confirm}"),
-        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
     ),
     contradiction(
         id="PB117",
@@ -325,6 +331,7 @@ RULES = (
         when=only_mode_is_off,
         message="is off, and {name} is {dtype}: without a mode a run is in fp32",
         remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),
-        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
     ),
 )

@@ -177,7 +177,8 @@ RULES = (
         title="a choice per module behind an earlier one",
         setting="model.quant_recipe",
         when=hidden_rows,
-        message="{noun} {name} decides for no module: each that it selects is taken before, by {noun} {by}",
+        message="{noun} {name} decides for no module: each that it selects is "
+        "taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
         source=MATCHING,
     ),
@@ -272,7 +273,8 @@ RULES = (
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are "
         "built without the names that payloads are matched by",
         remedies=("state fp8_param_gather for the whole run", "drop it"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, extensions/transformer_engine.py",
+        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, "
+        "extensions/transformer_engine.py",
     ),
     warning(
         id="PB290",
@@ -288,7 +290,8 @@ RULES = (
         title="scheme of a module that the GPU does not run",
         setting="model.quant_recipe",
         when=schemes_beyond_the_gpu,
-        message="{value} of single modules needs compute capability {needs}, and the target has {has}",
+        message="{value} of single modules needs compute capability {needs}, "
+        "and the target has {has}",
         remedies=("choose another scheme for them", "use other GPUs"),
         source="Transformer Engine 2.20 pytorch/quantization.py",
     ),
@@ -330,7 +333,8 @@ RULES = (
         when=missing_factories,
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
-        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",
+        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports "
+        "it when the model is built",
     ),
     error(
         id="PB296",
@@ -340,14 +344,16 @@ RULES = (
         message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, "
         "which Transformer Engine refuses in the first step",
         remedies=("store the weights in {run.mode} ({unstored})", "choose bf16"),
-        source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
+        source="Transformer Engine 2.20 pytorch/module/base.py "
+        "_check_weight_tensor_recipe_correspondence",
     ),
     error(
         id="PB297",
         title="no module left in low precision",
         setting="modules",
         when=no_module_left,
-        message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in {run.mode}",
+        message="no linear layer is left in {run.scheme}: the {noun}s keep "
+        "all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.plan.precision_plan, 2026-11",
     ),

@@ -15,7 +15,8 @@ EXACT_BF16 = 256
 WRONG_SIGN = "the sign of an update is wrong near balance"
 _OPEN = {
     "bf16": f"{WRONG_SIGN}: at 40,000 tokens, for example, two counts are 256 apart",
-    "fp16": f"their sum is inf where the tokens of a step x top-k are above {LARGEST_FP16:,}, and nothing is balanced",
+    "fp16": "their sum is inf where the tokens of a step x top-k are above "
+    f"{LARGEST_FP16:,}, and nothing is balanced",
 }
 """Mode -> the effect where the tokens of a step are not known."""
 
@@ -166,7 +167,8 @@ RULES = (
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
         when=lambda run: run.has_experts and run.model.moe_router_padding_for_fp8,
-        message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
+        message="is the old name of moe_router_padding_for_quantization, "
+        "which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
     ),
@@ -177,7 +179,8 @@ RULES = (
         when=lambda run: (
             run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
         ),
-        message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
+        message="the router's probabilities are computed in {run.mode}; FP32 is "
+        "what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; "
         "pytorch/torchtitan issue 2389, 2026-02",
@@ -229,7 +232,8 @@ RULES = (
             and run.is_low
             and run.scheme not in ("mxfp8", "nvfp4")
         ),
-        message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this run is {run.scheme}",
+        message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this "
+        "run is {run.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
     ),
@@ -288,7 +292,8 @@ RULES = (
         when=settings_of_absent_experts,
         message="has no effect: the model has no experts",
         remedies=("drop it", "set model.num_moe_experts"),
-        source="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",
+        source="megatron-core 0.16.1 transformer/moe/router.py:96, "
+        "transformer/moe/token_dispatcher.py:617",
     ),
     error(
         id="PB436",
@@ -325,7 +330,8 @@ RULES = (
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron "
         "takes one of them for the moe_flex_dispatcher_num_sms that is not set",
         remedies=("set moe_flex_dispatcher_num_sms alone",),
-        source="megatron-core main of 2026-08-22 transformer/transformer_config.py:1806 __post_init__",
+        source="megatron-core main of 2026-08-22 "
+        "transformer/transformer_config.py:1806 __post_init__",
     ),
     error(
         id="PB438",

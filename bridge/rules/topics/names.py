@@ -244,7 +244,8 @@ RULES = (
         remedies=(
             "write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",
         ),
-        source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
+        source="huggingface/accelerate issue 1386, 2023-05-04; "
+        "AMD-AGI/Primus issue 886, 2026-07-20",
         evidence="reported",
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a "
         "string; a quoted "
@@ -256,7 +257,8 @@ RULES = (
         title="misspelt field",
         setting="model",
         when=misspelt_fields,
-        message="there is no such field: an unknown key is dropped, or lands where nothing reads it",
+        message="there is no such field: an unknown key is dropped, or "
+        "lands where nothing reads it",
         remedies=("{hint}",),
         source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); "
         "NVIDIA-NeMo/Megatron-Bridge issue 2957, 2026-03-23",
@@ -269,7 +271,8 @@ RULES = (
         when=replaced_values,
         message="{recipe} and wins over the owner's own value",
         remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
-        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
+        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the "
+        "peer does it silently",
     ),
     sync_error(
         id="PB124",
@@ -287,7 +290,8 @@ RULES = (
         title="recipe's name says something else",
         setting="fp8_recipe",
         when=misnamed_recipe,
-        message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
+        message="the recipe is called {name}, which promises {promised}, "
+        "and its values are {actual}",
         remedies=(
             "choose the recipe whose name says it",
             "give the changed recipe a name of its own",
@@ -302,7 +306,8 @@ RULES = (
         when=off_that_is_not_none,
         message="must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
-        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
+        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: "
+        "`config.fp8 is not None`",
     ),
     error(
         id="PB127",
@@ -346,7 +351,8 @@ RULES = (
         title="field that no config has",
         setting="mixed_precision",
         when=fields_of_no_config,
-        message="no config that the recipe is written into has a field of this name, so it changes nothing",
+        message="no config that the recipe is written into has a field of this "
+        "name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),
         source="this project: bridge.sync.prediction",
     ),
@@ -366,7 +372,8 @@ RULES = (
         setting="model.first_last_layers_bf16",
         sync="reported",
         when=left_open_values,
-        message="stays: Megatron Bridge's object holds the default of its class in {field}, which may have been stated",
+        message="stays: Megatron Bridge's object holds the default of its class in {field}, which "
+        "may have been stated",
         remedies=(
             "state {field} in a MixedPrecisionConfig of this package",
             "leave it, where the owner's value is meant",
@@ -380,6 +387,7 @@ RULES = (
         when=refused_words,
         message="{why}",
         remedies=("{remedy}",),
-        source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, training/argument_utils.py",
+        source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, "
+        "training/argument_utils.py",
     ),
 )

@@ -164,7 +164,8 @@ RULES = (
             "use fp8_recipe='delayed'",
             "keep the optimizer on the GPU",
         ),
-        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",
+        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that "
+        f"contradict each other",
     ),
     error(
         id="PB343",
@@ -229,7 +230,8 @@ RULES = (
             "keep it for exp_avg_dtype and exp_avg_sq_dtype",
             "use fp8_recipe='delayed' for the fused path",
         ),
-        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, distrib_optimizer.py",
+        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, "
+        "distrib_optimizer.py",
     ),
     error(
         id="PB350",
@@ -249,7 +251,8 @@ RULES = (
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
         when=gathering_inside_the_step,
-        message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
+        message="needs the distributed optimizer, overlap_param_gather and "
+        "interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
         source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which "
         f"gathers "

@@ -85,7 +85,10 @@ def broken_replicas(run: RunContext) -> Iterator[Violation]:
         what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
         yield Violation(what=what, rests_on=_sizes_named(what))
     elif run.has_experts and count % ranks.expert_replica:
-        what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
+        what = (
+            f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
+            f"{ranks.expert_replica}"
+        )
         yield Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])
 
 
@@ -187,7 +190,8 @@ RULES = (
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
         when=overlap_without_sequence_parallelism,
-        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
+        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
+        "Bridge sets it to False",
         remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
@@ -207,7 +211,8 @@ RULES = (
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
         when=sharded_without_fp4_weights,
-        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
+        message="weights sharded for tensor parallelism are gathered in FP4, so "
+        "they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
@@ -266,9 +271,11 @@ RULES = (
         title="batch that does not divide over the replicas",
         setting="train.global_batch_size",
         when=broken_batch,
-        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel ranks = {step}",
+        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel "
+        "ranks = {step}",
         remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
-        source="megatron-core 0.16.1 num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
+        source="megatron-core 0.16.1 num_microbatches_calculator.py: "
+        "ConstantNumMicroBatchesCalculator",
     ),
     warning(
         id="PB410",
@@ -277,14 +284,16 @@ RULES = (
         when=two_lengths,
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
-        source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and data",
+        source="Megatron-LM training/arguments.py, main of 2026-08-22: one "
+        "length for model and data",
     ),
     error(
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
         when=two_lengths_in_megatron_bridge,
-        message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the run starts",
+        message="must be model.seq_length, which is {length}: Megatron Bridge "
+        "asserts it when the run starts",
         remedies=("give both the same value",),
         source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
     ),
@@ -299,7 +308,8 @@ RULES = (
             and bool(run.parallel.layout)
             and run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
         ),
-        message="must be the {run.parallel.virtual} chunks of a stage in model.pipeline_model_parallel_layout",
+        message="must be the {run.parallel.virtual} chunks of a stage in "
+        "model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
     ),
@@ -308,7 +318,8 @@ RULES = (
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
         when=unsplittable_layers,
-        message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
+        message="{rule}, which Megatron Core asserts; plan and memory count a "
+        "split as even as it can be",
         remedies=(
             "change the number of layers or of stages",
             "say how many the first and the last stage have",

@@ -120,7 +120,8 @@ RULES = (
         setting="model.inference_cuda_graph_scope",
         versions=(mcore(since="0.18"),),
         when=fp8_blocks_captured_for_inference,
-        message="FP8 blocks are captured for inference with transformer_impl=inference_optimized and mxfp8 only",
+        message="FP8 blocks are captured for inference with "
+        "transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
         source=PARSER,
     ),
@@ -129,7 +130,8 @@ RULES = (
         title="inference-optimised MXFP8 needs FlashInfer",
         setting="model.transformer_impl",
         when=lambda run: run.is_mxfp8 and run.model.transformer_impl == "inference_optimized",
-        message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
+        message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which "
+        "this check does not know of",
         remedies=(
             "make sure that FlashInfer is 0.6.4 or later",
             "use transformer_impl='transformer_engine'",
@@ -147,7 +149,8 @@ RULES = (
             and "shared_experts" in run.recomputed
             and (run.model.gtp_weight_remat_size or 1) > 1
         ),
-        message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with sharded weights",
+        message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA "
+        "graphs with sharded weights",
         remedies=("take it out", "set cuda_graph_impl=none"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__: an assertion",
     ),

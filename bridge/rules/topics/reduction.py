@@ -116,9 +116,11 @@ RULES = (
             and bool(run.ddp.param_name_patterns_for_fp32_local_accumulation)
             and run.ddp.grad_reduce_in_fp32
         ),
-        message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
+        message="chooses parameters to accumulate in FP32 where "
+        "grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
-        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
+        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: "
+        "an assertion",
     ),
     no_effect(
         id="PB366",

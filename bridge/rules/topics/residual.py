@@ -91,7 +91,8 @@ RULES = (
         message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed "
         "in the dtype of the activations: Megatron refuses it when the config is made",
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 __post_init__",
+        source="Megatron-LM main of 2026-08-22 "
+        "transformer/transformer_config.py:2103 __post_init__",
     ),
     warning(
         id="PB157",

@@ -175,7 +175,8 @@ RULES = (
         when=unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked "
+        "at the first layer",
     ),
     contradiction(
         id="PB203",
@@ -202,7 +203,8 @@ RULES = (
         when=scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: "
+        "accepted silently",
     ),
     sync_warning(
         id="PB206",
@@ -221,7 +223,8 @@ RULES = (
         title="format under blockwise scaling",
         setting="fp8",
         when=lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3"),
-        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise "
+        "scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its "
         "followers train in e4m3",
@@ -243,7 +246,8 @@ RULES = (
         when=lambda run: run.is_custom and run.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
+        "Engine 2.20 CustomRecipe",
     ),
     no_effect(
         id="PB210",
@@ -253,16 +257,19 @@ RULES = (
         message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
-        explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
+        explanation="Transformer Engine's recipe classes ignore keywords they do not know, so "
+        "nothing complains later.",
     ),
     no_effect(
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
         when=lambda run: run.is_fp8 and run.model.fp8_wgrad is False,
-        message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
+        message="has no effect: Transformer Engine 2.0 and later run the "
+        "weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
-        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
+        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 "
+        "extensions/transformer_engine.py",
     ),
     warning(
         id="PB212",
@@ -271,7 +278,8 @@ RULES = (
         when=lambda run: (
             run.is_low and run.model.transformer_impl == "local" and not run.is_emulated
         ),
-        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
+        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run "
+        "would be {run.mode}",
         remedies=(
             "use transformer_impl='transformer_engine'",
             "choose a recipe without FP8 and FP4",
@@ -286,7 +294,8 @@ RULES = (
         when=wrong_payloads,
         message="{key}: {what}",
         remedies=("correct the entry",),
-        source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
+        source="megatron-core 0.19.2 extensions/transformer_engine.py "
+        "TEQuantizationRecipe.parse_from_config",
     ),
     warning(
         id="PB214",
@@ -339,7 +348,8 @@ RULES = (
         when=refused_values,
         message="must be {legal}",
         remedies=("use one of these",),
-        source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
+        source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: "
+        "the choices of each",
     ),
     no_effect(
         id="PB219",
@@ -379,7 +389,8 @@ DELAYED_RULES = (
         title="first step without a scale",
         setting="model.fp8_param",
         when=lambda run: run.is_delayed and run.model.fp8_param,
-        message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
+        message="delayed scaling begins with scale 1, and weights stored in "
+        "FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
     ),

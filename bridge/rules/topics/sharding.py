@@ -156,7 +156,8 @@ RULES = (
         title="FSDP2 turns FP8 weights off",
         setting="fp8_param_gather",
         when=lambda run: run.gathers_fp8 and run.ddp.use_torch_fsdp2,
-        message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
+        message="Megatron-LM sets it to False under torch FSDP2 with "
+        "Transformer Engine 2.0 and later",
         remedies=(
             "use the distributed optimizer instead",
             "set fp8_param_gather=False, as it will be",
@@ -177,7 +178,8 @@ RULES = (
         title="Megatron-FSDP turns the shared buffer off",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         when=buffer_under_megatron_fsdp,
-        message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
+        message="has no effect: Megatron-FSDP does not implement it, and it "
+        "is turned off before a run",
         remedies=(
             "set it to False, as runtime_config_update does",
             "use the distributed optimizer",
@@ -232,7 +234,8 @@ RULES = (
         when=switches_off_in_one_place,
         message="has to be on: {why}",
         remedies=("set {path}=True, as runtime_config_update does",),
-        source="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
+        source="Megatron Bridge 0.6.2 training/config.py "
+        "_validate_and_sync_distributed_optimizer_settings",
     ),
     no_effect(
         id="PB331",
@@ -258,7 +261,8 @@ RULES = (
         ),
         message="hands gradients to the precision-aware optimizer, which is off",
         remedies=("set use_precision_aware_optimizer=True", "set it to False"),
-        source="megatron-core 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
+        source="megatron-core 0.19.2 "
+        "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
     ),
     warning(
         id="PB333",
@@ -273,7 +277,8 @@ RULES = (
             and not run.gathers_fp8
             and run.ddp.megatron_fsdp_main_params_dtype in (run.mode, None)
         ),
-        message="the optimizer steps on {run.mode} weights: an update that is small against a weight rounds away",
+        message="the optimizer steps on {run.mode} weights: an update that is small against a "
+        "weight rounds away",
         remedies=("set megatron_fsdp_main_params_dtype=fp32", "accept {run.mode} weights"),
         source="megatron-core 0.17.1 to 0.19.2 "
         "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: the main weights have this "

@@ -133,7 +133,8 @@ RULES = (
             "set use_distributed_optimizer=True in optimizer and ddp",
             "set fp4_param_gather=False",
         ),
-        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
+        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that "
+        "updates FP4 weights",
     ),
     error(
         id="PB303",
@@ -156,7 +157,8 @@ RULES = (
         when=two_answers,
         message="is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one "
+        "set wins silently",
     ),
     contradiction(
         id="PB305",
@@ -180,7 +182,8 @@ RULES = (
             "store them in FP8 (fp8_param_gather=True)",
             "count it with `precision-bridge memory`",
         ),
-        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 (2024-10-16)",
+        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to "
+        "2026-01-15) and 1261 (2024-10-16)",
         evidence="reported",
     ),
     warning(
@@ -200,14 +203,16 @@ RULES = (
             "use BF16",
             "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False",
         ),
-        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
+        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured "
+        "on a run",
     ),
     error(
         id="PB308",
         title="stored weights with masters of nothing",
         setting="model.use_cpu_initialization",
         when=lambda run: run.gathers_fp8 and run.model.use_cpu_initialization and run.calls_te,
-        message="must be off where weights are stored in FP8, whose masters would be memory that nothing has written",
+        message="must be off where weights are stored in FP8, whose masters would be memory that "
+        "nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py:836-853, "
         "optimizer/distrib_optimizer.py:385; measured on a run with "
@@ -249,7 +254,8 @@ RULES = (
         message="under overlap_param_gather the training loop has to copy the master weights into "
         "the shared buffer before each step, or the loss stays where it was, without an error",
         remedies=(
-            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",
+            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() "
+            "in a loop of your own",
         ),
         source="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; "
         "Megatron-LM main of 2026-08-22 training/training.py train_step; measured on a run",
