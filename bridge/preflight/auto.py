@@ -145,10 +145,10 @@ def count_parameters(model: Any) -> int | None:
         shape = ModelShape.of(model)
     except RunConfigError:
         return None
-    norm, head = output_modules(shape)
+    *norms, head = output_modules(shape)
     modules = [
         *embedding_modules(shape),
-        norm,
+        *norms,
         *([] if shape.share_embeddings_and_output_weights else [head]),
     ]
     modules += [module for kind in shape.kinds for module in layer_modules(shape, kind)]
