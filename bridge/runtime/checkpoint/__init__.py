@@ -1,4 +1,4 @@
-"""The files of a checkpoint, without Megatron Core and torch: folder, lock, manifest, pickles, precision.
+"""The files of a checkpoint, without Megatron Core and torch.
 
     folder.py             `iter_0000100/` of each step, Megatron's pointer; which may be resumed from
     Manifest              what wrote it, and bytes and checksum of each file; written last, read first
@@ -9,6 +9,7 @@
     folder_lock           one run writes into a folder
     linear_weights        the tensors of linear layers, whose values alone need torch (weights.py)
 
-`megatron.checkpoint` writes and loads the tensors and asks this room whether it may. `cli.checkpoint` shows contents,
-differences and damage. `training.run` asks for the changes of precision.
+`megatron.checkpoint` writes and loads the tensors and asks this room whether it
+may. `cli.checkpoint` shows contents, differences and damage. `training.run`
+asks for the changes of precision.
 """

@@ -1,4 +1,4 @@
-"""The contents of a checkpoint for people: which run wrote it, and the tensors by part and dtype."""
+"""The contents of a checkpoint for people: its run, and the tensors by part and dtype."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Contents:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Contents:
-        """Return the contents of a checkpoint. No code of its files is run, and torch is not imported."""
+        """Return the contents of a checkpoint.
+
+        No code of its files is run, and torch is not imported.
+        """
         sizes = outline(checkpoint)
         run: Mapping[str, Any] = {}
         manifest_digest = None
@@ -110,7 +113,10 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """What differs between two checkpoints; `changes` are those of a run in the second's precision."""
+    """What differs between two checkpoints.
+
+    `changes` are those of a run in the second's precision.
+    """
 
     changes: tuple[Change, ...]
     settings: tuple[dict[str, str], ...]
@@ -148,7 +154,7 @@ class Difference:
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest one of a folder of checkpoints."""
+    """Return the checkpoint that a path names: itself, or the newest one of a folder."""
     numbers: list[int] = []
     try:
         if (path / METADATA).is_file():

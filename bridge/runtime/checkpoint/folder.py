@@ -1,4 +1,4 @@
-"""A folder of checkpoints: ``iter_0000100/`` for each step, and Megatron's pointer to the latest."""
+"""A folder of checkpoints: ``iter_0000100/`` per step, and Megatron's latest pointer."""
 
 import logging
 import os
@@ -47,7 +47,10 @@ def newest_finished(folder: Path) -> int | None:
 
 
 def latest_iteration(folder: Path) -> int | None:
-    """Return the number that the pointer of a folder names; None where there is no pointer, or a torn one."""
+    """Return the number that the pointer of a folder names.
+
+    The result is None where there is no pointer, or a torn one.
+    """
     if not (folder / LATEST).is_file():
         return None
     text = ""
@@ -87,7 +90,10 @@ def load_fault(folder: Path) -> Finding | None:
 
 
 def pointer_fault(folder: Path, key: str) -> Finding | None:
-    """Return the fault of a pointer that cannot be written over, or None; `key` is the setting of its folder."""
+    """Return the fault of a pointer that cannot be written over, or None.
+
+    `key` is the setting of its folder.
+    """
     pointer = folder / LATEST
     if not os.path.lexists(pointer) or pointer.is_file():
         return None

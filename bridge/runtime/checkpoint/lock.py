@@ -1,8 +1,8 @@
 """`folder_lock`: one run writes into a folder; the lock of a run that died is taken over.
 
-The lock is a file that its holder keeps locked with `filelock`, by `flock`: the kernel drops it with the process. The
-file names the process. On a file system that keeps `flock` to one machine (Lustre mounted with `localflock`), a run on
-another machine is not seen.
+The lock is a file that its holder keeps locked with `filelock`, by `flock`: the kernel drops it
+with the process. The file names the process. On a file system that keeps `flock` to one machine
+(Lustre mounted with `localflock`), a run on another machine is not seen.
 """
 
 import os
@@ -22,9 +22,10 @@ _HOLDER = re.compile(r"process \d+ on [\w.-]+")
 
 @contextmanager
 def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
-    """Hold the lock of a folder, which the setting `key` names and which is made where it does not exist.
+    """Hold the lock of a folder, which the setting `key` names.
 
-    Yield a sentence where the lock of a run that died was taken over, else None.
+    The folder is made where it does not exist. Yield a sentence where the lock of a run that died
+    was taken over, else None.
     """
     path = folder / LOCK
     lock = FileLock(path, blocking=False)
@@ -78,7 +79,7 @@ def _in_use(folder: Path, key: str) -> CheckpointError:
 
 
 def _holder(path: Path) -> str | None:
-    """Return the process that a lock names, as a noun, or None where its file is empty or damaged."""
+    """Return the process that a lock names, as a noun, or None for an empty or damaged file."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(4096)
     return text if _HOLDER.fullmatch(text) else None

@@ -1,8 +1,9 @@
-"""The manifest of a checkpoint: what wrote it, and name, size and checksum of each of its files, written after all.
+"""The manifest of a checkpoint: its run, and name, size and checksum of each file.
 
-A checkpoint without a manifest was never finished, or is of another program. One whose files do not match it is
-damaged, and is not read. The manifest holds no secret: it finds damage, and it does not prove who wrote it. Its own
-digest, kept elsewhere, proves that neither it nor a file was exchanged (`Manifest.digest`).
+It is written after all files. A checkpoint without a manifest was never finished, or is of another
+program. One whose files do not match it is damaged, and is not read. The manifest holds no secret:
+it finds damage, and it does not prove who wrote it. Its own digest, kept elsewhere, proves that
+neither it nor a file was exchanged (`Manifest.digest`).
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Manifest:
         scratch.replace(checkpoint / MANIFEST)
 
     def outline_fault(self, checkpoint: Path) -> str | None:
-        """Return which file is missing, has another size or is in no manifest, as a clause, or None."""
+        """Return which file is missing, resized or in no manifest, as a clause, or None."""
         try:
             found = outline(checkpoint)
         except OSError as error:
@@ -112,7 +113,7 @@ class Manifest:
         return None
 
     def content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
-        """Return which of some files has other content than when it was written, as a clause, or None."""
+        """Return which of some files has other content than when written, as a clause, or None."""
         names = list(names)
         try:
             found = checksums(checkpoint, names)
@@ -125,7 +126,7 @@ class Manifest:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint, as a clause, or None where every file is as it was written."""
+    """Return the fault of a checkpoint, as a clause, or None where every file is as written."""
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
@@ -136,7 +137,10 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def digest(checkpoint: Path) -> str:
-    """Return the SHA-256 of a manifest: whoever noted it elsewhere can prove that no file was exchanged since."""
+    """Return the SHA-256 of a manifest.
+
+    Whoever noted it elsewhere can prove that no file was exchanged since.
+    """
     return _checksum(checkpoint / MANIFEST)
 
 
@@ -153,7 +157,10 @@ def outline(checkpoint: Path) -> dict[str, int]:
 
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
-    """Return the files that a rank reads: those that the rank of this number wrote, and may have in its cache."""
+    """Return the files that a rank reads.
+
+    They are those that the rank of this number wrote, and may have in its cache.
+    """
     found = []
     for name in names:
         match = _WRITER.match(name)

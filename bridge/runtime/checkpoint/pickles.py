@@ -1,10 +1,11 @@
 """The pickles of a checkpoint, read without running code.
 
-A pickle names the classes and functions that make its objects, so that reading one runs whatever it names. Megatron's
-checkpoints are pickles in three places, and their readers take two of them as they come: ``.metadata``, which is small
-and lists the tensors, and the objects between the tensors (random states, the state of Transformer Engine's modules).
-`pickle_fault` reads both before Megatron does, by an allow list, with stand-ins that do nothing in the place of the
-classes on it. A checkpoint that names anything else is refused, whoever wrote its manifest.
+A pickle names the classes and functions that make its objects, so that reading one runs whatever it
+names. Megatron's checkpoints are pickles in three places, and their readers take two of them as
+they come: ``.metadata``, which is small and lists the tensors, and the objects between the tensors
+(random states, the state of Transformer Engine's modules). `pickle_fault` reads both before
+Megatron does, by an allow list, with stand-ins that do nothing in the place of the classes on it. A
+checkpoint that names anything else is refused, whoever wrote its manifest.
 """
 
 import io
@@ -41,7 +42,9 @@ LISTING: Mapping[str, tuple[str, ...]] = {
         *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     ),
 }
-"""Module -> the names that a ``.metadata`` needs. Read in torch 2.11 and 2.13, megatron-core 0.16.1 and 0.19.2."""
+"""Module -> the names that a ``.metadata`` needs. Read in torch 2.11 and 2.13,
+megatron-core 0.16.1 and 0.19.2.
+"""
 MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "torch": ("Size",),
     "torch._utils": ("_rebuild_tensor_v2",),
@@ -61,7 +64,9 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
     "megatron.core.safe_globals": ("safe_load_from_bytes",),  # 0.19 puts it in the place of torch's
 }
-"""The same for the state of a module of Transformer Engine, which is a pickle in a tensor of bytes."""
+"""The same for the state of a module of Transformer Engine, which is
+a pickle in a tensor of bytes.
+"""
 MODULE_KEY = "_extra_state"
 _DTYPE = re.compile(r"(?:bfloat16|float\d+(?:_e\d+m\d+\w*)?|u?int\d+|complex\d+|bool)\Z")
 
@@ -103,7 +108,10 @@ class Listing:
 
 
 class _Named(type):
-    """The class of stand-ins: a pickle can write onto the objects that it makes, and onto no class."""
+    """The class of stand-ins.
+
+    A pickle can write onto the objects that it makes, and onto no class.
+    """
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"writes onto {cls.__name__}")
@@ -183,7 +191,10 @@ def read_listing(checkpoint: Path) -> Listing:
 
 
 def pickle_fault(checkpoint: Path) -> str | None:
-    """Return why the pickles of a checkpoint must not be read, as a clause, or None where they are plain data."""
+    """Return why the pickles of a checkpoint must not be read, as a clause, or None.
+
+    None means plain data.
+    """
     for path in checkpoint.glob("*"):
         if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
             return f"{path.name:.80} is no regular file"
@@ -200,7 +211,10 @@ def pickle_fault(checkpoint: Path) -> str | None:
 
 
 def _object_fault(checkpoint: Path, listing: Listing) -> str | None:
-    """Return which object of a checkpoint is more than plain data, or is missing, as a clause, or None."""
+    """Return which object of a checkpoint is missing or more than plain data, or None.
+
+    The answer is a clause.
+    """
     name = ""
     try:
         for path in sorted(checkpoint.glob("*.pt")):

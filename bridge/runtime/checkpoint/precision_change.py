@@ -1,7 +1,8 @@
-"""Resuming in another precision: `precision_changes` says what differs from the checkpoint, and what that means.
+"""Resuming in another precision: differences from the checkpoint, and their meaning.
 
-A checkpoint holds weights in the dtype of the mode, FP32 master weights where the mode is half precision, the moments
-of the optimizer and the scales of delayed scaling. A change that touches none of them takes effect in the next step.
+`precision_changes` returns them. A checkpoint holds weights in the dtype of the mode, FP32 master
+weights where the mode is half precision, the moments of the optimizer and the scales of delayed
+scaling. A change that touches none of them takes effect in the next step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,7 +71,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Chan
 
 
 def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -> Change | None:
-    """Return the change of one home of a field, None without one that has an effect in either run."""
+    """Return the change of one home of a field, None if it has no effect in either run."""
     field = FIELDS[route.field]
     path = f"{route.owner}.{route.attribute}"
     if route.field == "modules":

@@ -1,4 +1,7 @@
-"""The weights of a checkpoint's linear layers as matrices: the FP32 masters where it holds them, else the weights."""
+"""The weights of a checkpoint's linear layers as matrices.
+
+They are the FP32 masters where it holds them, else the weights.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ LARGEST = 8 * 2**30
 
 
 def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the tensors of linear layers, by key: that of the FP32 master where there is one of the same shape."""
+    """Return the tensors of linear layers, by key.
+
+    A tensor is that of the FP32 master where there is one of the same shape.
+    """
     fault = pickle_fault(checkpoint)
     if fault is not None:
         raise DamagedCheckpointError(checkpoint, fault)
@@ -58,7 +64,10 @@ def _master_of(key: str, tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torch.Tensor]:
-    """Yield each layer's and expert's matrix of some tensors of a checkpoint, which `linear_weights` has checked."""
+    """Yield each layer's and expert's matrix of some tensors of a checkpoint.
+
+    `linear_weights` has checked the tensors.
+    """
     import torch  # heavy, and only for the values of a checkpoint
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load

@@ -1,9 +1,10 @@
 """The only room that imports megatron.core or transformer_engine at run time.
 
-Importing it imports `megatron.core` once, without its warnings about optional packages (Apex, Transformer Engine, a
-CUDA tool chain), and changes nothing of it, of torch or of logging. The module that would have used a missing package
-reports it where it matters. What a run needs is replaced by `training_process`, for its length. In a process that was
-declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is imported first, over a stand-in.
+Importing it imports `megatron.core` once, without its warnings about optional packages (Apex,
+Transformer Engine, a CUDA tool chain), and changes nothing of it, of torch or of logging. The
+module that would have used a missing package reports it where it matters. What a run needs is
+replaced by `training_process`, for its length. In a process that was declared for it
+(`bridge.preflight.te_cpu`), Transformer Engine's Python is imported first, over a stand-in.
 
     Process          this process among the ranks, set up and taken down by `training_process`: device shim, `Peers`,
                      groups, seeds, `StopRequest`

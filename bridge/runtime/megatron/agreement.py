@@ -1,7 +1,8 @@
-"""Ranks that agree: `require_agreement` compares their settings, `from_first_rank` gives all of them one answer.
+"""Ranks that agree: `require_agreement` compares settings, `from_first_rank` shares one answer.
 
-Each rank sends a digest of 32 bytes. Only where digests differ are the settings of two ranks sent: those of rank 0 and
-of the first rank that differs from it. Every rank then raises the same error, before any group of Megatron exists.
+Each rank sends a digest of 32 bytes. Only where digests differ are the settings of two ranks sent:
+those of rank 0 and of the first rank that differs from it. Every rank then raises the same error,
+before any group of Megatron exists.
 """
 
 import hashlib
@@ -23,9 +24,10 @@ SHARED = (CheckpointError, TrainingError, OSError)
 
 
 def require_agreement(fingerprint: Mapping[str, str]) -> None:
-    """Compare the fingerprints of all ranks; a collective call of a process group that has just been started.
+    """Compare the fingerprints of all ranks.
 
-    RunConfigError, on every rank, where two ranks have different settings.
+    A collective call of a process group that has just been started. RunConfigError, on every rank,
+    where two ranks have different settings.
     """
     digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
     rank = torch.distributed.get_rank()
@@ -58,7 +60,10 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:
-    """Return on every rank what `compute` returns on the first one; an error of `SHARED` is raised on every rank."""
+    """Return on every rank what `compute` returns on the first one.
+
+    An error of `SHARED` is raised on every rank.
+    """
     sent = [_outcome(compute) if torch.distributed.get_rank() == 0 else None]
     if torch.distributed.get_world_size() > 1:
         torch.distributed.broadcast_object_list(sent, src=0)
@@ -67,7 +72,10 @@ def from_first_rank(compute: Callable[[], T]) -> T:
 
 
 def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
-    """Return on every rank of a group what `compute` returns on each; an error of `SHARED` is raised on all of them."""
+    """Return on every rank of a group what `compute` returns on each.
+
+    An error of `SHARED` is raised on all of them.
+    """
     own, ranks = _outcome(compute), torch.distributed.get_world_size(group)
     seen: list[Any] = [own] * ranks
     if ranks > 1:

@@ -1,14 +1,17 @@
-"""Attention without Transformer Engine: in one operator, and over a latent whose rotary key has its whole gradient.
+"""Attention without Transformer Engine, in one operator.
 
-`FusedDotProductAttention` is torch's `scaled_dot_product_attention` inside Megatron's core-attention module. Megatron's
-own writes the scores to memory and passes over them for the scale, the mask, the cast to FP32, the softmax and the cast
-back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache. Its arithmetic is the
-same where it takes over: causal self-attention with the softmax in FP32, products of 16-bit operands accumulated in
-FP32. One thing differs: where this CPU has no 16-bit GEMM (`wide_gemm.py`), the probabilities enter the
-second product in FP32 instead of being rounded to 16 bits.
+Latent attention gives its rotary key the whole gradient. `FusedDotProductAttention` is torch's
+`scaled_dot_product_attention` inside Megatron's core-attention module. Megatron's own writes the
+scores to memory and passes over them for the scale, the mask, the cast to FP32, the softmax and the
+cast back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache.
+Its arithmetic is the same where it takes over: causal self-attention with the softmax in FP32,
+products of 16-bit operands accumulated in FP32. One thing differs: where this CPU has no 16-bit
+GEMM (`wide_gemm.py`), the probabilities enter the second product in FP32 instead of being rounded
+to 16 bits.
 
-Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to Megatron's implementation,
-which has no context parallelism. Here keys and values are gathered over its ranks.
+Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax)
+goes to Megatron's implementation, which has no context parallelism. Here keys and
+values are gathered over its ranks.
 """
 
 # ruff: noqa: N806 tensors carry their shape in capitals
@@ -37,7 +40,8 @@ from bridge.runtime.megatron.causal_attention import attended, chunks_of, in_ord
 class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's `DotProductAttention` with a fused path for plain causal self-attention.
 
-    It also takes the widths of latent attention, as Transformer Engine's does; Megatron's constructor does not.
+    It also takes the widths of latent attention, as Transformer Engine's does;
+    Megatron's constructor does not.
     """
 
     def __init__(
@@ -100,7 +104,10 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         )
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attended values of queries whose last one is at the place of the last key, [S, B, N * D]."""
+        """Return the attended values, [S, B, N * D].
+
+        The last query is at the place of the last key.
+        """
         dtype = query.dtype
         q_BNSD, k_BGSD, v_BGSD = (
             tensor_SBXD.permute(1, 2, 0, 3).to(multiplied_dtype(dtype))
@@ -113,13 +120,15 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
     """`MLASelfAttention` whose rotary key has its whole gradient under tensor parallelism.
 
-    Megatron gives each rank's heads the gathered rotary key, and takes the gradient of that rank's heads alone for it
-    (multi_latent_attention.py:605-614 in 0.16.1), so a run under tensor parallelism trains otherwise than one process.
-    Here the down projection returns its part of the sequence with the whole latent, as Transformer Engine's does;
-    Megatron then gathers the rotary key itself, with the gradients of all ranks.
+    Megatron gives each rank's heads the gathered rotary key, and takes the gradient of that rank's
+    heads alone for it (multi_latent_attention.py:605-614 in 0.16.1), so a run under tensor
+    parallelism trains otherwise than one process. Here the down projection returns its part of the
+    sequence with the whole latent, as Transformer Engine's does; Megatron then gathers the rotary
+    key itself, with the gradients of all ranks.
 
-    *Differs*: Megatron's local down projections are column-parallel, Transformer Engine's are whole on each rank. So
-    under tensor parallelism a scale of a whole tensor covers a rank's part of the down projection's weight here.
+    *Differs*: Megatron's local down projections are column-parallel, Transformer Engine's are whole
+    on each rank. So under tensor parallelism a scale of a whole tensor covers a rank's part of the
+    down projection's weight here.
     """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -129,6 +138,9 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
 
 
 def _whole_latent(_layer: Any, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-    """Return the latent and the rotary key of this rank's part of the sequence, from this rank's part of both."""
+    """Return the latent and the rotary key of this rank's part of the sequence.
+
+    The input is this rank's part of both.
+    """
     part, bias = output
     return scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(part)), bias

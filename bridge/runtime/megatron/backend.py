@@ -1,4 +1,7 @@
-"""Backend of a run's GEMMs: Transformer Engine, on a GPU or its Python on a CPU, the emulation, else Megatron."""
+"""Backend of a run's GEMMs: Transformer Engine, the emulation or Megatron's own layers.
+
+Transformer Engine runs on a GPU, or its Python runs on a CPU.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -45,9 +48,10 @@ class Backend:
 def choose_backend_of_phases(
     requested: str, models: Sequence[Any], environ: Mapping[str, str] = MappingProxyType({})
 ) -> Backend:
-    """Return the backend for a run whose phases have these model configs: that of the first with FP8 or FP4 matmuls.
+    """Return the backend for a run whose phases have these model configs.
 
-    Arguments and errors as for `choose_backend`, of each phase.
+    It is that of the first phase with FP8 or FP4 matmuls. Arguments and errors as for
+    `choose_backend`, of each phase.
     """
     chosen = [choose_backend(requested, model, environ) for model in models]
     low = [
@@ -66,12 +70,14 @@ def choose_backend(
 ) -> Backend:
     """Return the backend for a `TransformerConfig` on this machine.
 
-    Of `BACKENDS`, auto is Transformer Engine where it works, else the emulation; te_cpu needs a process that was
-    declared for it (`bridge.preflight.te_cpu`) and runs nothing else. `environ` has Transformer Engine's variables.
+    Of `BACKENDS`, auto is Transformer Engine where it works, else the emulation; te_cpu needs a
+    process that was declared for it (`bridge.preflight.te_cpu`) and runs nothing else. `environ`
+    has Transformer Engine's variables.
 
     Raises:
         BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing.
-        PrecisionConfigError: No such scheme or format, or a variable of the environment contradicts the config.
+        PrecisionConfigError: No such scheme or format, or a variable of the
+            environment contradicts the config.
     """
     scheme = scheme_of(config)
     effects = [
@@ -146,7 +152,10 @@ def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -
 def _te_on_cpu(
     requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]
 ) -> Backend:
-    """Return the backend of a process with Transformer Engine's Python on its CPU, or refuse one that does not fit."""
+    """Return the backend of a process with Transformer Engine's Python on its CPU.
+
+    A backend that does not fit is refused.
+    """
     found = installed_te()
     if requested != "te_cpu":
         raise BackendUnavailableError(
@@ -170,14 +179,20 @@ def _te_on_cpu(
 
 
 def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
-    """Return the requirements of the schemes of a run, and of its single modules, that a machine lacks."""
+    """Return the requirements of a run's schemes that a machine lacks.
+
+    The schemes of single modules count too.
+    """
     return list(
         dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine))
     )
 
 
 def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
-    """Return sentences on Transformer Engine's recipe and variables; refuse a variable that contradicts the config."""
+    """Return sentences on Transformer Engine's recipe and variables.
+
+    Refuse a variable that contradicts the config.
+    """
     attention = bool(getattr(config, "fp8_dot_product_attention", False))
     findings = environment_findings(scheme_of(config), environ, attention=attention)
     errors = [finding for finding in findings if finding.severity == "error"]
@@ -191,7 +206,10 @@ def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 
 
 def te_recipe(config: Any) -> Any:
-    """Return the recipe object that Megatron gives Transformer Engine for a model config; None without FP8 and FP4."""
+    """Return the recipe object that Megatron gives Transformer Engine for a model config.
+
+    The result is None without FP8 and FP4.
+    """
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
             return get_fp8_recipe(config)
@@ -209,7 +227,10 @@ _TE_CHECKPOINTS = (
 
 @contextmanager
 def running(backend: Backend) -> Iterator[None]:
-    """Let Megatron run a backend for the length of a ``with`` block, from building the model to the last step."""
+    """Let Megatron run a backend for the length of a ``with`` block.
+
+    The block lasts from building the model to the last step.
+    """
     with ExitStack() as stack:
         if backend.name in ("emulated", "te_cpu"):
             stack.enter_context(separate_gathers())

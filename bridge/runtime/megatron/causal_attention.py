@@ -1,8 +1,8 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Attention in one operator, and the parts of a sequence that the ranks of context parallelism hold.
+"""Attention in one operator, and the parts of a sequence under context parallelism.
 
-Of 2 x ranks chunks a rank holds one from the front and one from the back, so that causal attention is the same work for
-each. A chunk of queries attends to all keys up to its own end.
+Of 2 x ranks chunks a rank holds one from the front and one from the back, so that causal attention
+is the same work for each. A chunk of queries attends to all keys up to its own end.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 Source: megatron-core 0.16.1 utils.py, get_batch_on_this_cp_rank; Transformer Engine 2.20.2
@@ -30,7 +30,8 @@ def attended(
 ) -> torch.Tensor:
     """Return the attended values, (B, N, S, D), in the dtype of the operands.
 
-    The last query is at the place of the last key; with `is_causal` a query attends to the keys up to its own place.
+    The last query is at the place of the last key; with `is_causal` a query attends
+    to the keys up to its own place.
     """
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]
     is_part = is_causal and queries != keys
@@ -63,7 +64,7 @@ def own_part(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
 
 
 def in_order(gathered: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return the whole sequence of the parts of all ranks, one after the other along the first axis."""
+    """Return the whole sequence: the parts of all ranks, one after the other along axis 0."""
     held = [number for rank in range(ranks) for number in chunks_of(rank, ranks)]
     parts = gathered.chunk(2 * ranks)
     return torch.cat([parts[held.index(number)] for number in range(2 * ranks)])

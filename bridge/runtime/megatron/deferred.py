@@ -1,6 +1,7 @@
-"""Megatron's optimizer and DDP configs whose checks wait for `finalize`, as in the classes of Megatron Bridge.
+"""Megatron's optimizer and DDP configs whose checks wait for `finalize`.
 
-A script states these configs before a recipe completes them, so that what Megatron refuses may be true only in between.
+The classes of Megatron Bridge do so too. A script states these configs before a recipe completes
+them, so that what Megatron refuses may be true only in between.
 """
 
 from dataclasses import dataclass

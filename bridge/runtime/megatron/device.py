@@ -1,11 +1,13 @@
-"""CPU device shim: runs Megatron Core, which asks for "cuda" in many places, on a machine without it.
+"""CPU device shim: runs Megatron Core, which asks for "cuda", on a machine without it.
 
-Megatron creates tensors with ``device="cuda"``, asks ``tensor.type()`` for ``torch.cuda.FloatTensor``, keeps its random
-number states in CUDA generators and opens ``torch.autocast("cuda")``. Each row of `REPLACEMENTS` replaces one callable
-while the shim is installed; nothing intercepts operators, so a training step costs what it costs without it.
-Where CUDA is present, installing is a no-op.
+Megatron creates tensors with ``device="cuda"``, asks ``tensor.type()`` for
+``torch.cuda.FloatTensor``, keeps its random number states in CUDA generators and opens
+``torch.autocast("cuda")``. Each row of `REPLACEMENTS` replaces one callable while the shim is
+installed; nothing intercepts operators, so a training step costs what it costs without it. Where
+CUDA is present, installing is a no-op.
 
-The shim has to stay installed while training: schedules and optimizer steps create tensors on "cuda" too.
+The shim has to stay installed while training: schedules and optimizer
+steps create tensors on "cuda" too.
 """
 
 import functools
@@ -43,7 +45,7 @@ def is_installed() -> bool:
 
 
 def _cuda_type_name(_original: object) -> Callable[..., Any]:
-    """`Tensor.type()` without arguments: Megatron compares it with the names of CUDA tensor types."""
+    """`Tensor.type()` without arguments, which Megatron compares with CUDA's type names."""
 
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is not None:
@@ -78,7 +80,10 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
-    """`_p2p_ops` that sends aliases: gloo reads a tensor after Megatron has emptied it through ``.data``."""
+    """`_p2p_ops` that sends aliases.
+
+    Gloo reads a tensor after Megatron has emptied it through ``.data``.
+    """
 
     @functools.wraps(send)
     def sent(*, tensor_send_prev: Any, tensor_send_next: Any, **others: Any) -> Any:
@@ -92,7 +97,10 @@ def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that moves nothing where the one rank's result is its own tensor, as NCCL's does; gloo copies it."""
+    """A collective that moves nothing where the one rank's result is its own tensor.
+
+    NCCL does so; gloo copies the tensor.
+    """
 
     @functools.wraps(reduce_or_gather)
     def moved(*tensors: Any, **named: Any) -> Any:
@@ -106,7 +114,10 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
-    """`ProcessGroupGloo.__init__` whose groups share the thread that wakes each 10 ms; torch starts one per group."""
+    """`ProcessGroupGloo.__init__` whose groups share the thread that wakes each 10 ms.
+
+    Torch starts one per group.
+    """
     gloo: Any = torch.distributed.ProcessGroupGloo
     shared = functools.cache(gloo.create_default_device)
 

@@ -1,4 +1,7 @@
-"""The model: its config, and Megatron's `GPTModel` built from it, wrapped for mixed precision and data parallelism."""
+"""The model: its config, and Megatron's `GPTModel` built from it and wrapped.
+
+The wrappers are those for mixed precision and data parallelism.
+"""
 
 import copy
 import importlib.util
@@ -40,10 +43,10 @@ ACTIVATIONS = {
 
 @dataclass
 class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is untyped
-    """`TransformerConfig` with the further arguments of `GPTModel`, under Megatron's names, and of latent attention.
+    """`TransformerConfig` with the further arguments of `GPTModel` and of latent attention.
 
-    Defaults are those of `TransformerConfig`; the fields that `MLATransformerConfig` adds have its own, and are read
-    with `multi_latent_attention` only.
+    The arguments have Megatron's names. Defaults are those of `TransformerConfig`; the fields that
+    `MLATransformerConfig` adds have its own, and are read with `multi_latent_attention` only.
     """
 
     multi_latent_attention: bool = False
@@ -67,7 +70,9 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
     rotary_percent: float = 1.0
     """Part of each head that is rotated."""
     hybrid_layer_pattern: str | None = None
-    """A letter for each layer of a hybrid model: M for Mamba, * for attention, - for an MLP, E for experts."""
+    """A letter for each layer of a hybrid model: M for Mamba, * for
+    attention, - for an MLP, E for experts.
+    """
     hybrid_override_pattern: str | None = None
     """The older name of the same."""
     share_embeddings_and_output_weights: bool = False
@@ -111,9 +116,10 @@ _EXTENSIONS = {
 
 
 def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
-    """Return a copy of a model config that runs on this machine, and a sentence that names the fields it changed.
+    """Return a copy of a model config that runs on this machine, and the changes.
 
-    No precision field is touched. RunConfigError where the data's vocabulary, `vocab_size`, is larger than its own.
+    The changes are a sentence that names the fields. No precision field is touched. RunConfigError
+    where the data's vocabulary, `vocab_size`, is larger than its own.
     """
     config = copy.copy(config)
     if config.vocab_size is None:
@@ -140,7 +146,10 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
 
 
 def padded_vocab_size(config: Any) -> int:
-    """Return the rows of the embedding: the vocabulary, padded so that every tensor-parallel rank gets as many."""
+    """Return the rows of the embedding: the padded vocabulary.
+
+    Every tensor-parallel rank gets as many rows.
+    """
     multiple = int(config.make_vocab_size_divisible_by) * int(config.tensor_model_parallel_size)
     return -(-int(config.vocab_size) // multiple) * multiple
 
@@ -154,10 +163,12 @@ def build_gpt(
     backend: str = "local",
     phases: Sequence[Any] = (),
 ) -> list[Any]:
-    """Build this rank's part of the model: a `DistributedDataParallel` per chunk, as Megatron's schedules take them.
+    """Build this rank's part of the model, a `DistributedDataParallel` per chunk.
 
-    `config` is the result of `run_config`, `backend` the name of one, and `phases` are the model configs of a precision
-    schedule. Weights are cast by Megatron's `Float16Module`; from one seed they are the same in every parallel layout.
+    Megatron's schedules take the chunks in this form. `config` is the result of `run_config`,
+    `backend` the name of one, and `phases` are the model configs of a precision schedule. Weights
+    are cast by Megatron's `Float16Module`; from one seed they are the same in every parallel
+    layout.
     """
     if backend in ("te", "te_cpu"):
         _require_te_storage(config, ddp)
@@ -183,9 +194,10 @@ def build_gpt(
 def _locate_parameters(chunk: Any) -> None:
     """Give each bucket the places of its parameters in the buffer.
 
-    megatron-core 0.16.1 counts them without the gaps by which the distributed optimizer aligns parameters to 64
-    elements (distributed/param_and_grad_buffer.py:106-110). Where weights are stored in MXFP8, every parameter behind
-    one of another size is then copied from a wrong place after each step. Megatron-LM's pull request 3007 corrects it.
+    megatron-core 0.16.1 counts them without the gaps by which the distributed optimizer aligns
+    parameters to 64 elements (distributed/param_and_grad_buffer.py:106-110). Where weights are
+    stored in MXFP8, every parameter behind one of another size is then copied from a wrong place
+    after each step. Megatron-LM's pull request 3007 corrects it.
     """
     for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
         for bucket in buffer.buckets:
@@ -195,9 +207,12 @@ def _locate_parameters(chunk: Any) -> None:
 
 
 def _require_te_storage(config: Any, ddp: Any) -> None:
-    """Refuse NVFP4 weights that Megatron's buffers cannot hold: they count a byte per element, the codes are packed.
+    """Refuse NVFP4 weights that Megatron's buffers cannot hold.
 
-    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1 has `fp4_param_gather` for them.
+    The buffers count a byte per element, and the codes are packed.
+
+    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1
+    has `fp4_param_gather` for them.
     """
     is_packed = (
         getattr(config, "fp4", None) and scheme_of(config) and getattr(config, "fp4_param", False)
@@ -264,10 +279,10 @@ def _build_chunk(
 
 
 def parameter_count(model: list[Any]) -> int:
-    """Return the parameters of the whole model, summed over tensor-parallel shards and stages; a collective call.
+    """Return the parameters of the whole model, summed over tensor-parallel shards and stages.
 
-    Parameters that several ranks hold a copy of (norms under TP, tied embeddings under PP) count once. Each
-    expert-parallel rank holds experts of its own.
+    A collective call. Parameters that several ranks hold a copy of (norms under TP, tied embeddings
+    under PP) count once. Each expert-parallel rank holds experts of its own.
     """
     rank = parallel_state.get_tensor_model_parallel_rank()
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
@@ -293,7 +308,10 @@ def parameter_count(model: list[Any]) -> int:
 
 
 def bucket_groups(model: list[Any]) -> list[Any]:
-    """Return the groups of buckets in which the gradients and weights of model chunks are reduced and gathered."""
+    """Return the groups of buckets of model chunks.
+
+    Gradients are reduced in them, and weights gathered.
+    """
     return [
         group
         for chunk in model

@@ -1,15 +1,17 @@
 """Initial weights that are the same in every parallel layout.
 
-Megatron draws a rank's weights one after the other from the rank's own random state, so another pipeline stage,
-tensor-parallel shard or expert-parallel rank has other weights than the single process. Here each weight of the whole
-model is drawn by itself, from a seed made of the run's seed and its place: the name and the numbers of layer and expert
-under which Megatron's distributed checkpoints keep it. A rank takes its part of the tensor.
+Megatron draws a rank's weights one after the other from the rank's own random state, so another
+pipeline stage, tensor-parallel shard or expert-parallel rank has other weights than the single
+process. Here each weight of the whole model is drawn by itself, from a seed made of the run's seed
+and its place: the name and the numbers of layer and expert under which Megatron's distributed
+checkpoints keep it. A rank takes its part of the tensor.
 
-While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place of random values.
-A parameter that holds a mark afterwards is drawn with the function of that mark; norms and biases keep their values.
-Megatron draws the convolution, decays and steps of a Mamba layer or a gated delta net without such a function; they are
-drawn here from its distributions.
-On one kind of device the weights are equal in every layout; a CPU and a GPU draw other values from the same seed.
+While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in
+place of random values. A parameter that holds a mark afterwards is drawn with the function of
+that mark; norms and biases keep their values. Megatron draws the convolution, decays and steps
+of a Mamba layer or a gated delta net without such a function; they are drawn here from its
+distributions. On one kind of device the weights are equal in every layout; a CPU and a GPU draw
+other values from the same seed.
 """
 
 import hashlib
@@ -33,7 +35,9 @@ _MARKS = {
     "output_layer_init_method": 2.0**-11,
     "embedding_init_method": 2.0**-12,
 }
-"""Config field -> its mark: smaller than any weight's amax, which delayed scaling keeps the larger one of."""
+"""Config field -> its mark: smaller than any weight's amax, which delayed
+scaling keeps the larger one of.
+"""
 
 
 @contextmanager
@@ -96,14 +100,20 @@ def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tenso
 
 
 def _convolution(module: Any) -> list[torch.Tensor]:
-    """Return weight and bias of a layer's convolution, which is a module, or parameters from megatron-core 0.19 on."""
+    """Return weight and bias of a layer's convolution.
+
+    It is a module, or from megatron-core 0.19 on parameters.
+    """
     if hasattr(module, "conv1d"):
         return list(module.conv1d.parameters())
     return [module.conv1d_weight, module.conv1d_bias]
 
 
 def _draw_steps(bias: torch.Tensor) -> None:
-    """Fill the biases of a Mamba layer's steps: the softplus of one is log-uniform between 0.001 and 0.1."""
+    """Fill the biases of a Mamba layer's steps.
+
+    The softplus of a bias is log-uniform between 0.001 and 0.1.
+    """
     steps = bias.uniform_(math.log(0.001), math.log(0.1)).exp()
     bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
@@ -112,7 +122,10 @@ _PLACED = (ShardedTensor, ShardedTensorFactory)
 
 
 def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
-    """Return the mark that all elements of a weight hold, up to the rounding of a low precision, or None."""
+    """Return the mark that all elements of a weight hold, or None.
+
+    The mark may be rounded to a low precision.
+    """
     smallest, largest = (float(value) for value in torch.aminmax(weight.float()))
     return next((mark for mark in marks if 0.9 * mark < smallest <= largest < 1.1 * mark), None)
 
@@ -122,8 +135,8 @@ def _drawn(
 ) -> torch.Tensor:
     """Return the values of a parameter, which is read for shape and device.
 
-    `place` is Megatron's entry for it in a sharded state dict, or its name where that has none: it is then drawn
-    whole.
+    `place` is Megatron's entry for it in a sharded state dict, or its name where that
+    has none: it is then drawn whole.
     """
     plain = torch.empty(parameter.shape, device=parameter.device)
     if isinstance(place, str):
@@ -158,7 +171,8 @@ def _filled(
 ) -> torch.Tensor:
     """Fill a tensor with random values that its place decides; the random states stay as they are.
 
-    `torch.manual_seed` would seed the kinds of devices that are not there too: a stack trace for each, kept for ever.
+    `torch.manual_seed` would seed the kinds of devices that are not there too: a stack
+    trace for each, kept for ever.
     """
     number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
     with torch.random.fork_rng(devices=[tensor.device] if tensor.is_cuda else []):

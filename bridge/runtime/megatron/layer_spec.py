@@ -1,8 +1,10 @@
-"""Layer specs: Megatron's own spec functions, with Transformer Engine's modules or, elsewhere, its local ones.
+"""Layer specs: Megatron's own spec functions.
 
-The spec functions read the whole model config: experts, latent attention, norms of queries and keys, prediction layers.
-Of a local spec the classes alone are replaced, at every depth: norms that work under sequence parallelism, fused
-attention, latent attention. `emulate` puts emulated linear layers into the model that is built.
+Their modules are Transformer Engine's or, elsewhere, Megatron's local ones. The spec functions read
+the whole model config: experts, latent attention, norms of queries and keys, prediction layers. Of
+a local spec the classes alone are replaced, at every depth: norms that work under sequence
+parallelism, fused attention, latent attention. `emulate` puts emulated linear layers into the model
+that is built.
 """
 
 import copy
@@ -34,10 +36,12 @@ from bridge.runtime.megatron.attention import FusedDotProductAttention, LatentAt
 
 
 class SequenceParallelNorm:
-    """Torch's norm under sequence parallelism: its parameters are marked so that their gradients are summed over TP.
+    """Torch's norm under sequence parallelism.
 
-    Megatron's `WrappedTorchNorm` refuses sequence parallelism, although a norm works on each token alone; all it lacks
-    is the mark that `finalize_model_grads` looks for (distributed/finalize_model_grads.py:354 in 0.16.1).
+    Its parameters are marked so that their gradients are summed over TP. Megatron's
+    `WrappedTorchNorm` refuses sequence parallelism, although a norm works on each token alone; all
+    it lacks is the mark that `finalize_model_grads` looks for
+    (distributed/finalize_model_grads.py:354 in 0.16.1).
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
@@ -60,9 +64,10 @@ LOCAL: Mapping[Any, Any] = {
 
 
 def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
-    """Return a part of a spec with other classes at every depth; from megatron-core 0.19 it may be a `partial`.
+    """Return a part of a spec with other classes at every depth.
 
-    Without Transformer Engine, Megatron's names of its classes are mocks, which are no types.
+    From megatron-core 0.19 it may be a `partial`. Without Transformer Engine, Megatron's names of
+    its classes are mocks, which are no types.
     """
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
@@ -100,16 +105,20 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
 
 
 def _plain(config: Any) -> Any:
-    """Return a model config without an attention variant, which `_with_variant` puts into the layers."""
+    """Return a model config without an attention variant.
+
+    `_with_variant` puts the variant into the layers.
+    """
     plain = copy.copy(config)
     plain.experimental_attention_variant = None
     return plain
 
 
 def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
-    """Return the spec of a model chunk's multi-token-prediction layers, None where it has none; as `block_spec`.
+    """Return the spec of a model chunk's multi-token-prediction layers, None where it has none.
 
-    A prediction layer contains a transformer layer of the kind of the model's last one.
+    As `block_spec`. A prediction layer contains a transformer layer of the kind of the model's last
+    one.
     """
     if not config.mtp_num_layers:
         return None
@@ -129,7 +138,7 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
 
 
 class WholeLinear:
-    """Megatron's linear layer in the place of one of Transformer Engine's that is whole on every rank."""
+    """Megatron's linear layer in the place of one of TE's that is whole on every rank."""
 
     def __new__(cls, *args: Any, parallel_mode: str, **kwargs: Any) -> Any:
         """Return the layer."""
@@ -138,7 +147,10 @@ class WholeLinear:
 
 
 class _OwnLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untyped
-    """Megatron's own layers, also in the places of Transformer Engine's that are whole or have a norm inside."""
+    """Megatron's own layers, also in other places of Transformer Engine's.
+
+    Those places are layers that are whole or have a norm inside.
+    """
 
     def linear(self) -> Any:
         return WholeLinear
@@ -152,9 +164,10 @@ def _with_variant(
 ) -> list[ModuleSpec]:
     """Return layers of plain attention with the variant of a model config in those that have it.
 
-    The variants are the gated delta net and DeepSeek sparse attention; `first` is the number of the first layer in the
-    whole model, from 0. Megatron has specs of their attention, and no block spec with sparse attention.
-    Source: megatron-core 0.16.1 models/gpt/experimental_attention_variant_module_specs.py.
+    The variants are the gated delta net and DeepSeek sparse attention; `first` is the number of the
+    first layer in the whole model, from 0. Megatron has specs of their attention, and no block spec
+    with sparse attention. Source: megatron-core 0.16.1
+    models/gpt/experimental_attention_variant_module_specs.py.
     """
     variant = config.experimental_attention_variant
     if variant is None:
@@ -195,9 +208,10 @@ def _changed(
 
 
 def _with_core_of(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
-    """Return latent attention with the core of sparse attention, in the class that this core is made for.
+    """Return latent attention with the core of sparse attention.
 
-    From megatron-core 0.19 on that is a class of its own, which multiplies with the weight of the up projection.
+    The class is the one that this core is made for. From megatron-core 0.19 on that is a class of
+    its own, which multiplies with the weight of the up projection.
     """
     core = sparse.submodules.core_attention
     if sparse.module is latent.module:

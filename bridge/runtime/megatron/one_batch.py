@@ -1,11 +1,12 @@
-"""Results of every GEMM of a model's linear layers in one forward and backward pass, to be compared with another pass.
+"""Results of every GEMM of a model's linear layers in one forward and backward pass.
 
-`capture` two passes of one batch, then ask `relative_errors`. Hooks on tensors do it, so that the layers may be
-Megatron's own, Transformer Engine's or emulated. A result is sampled at fixed places, in FP32 on the CPU. Of several
+They are compared with those of another pass. `capture` two passes of one batch, then ask
+`relative_errors`. Hooks on tensors do it, so that the layers may be Megatron's own, Transformer
+Engine's or emulated. A result is sampled at fixed places, in FP32 on the CPU. Of several
 micro-batches the first counts, apart from weight gradients, which are summed.
 
-Each expert has a number of tokens of its own, to which FP8 adds rows of zeros, so the first elements of its results are
-kept. `Routes` gives the experts of two passes the same tokens.
+Each expert has a number of tokens of its own, to which FP8 adds rows of zeros, so the first
+elements of its results are kept. `Routes` gives the experts of two passes the same tokens.
 """
 
 import math
@@ -31,9 +32,10 @@ Captured = dict[Place, torch.Tensor]
 
 @contextmanager
 def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Iterator[Captured]:
-    """Capture the results of the linear layers in a model's transformer layers, for a ``with`` block.
+    """Capture the results of linear layers in transformer layers, for a ``with`` block.
 
-    The results are in the order of execution; a weight's gradient comes after that of the layer's input.
+    The results are in the order of execution; a weight's gradient comes
+    after that of the layer's input.
     """
     captured: Captured = {}
     linears = {
@@ -73,7 +75,10 @@ def _forward_hook(
     inputs: tuple[Any, ...],
     output: Any,
 ) -> None:
-    """Keep a layer's output, and the gradient of its input; under recomputation the second pass has that one."""
+    """Keep a layer's output, and the gradient of its input.
+
+    Under recomputation the second pass has that one.
+    """
     _keep(captured, where, "fprop", output[0] if isinstance(output, tuple) else output)
     if inputs[0].requires_grad:
         inputs[0].register_hook(
@@ -104,7 +109,10 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
-    """Return |a - b| / |a| of each result that both have, in the order of the first; infinite where a is zero."""
+    """Return |a - b| / |a| of each result that both have, in the order of the first.
+
+    Infinite where a is zero.
+    """
     pairs = {place: (result, second[place]) for place, result in first.items() if place in second}
     return {place: relative_error(*pad_sequence([*pair]).T) for place, pair in pairs.items()}
 
@@ -155,11 +163,13 @@ class _Route:
 
 
 class Routes:
-    """The experts that a model's routers choose: the first pass chooses them, and each later one takes them.
+    """The experts that a model's routers choose.
 
-    Two precisions give nearly equal scores other orders, and an expert then multiplies other tokens. With the routes of
-    one pass in the other the results of every GEMM are of the same tokens. Megatron asks the object at a router's
-    `router_replay` for the experts of each call (transformer/moe/moe_utils.py, topk_routing_with_score_function).
+    The first pass chooses them, and each later one takes them. Two precisions give nearly equal
+    scores other orders, and an expert then multiplies other tokens. With the routes of one pass in
+    the other the results of every GEMM are of the same tokens. Megatron asks the object at a
+    router's `router_replay` for the experts of each call (transformer/moe/moe_utils.py,
+    topk_routing_with_score_function).
     """
 
     def __init__(self) -> None:
@@ -167,7 +177,7 @@ class Routes:
 
     @contextmanager
     def taken(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
-        """Let the routers of a model choose, or take what was chosen, for a ``with`` block around one pass."""
+        """Let a model's routers choose, or take what was chosen, in a ``with`` block of one pass."""
         is_first = not self._of
         changes: list[tuple[Any, str, Any]] = []
         for module, where in global_layer_names(model).items():
@@ -180,6 +190,9 @@ class Routes:
 
     @property
     def rerouted(self) -> float | None:
-        """Part of the last pass's tokens for which its own scores name other experts; None without routers."""
+        """Part of the last pass's tokens for which its own scores name other experts.
+
+        The result is None without routers.
+        """
         tokens = sum(route.tokens for route in self._of.values())
         return sum(route.rerouted for route in self._of.values()) / tokens if tokens else None

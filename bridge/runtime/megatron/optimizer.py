@@ -1,4 +1,4 @@
-"""Megatron's optimizer and learning-rate schedule, with additions for exact resuming and for a CPU."""
+"""Megatron's optimizer and schedule, with additions for exact resuming and for a CPU."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,11 @@ from bridge.runtime.megatron.replacement import fitting, replaced
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
-    """Megatron's distributed optimizer over torch's Adam, whose state has a "step" that a checkpoint keeps apart.
+    """Megatron's distributed optimizer over torch's Adam.
 
-    Without this, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the state from a
-    checkpoint that has no "step" per parameter).
+    The state of this Adam has a "step" that a checkpoint keeps apart. Without this, loading ends in
+    a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the state from a checkpoint
+    that has no "step" per parameter).
     """
 
     def _set_main_param_and_optimizer_states(
@@ -37,9 +38,10 @@ class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
 def build_optimizer(config: Any, model: list[Any]) -> Any:
     """Build Megatron's optimizer for the model chunks of this rank.
 
-    Where neither Transformer Engine nor Apex is installed Megatron takes torch's AdamW. That one is then switched to
-    its single-pass kernel, and its state is created now rather than at the first step, so that a checkpoint written
-    before the first successful step (FP16 begins with overflows) can be resumed from.
+    Where neither Transformer Engine nor Apex is installed Megatron takes torch's AdamW. That
+    one is then switched to its single-pass kernel, and its state is created now rather than at
+    the first step, so that a checkpoint written before the first successful step (FP16 begins
+    with overflows) can be resumed from.
     """
     with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
         warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
@@ -83,8 +85,9 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
 def unshare_steps(optimizer: Any) -> None:
     """Give every parameter a step tensor of its own after loading a checkpoint.
 
-    `DistributedOptimizer.load_state_dict` hands one tensor to all of them; each parameter's Adam then counts it up, and
-    after four steps of 53 parameters it stands at 217 instead of 9, without any error.
+    `DistributedOptimizer.load_state_dict` hands one tensor to all of them; each
+    parameter's Adam then counts it up, and after four steps of 53 parameters it stands
+    at 217 instead of 9, without any error.
     """
     for inner in inner_optimizers(optimizer):
         for state in inner.state.values():
@@ -101,7 +104,10 @@ def build_scheduler(
     decay_style: str,
     global_batch_size: int,
 ) -> Any:
-    """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can."""
+    """Build Megatron's schedule of learning rate and weight decay.
+
+    It counts samples, so that resuming can.
+    """
     decay_iters = max(decay_iters, warmup_iters + 1)
     is_wsd = decay_style == "WSD"
     return OptimizerParamScheduler(
@@ -123,11 +129,13 @@ def build_scheduler(
 
 @contextmanager
 def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
-    """Let the optimizers of a step gather the weights once, after the last of them, for the length of a ``with`` block.
+    """Let the optimizers of a step gather the weights once, for a ``with`` block.
 
-    With experts there are two optimizers, and each of megatron-core 0.16.1 gathers the weights of both after its update
-    (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the gradients' buffer: the first gather takes
-    the experts' gradients for weights, and the second one finds zeros in the place of all other weights.
+    They gather after the last of them. With experts there are two optimizers, and each of
+    megatron-core 0.16.1 gathers the weights of both after its update
+    (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the gradients' buffer: the
+    first gather takes the experts' gradients for weights, and the second one finds zeros in the
+    place of all other weights.
     """
     asked: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
@@ -141,11 +149,12 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
 
 
 def separate_gathers() -> AbstractContextManager[None]:
-    """Let Megatron gather the parameters of a bucket group one bucket after the other on gloo, for a ``with`` block.
+    """Let Megatron gather the buckets of a group one after the other on gloo, in a ``with`` block.
 
-    Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters into one group. Gloo
-    coalesces by copying everything into one tensor of one dtype: the codes are converted to numbers of that dtype and
-    back, and come out as other codes, without an error. NCCL sends each bucket as it is.
+    Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters
+    into one group. Gloo coalesces by copying everything into one tensor of one dtype: the codes
+    are converted to numbers of that dtype and back, and come out as other codes, without an
+    error. NCCL sends each bucket as it is.
 
     Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron-core 0.16.1
     distributed/param_and_grad_buffer.py:276-300.

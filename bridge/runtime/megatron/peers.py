@@ -1,12 +1,14 @@
-"""The ranks of a launch, asked outside of collectives: which of them ended or stalled when a collective failed.
+"""The ranks of a launch, asked outside of collectives.
 
-A rank that dies closes its connections, and one that stalls lets the collectives of the others time out. Either is an
-error of a collective on the others, which names no rank. The rank that has the error raises an alarm in the store of
-the launch. A thread of each rank looks there and answers. A rank without an answer is dead or stopped; one that answers
-and has not failed within the timeout is stalled. The first rank that knows writes the sentence, and all end with it.
+They say which rank ended or stalled when a collective failed. A rank that dies closes its
+connections, and one that stalls lets the collectives of the others time out. Either is an error of
+a collective on the others, which names no rank. The rank that has the error raises an alarm in the
+store of the launch. A thread of each rank looks there and answers. A rank without an answer is dead
+or stopped; one that answers and has not failed within the timeout is stalled. The first rank that
+knows writes the sentence, and all end with it.
 
-Each rank asks the store once a second, and less often in a launch of more than 5000 ranks, so that the store answers at
-most 5000 questions a second.
+Each rank asks the store once a second, and less often in a launch of more than 5000 ranks, so that
+the store answers at most 5000 questions a second.
 """
 
 import socket
@@ -34,7 +36,10 @@ SHOWN = 8
 
 
 def in_time(ask: Callable[[], T], seconds: float) -> T:
-    """Return what a store answers; DistError after some seconds, since one that stalls lets its clients wait."""
+    """Return what a store answers.
+
+    DistError after some seconds, since one that stalls lets its clients wait.
+    """
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -97,7 +102,10 @@ class Peers:
             )
 
     def blame(self) -> TrainingError | None:
-        """Return the error that names the ranks behind a failed collective; None where the fault is this rank's own."""
+        """Return the error that names the ranks behind a failed collective.
+
+        The result is None where the fault is this rank's own.
+        """
         waited = time.monotonic() - self._marked
         try:
             return self._in_time(lambda: self._judged(waited))
@@ -108,7 +116,10 @@ class Peers:
             )
 
     def _judged(self, waited: float) -> TrainingError | None:
-        """Return the error of `blame` as the store has it; `waited` are the seconds since the last finished step."""
+        """Return the error of `blame` as the store has it.
+
+        `waited` are the seconds since the last finished step.
+        """
         for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
             self._store.set(word, "")
         silent = self._without("here", until=time.monotonic() + 3 + 2 * self._seconds)
@@ -143,7 +154,10 @@ class Peers:
         )
 
     def _without(self, word: str, *, until: float) -> list[int]:
-        """Return the ranks that have not written a word nor left, as soon as there is none, or at a time."""
+        """Return the ranks that have not written a word nor left.
+
+        It returns as soon as there is none, or at a time.
+        """
         missing = list(range(self._ranks))
         while missing:
             keys = ((rank, (f"{word} {rank}", f"left {rank}")) for rank in missing)

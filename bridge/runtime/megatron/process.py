@@ -1,8 +1,8 @@
-"""One training process: torch.distributed, Megatron's process groups, seeds, threads, and a clean end.
+"""One training process: torch.distributed, Megatron's groups, seeds, threads, a clean end.
 
-A single process needs no launcher. Several are started by torchrun (or anything that sets the same variables); each
-then runs the same code. Everything that `training_process` sets up is taken down again, also after an exception, so
-that one Python process can train several times.
+A single process needs no launcher. Several are started by torchrun (or anything that sets the same
+variables); each then runs the same code. Everything that `training_process` sets up is taken down
+again, also after an exception, so that one Python process can train several times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ from bridge.runtime.megatron.without_te import OF_LAYERS
 TIMEOUT_MINUTES = 30.0
 _PROCESS = Path("/proc/self")
 _RESET = "5"
-"""Written to ``clear_refs`` it sets the high-water mark to the memory held now (Linux, man 5 proc)."""
+"""Written to ``clear_refs`` it sets the high-water mark to the
+memory held now (Linux, man 5 proc).
+"""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
     *(
@@ -100,7 +102,7 @@ class _Launch:
         self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
     def threads(self) -> int:
-        """Return OMP_NUM_THREADS, or else the CPUs this process may run on, shared among the machine's ranks."""
+        """Return OMP_NUM_THREADS, or the CPUs of this process shared among the machine's ranks."""
         text = os.environ.get("OMP_NUM_THREADS", "")
         stated = int(text) if text.isdecimal() else 0
         if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
@@ -121,13 +123,15 @@ def training_process(
     fingerprint: Mapping[str, str] | None = None,
     timeout_minutes: float = TIMEOUT_MINUTES,
 ) -> Iterator[Process]:
-    """Set this process up for training with the parallel sizes of a model config, and take it down at the end.
+    """Set this process up for training, and take it down at the end.
 
-    `seed` is the same on all ranks (Megatron derives their own), as the settings in `fingerprint` must be. A collective
-    waits for its ranks for `timeout_minutes`.
+    The parallel sizes are those of a model config. `seed` is the same on all ranks (Megatron
+    derives their own), as the settings in `fingerprint` must be. A collective waits for its ranks
+    for `timeout_minutes`.
 
     Raises:
-        RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
+        RunConfigError: Ranks have different settings, or their number
+            does not fit the parallel sizes.
         TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
     """
     launch, notes = _Launch(), list[str]()
@@ -178,7 +182,10 @@ def _placed(
 
 @contextmanager
 def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
-    """Name the ranks behind an error of this one, which is its own or that of a collective that others left."""
+    """Name the ranks behind an error of this rank.
+
+    The error is its own or that of a collective that others left.
+    """
     try:
         yield
     except Exception as error:
@@ -197,7 +204,10 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
 
 
 def _repair(stack: ExitStack) -> None:
-    """Repair Megatron's layers, and leave out warnings about how it calls torch, on which a user cannot act."""
+    """Repair Megatron's layers, and leave out warnings about how it calls torch.
+
+    A user cannot act on those.
+    """
     stack.enter_context(replaced(fitting(OF_LAYERS)))
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings(
@@ -231,7 +241,10 @@ def _require_whole_replicas(model: Any, world_size: int) -> None:
 
 
 def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:
-    """Choose the device; without CUDA, install the shim and, where 16-bit GEMMs are scalar loops, the widened ones."""
+    """Choose the device.
+
+    Without CUDA, install the shim and, where 16-bit GEMMs are scalar loops, the widened ones.
+    """
     if device.has_cuda():
         torch.cuda.set_device(launch.local_rank)
         return torch.device("cuda", launch.local_rank)
@@ -255,7 +268,10 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
 
 
 def _gemm_dtypes(model: Any) -> set[torch.dtype]:
-    """Return the 16-bit dtypes in which a model multiplies; the emulation of FP8 and FP4 multiplies in BF16."""
+    """Return the 16-bit dtypes in which a model multiplies.
+
+    The emulation of FP8 and FP4 multiplies in BF16.
+    """
     dtypes = (
         {torch.bfloat16}
         if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4"))
@@ -271,9 +287,10 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
 def _start_distributed(
     stack: ExitStack, launch: _Launch, where: torch.device, timeout: timedelta
 ) -> Store:
-    """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
+    """Join the process group, and return its store.
 
-    Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
+    The store is the launcher's, or for one process one in memory (no port). Each run of a process
+    has keys of its own in the launcher's store, so that one launch can train several times.
     """
     if psutil.Process().num_threads() > MANY_THREADS:
         gc.collect()  # models, which refer to themselves, hold their process groups, and each group its threads
@@ -308,10 +325,11 @@ _chunks: list[Any] = []
 
 
 def release_at_end(chunk: Any) -> None:
-    """Let a model chunk, wrapped by Megatron's `DistributedDataParallel`, go with the running `training_process`.
+    """Let a model chunk go with the running `training_process`.
 
-    The wrapper holds the model; experts hold tensors of the last step's graph; its C++ nodes hold the gradient hooks,
-    and these hold the wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups
+    Megatron's `DistributedDataParallel` wraps the chunk. The wrapper holds the model; experts hold
+    tensors of the last step's graph; its C++ nodes hold the gradient hooks, and these hold the
+    wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups
     with their threads would outlive the run. So the wrapper is empty after it.
     """
     _chunks.append(chunk)
@@ -325,7 +343,10 @@ def _release() -> None:
 
 
 def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, seed: int) -> None:
-    """Create Megatron's process groups and seed everything; the end forgets them, its buffers, losses and states."""
+    """Create Megatron's process groups and seed everything.
+
+    The end forgets them, its buffers, losses and states.
+    """
     stack.callback(_release)
     for embedding in (
         RotaryEmbedding,
@@ -351,7 +372,10 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
 
 
 def _losses_of_experts() -> dict[str, Any]:
-    """Return Megatron's record of the experts' losses, which a tracker holds from megatron-core 0.19 on."""
+    """Return Megatron's record of the experts' losses.
+
+    From megatron-core 0.19 on a tracker holds it.
+    """
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
         losses: dict[str, Any] = moe_utils.get_moe_metrics_tracker().metrics
     else:
@@ -360,10 +384,11 @@ def _losses_of_experts() -> dict[str, Any]:
 
 
 def return_free_memory() -> None:
-    """Give freed memory of the C library's heap back to the system, where there is glibc and no CUDA device.
+    """Give freed memory of the C library's heap back to the system.
 
-    Tensors on a CPU come from an aligned allocation that glibc often cannot place into the hole the last one of the
-    same size left: without this the heap of a run grew by as much as a layer's operands with each step.
+    It needs glibc, and no CUDA device. Tensors on a CPU come from an aligned allocation that glibc
+    often cannot place into the hole the last one of the same size left: without this the heap of a
+    run grew by as much as a layer's operands with each step.
     """
     if device.has_cuda():
         return

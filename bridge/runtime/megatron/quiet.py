@@ -1,4 +1,7 @@
-"""Loggers of Megatron and torch whose lines no user can act on, quiet while we import them or a run goes on."""
+"""Loggers of Megatron and torch whose lines no user can act on.
+
+They are quiet while we import them or a run goes on.
+"""
 
 import logging
 from collections.abc import Iterator

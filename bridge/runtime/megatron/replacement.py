@@ -1,11 +1,12 @@
-"""Attributes of torch, Megatron and Transformer Engine that are replaced, for a block of code or for good.
+"""Attributes of torch, TE and Megatron that are replaced, for a block of code or for good.
 
-`device` and `te_cpu.patches` have rows of dotted path -> (original -> replacement), and the YAML file next to each says
-who needs a row and what happens without it. Imports neither Megatron nor Transformer Engine.
+`device` and `te_cpu.patches` have rows of dotted path -> (original -> replacement), and the
+YAML file next to each says who needs a row and what happens without it. Imports neither
+Megatron nor Transformer Engine.
 
-Most of the callables are private, and a later release may change them. So a replacement passes on the arguments that it
-does not know. It is left out, with one line in the log, where the callable is gone or no longer has the parameters that
-the replacement names.
+Most of the callables are private, and a later release may change them. So a replacement passes on
+the arguments that it does not know. It is left out, with one line in the log, where the callable is
+gone or no longer has the parameters that the replacement names.
 """
 
 import functools
@@ -26,9 +27,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def changes(rows: Rows) -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and new value of each callable, made of the one that is there when its turn comes.
+    """Yield owner, name and new value of each callable.
 
-    A callable that is not there, or that its replacement does not fit, is left out.
+    The value is made of the one that is there when its turn comes. A callable that is not there, or
+    that its replacement does not fit, is left out.
     """
     for path, replace in rows.items():
         place, _, name = path.rpartition(".")
@@ -45,7 +47,10 @@ def changes(rows: Rows) -> Iterator[tuple[Any, str, Any]]:
 
 @contextmanager
 def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes, (owner, name, value) each, for a ``with`` block; its end restores them, last one first."""
+    """Set attributes, (owner, name, value) each, for a ``with`` block.
+
+    Its end restores them, last one first.
+    """
     with ExitStack() as stack:
         for owner, name, value in changes:
             stack.enter_context(patch.object(owner, name, value, create=True))
@@ -53,7 +58,7 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def fitting(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the changes, (owner, name, value) each, whose value can take the place of what is there."""
+    """Yield the changes (owner, name, value) whose value can take the place of the present one."""
     for owner, name, value in changes:
         if _is_fitting(
             f"{getattr(owner, '__name__', type(owner).__name__)}.{name}",
@@ -64,10 +69,11 @@ def fitting(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[tuple[Any, str,
 
 
 def misfit(original: object, replacement: object) -> str | None:
-    """Return why a function cannot take the place of another; None where it can, or where nothing tells.
+    """Return why a function cannot take the place of another.
 
-    Each parameter that the replacement names must be one of the original, and it must take all of the original's.
-    Classes and functions of compiled extensions, which name no parameters, fit.
+    The result is None where it can, or where nothing tells. Each parameter that the replacement
+    names must be one of the original, and it must take all of the original's. Classes and functions
+    of compiled extensions, which name no parameters, fit.
     """
     if isinstance(original, type) or isinstance(replacement, type):
         return None
@@ -122,7 +128,10 @@ def _not_cuda(argument: Any) -> Any:
 
 
 def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a function by one for which a CUDA device means the CPU, and which pins no memory for it."""
+    """Replace a function by one for which a CUDA device means the CPU.
+
+    It pins no memory for the device.
+    """
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -135,7 +144,10 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def first_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument of a call, by whatever name it is given; None for a call without arguments."""
+    """Return the first argument of a call, by whatever name it is given.
+
+    The result is None for a call without arguments.
+    """
     return args[0] if args else next(iter(kwargs.values()), None)
 
 

@@ -33,11 +33,17 @@ class StepResult:
     skipped: bool
     """Whether a gradient held NaN or Inf on any rank, so that nothing was updated."""
     not_finite: str | None
-    """Where the backward pass first had NaN or Inf, as a clause; None for a step that was not skipped."""
+    """Where the backward pass first had NaN or Inf, as a clause; None
+    for a step that was not skipped.
+    """
     is_stuck: bool
-    """Whether the step was skipped and the loss scale cannot fall: there is none, it is constant or at its floor."""
+    """Whether the step was skipped and the loss scale cannot fall: there is none,
+    it is constant or at its floor.
+    """
     grad_norm: float | None
-    """Norm of the gradients before clipping; None for a skipped step or where nothing is clipped."""
+    """Norm of the gradients before clipping; None for a skipped
+    step or where nothing is clipped.
+    """
     loss_scale: float
     learning_rate: float
     stop: int
@@ -47,8 +53,9 @@ class StepResult:
 def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean over the unmasked tokens, to be differentiated and to be reported.
 
-    Under context parallelism both are this rank's part of it; the mean of the reported ones is the mean. The schedule
-    multiplies the other by the number of these ranks and divides it by that of the micro-batches, in place.
+    Under context parallelism both are this rank's part of it; the mean of the reported ones is
+    the mean. The schedule multiplies the other by the number of these ranks and divides it by
+    that of the micro-batches, in place.
     """
     mask = loss_mask_BS.view(-1)
     tokens, group = mask.sum(), parallel_state.get_context_parallel_group()
@@ -59,14 +66,20 @@ def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Te
 
 
 def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
-    """Run one micro-batch forward; the schedule calls the returned loss function on the last stage."""
+    """Run one micro-batch forward.
+
+    The schedule calls the returned loss function on the last stage.
+    """
     batch = next(batches)
     output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
 
 
 def _one_or_all(hooks: list[Any]) -> Any:
-    """Return the hooks as Megatron's schedules take them: a list for the chunks of an interleaved pipeline."""
+    """Return the hooks as Megatron's schedules take them.
+
+    An interleaved pipeline takes a list for its chunks.
+    """
     return hooks if len(hooks) > 1 else hooks[0]
 
 
@@ -75,7 +88,9 @@ class Trainer:
     """The model, its optimizer and schedule, and how to advance them by one step."""
 
     config: Any
-    """The model config that the model was built with; it gets the loss scale and the gradient reduction."""
+    """The model config that the model was built with; it gets the loss
+    scale and the gradient reduction.
+    """
     model: list[Any]
     optimizer: Any
     scheduler: Any
@@ -105,7 +120,10 @@ class Trainer:
             config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
     def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
-        """Train on one global batch; `stop` is asked at its end for the signal that this rank is to stop on, or 0."""
+        """Train on one global batch.
+
+        `stop` is asked at its end for the signal that this rank is to stop on, or 0.
+        """
         losses = self.forward_backward(batches)
         groups = self.optimizer.param_groups
         learning_rate = float(
@@ -133,7 +151,10 @@ class Trainer:
         )
 
     def forward_backward(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
-        """Compute the gradients of one global batch; the losses come back on the last stage only."""
+        """Compute the gradients of one global batch.
+
+        The losses come back on the last stage only.
+        """
         for chunk in self.model:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -141,12 +162,14 @@ class Trainer:
         return self._run(batches, self.num_microbatches, forward_only=False)
 
     def _fill_shared_buffers(self) -> None:
-        """Write the masters into the gradients' buffers, where the next forward pass gathers MXFP8 weights from these.
+        """Write the masters into the gradients' buffers.
 
-        Megatron leaves that to the training loop under `overlap_param_gather`, and would gather zeros without it. Where
-        the weights were gathered since the last step, nothing would take the masters out of the gradients again, unless
-        the schedule gathers them once more (`align_param_gather` of an interleaved pipeline).
-        Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads; Megatron-LM training.py, train_step.
+        The next forward pass gathers MXFP8 weights from these. Megatron leaves that to the training
+        loop under `overlap_param_gather`, and would gather zeros without it. Where the weights were
+        gathered since the last step, nothing would take the masters out of the gradients again,
+        unless the schedule gathers them once more (`align_param_gather` of an interleaved
+        pipeline). Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads;
+        Megatron-LM training.py, train_step.
         """
         is_gathered = all(group.param_gather_dispatched for group in bucket_groups(self.model))
         if is_gathered and not isinstance(self.config.param_sync_func, list):
@@ -172,7 +195,8 @@ class Trainer:
     def parameters_in_place(self) -> Iterator[None]:
         """Gather parameters now, where they are otherwise gathered during the next forward pass.
 
-        Megatron's own forced gather would leave MXFP8 weights in the buffer, and the weights of the last step in use.
+        Megatron's own forced gather would leave MXFP8 weights in the buffer, and the
+        weights of the last step in use.
         """
         if not self.model[0].ddp_config.overlap_param_gather:
             yield
@@ -210,7 +234,7 @@ class Trainer:
         return losses
 
     def has_finite_state(self) -> bool:
-        """Return whether weights, master weights and the optimizer's state hold no NaN or Inf on any rank."""
+        """Return whether weights, masters and the optimizer's state are finite on every rank."""
         weights = [parameter for chunk in self.model for parameter in chunk.parameters()]
         held = [
             parameter.dequantize() if isinstance(parameter, StoredWeight) else parameter
@@ -224,7 +248,10 @@ class Trainer:
         )
 
     def _gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the gradient buffers of this rank, reduced; with sharding, its own part of them and its addends."""
+        """Yield the gradient buffers of this rank, reduced.
+
+        With sharding, its own part of them and its addends.
+        """
         for chunk in self.model:
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
                 yield buffer.grad_data
@@ -245,7 +272,10 @@ class Trainer:
         return not self.largest(int(not holds))
 
     def _mean_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
-        """Return the mean loss of the last stages and the largest number in `stop`, both known on every rank."""
+        """Return the mean loss of the last stages and the largest `stop`.
+
+        Both are known on every rank.
+        """
         mean = torch.stack(losses).mean() if losses else torch.zeros((), device=self.process.device)
         if self.process.world_size == 1:
             return float(mean), stop

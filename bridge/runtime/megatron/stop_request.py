@@ -1,7 +1,8 @@
-"""`StopRequest`: the first Ctrl-C or SIGTERM of a run that trains or ends, which never interrupts it half way.
+"""`StopRequest`: the first Ctrl-C or SIGTERM of a run that trains or ends.
 
-A scheduler that signals a whole job, and a terminal, reach the launcher and its workers, and torchrun forwards its own
-signal to the workers: each has it twice. So a second signal within `COPY_SECONDS` is the same request.
+It never interrupts the run half way. A scheduler that signals a whole job, and a terminal, reach
+the launcher and its workers, and torchrun forwards its own signal to the workers: each has it
+twice. So a second signal within `COPY_SECONDS` is the same request.
 """
 
 import signal
@@ -22,7 +23,8 @@ class StopRequest:
     number = 0
     """Number of the first signal, 0 for none."""
     is_noted_only = False
-    """Whether the first signal is only noted: by a loop that looks at `number`, or a process that ends with an error.
+    """Whether the first signal is only noted: by a loop that looks at `number`, or a
+    process that ends with an error.
 
     A launcher that has seen one rank end stops the others, which must still say why they end.
     """
@@ -34,7 +36,10 @@ class StopRequest:
         return self.number
 
     def note(self, number: int) -> bool:
-        """Return whether a signal is this request, or the launcher's one copy of it; any other ends the process."""
+        """Return whether a signal is this request, or the launcher's one copy of it.
+
+        Any other ends the process.
+        """
         if self.is_noted_only and not self.number:
             self.number, self._noted_at = number, time.monotonic()
             return True
@@ -46,10 +51,10 @@ class StopRequest:
 
 @contextmanager
 def noted_signals() -> Iterator[StopRequest]:
-    """Note SIGINT and SIGTERM for the length of a ``with`` block; one that is not noted acts as before the block.
+    """Note SIGINT and SIGTERM for the length of a ``with`` block.
 
-    Until `is_noted_only` is set, none is noted. Outside the main thread, where Python allows no signal handlers,
-    nothing is changed.
+    One that is not noted acts as before the block. Until `is_noted_only` is set, none is noted.
+    Outside the main thread, where Python allows no signal handlers, nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

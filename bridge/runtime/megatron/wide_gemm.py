@@ -1,16 +1,17 @@
 """16-bit matrix multiplication on a CPU that has no fast one.
 
-Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a scalar loop, thirty to fifty times
-slower than FP32. There is an exact alternative, and the hardware units do the same:
+Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a
+scalar loop, thirty to fifty times slower than FP32. There is an exact alternative, and
+the hardware units do the same:
 
 1. widen both operands to FP32; every BF16 and FP16 value is an FP32 value, so this is exact;
 2. multiply in FP32. The product of two BF16 values has at most 16 significant bits and of two FP16 values 22, so each
    product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit GEMM with FP32 accumulation;
 3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss scaling sees overflows.
 
-While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for operands of the slow types only:
-AVX-512 with BF16 but without FP16 multiplies BF16 itself. FP32 and everything above the kernels (autograd, autocast,
-Megatron's own autograd functions) are untouched.
+While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for operands of
+the slow types only: AVX-512 with BF16 but without FP16 multiplies BF16 itself. FP32 and everything
+above the kernels (autograd, autocast, Megatron's own autograd functions) are untouched.
 """
 
 import warnings
@@ -28,7 +29,10 @@ _installed: dict[torch.dtype, Any] = {}
 
 
 def slow_dtypes() -> tuple[torch.dtype, ...]:
-    """Return the 16-bit types whose CPU GEMM is a scalar loop here; empty where oneDNN has kernels for both."""
+    """Return the 16-bit types whose CPU GEMM is a scalar loop here.
+
+    Empty where oneDNN has kernels for both.
+    """
     has_kernel = {
         torch.bfloat16: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         torch.float16: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
@@ -50,7 +54,10 @@ def _empty_product(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _product(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> Tensor:
-    """Return the product in the operands' type, through the operator's ``out`` overload, which has its own kernel."""
+    """Return the product in the operands' type.
+
+    The operator's ``out`` overload has its own kernel.
+    """
     wide = _wide(first, second)
     return operator(*wide, out=_empty_product(*wide)).to(first.dtype)
 
@@ -64,7 +71,10 @@ def _sum(
     beta: float = 1,
     alpha: float = 1,
 ) -> Tensor:
-    """Return beta * added + alpha * product in the operands' type; with beta 0 the summand is not read."""
+    """Return beta * added + alpha * product in the operands' type.
+
+    With beta 0 the summand is not read.
+    """
     wide = _wide(first, second)
     out = _empty_product(*wide)
     start = out if beta == 0 else added
@@ -89,7 +99,10 @@ def is_widened(dtype: torch.dtype) -> bool:
 
 @contextmanager
 def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
-    """Replace the GEMM kernels of some types for a ``with`` block; yields whether they are in place."""
+    """Replace the GEMM kernels of some types for a ``with`` block.
+
+    Yields whether they are in place.
+    """
     if not slow or _installed:
         yield bool(_installed)
         return

@@ -1,7 +1,8 @@
-"""Repairs of Megatron's experts, latent attention and prediction layers where Transformer Engine is not installed.
+"""Repairs of Megatron's layers where Transformer Engine is not installed.
 
-Megatron 0.16.1 names functions of Transformer Engine there that it has not imported, and compares the version of a
-package that is not there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
+The layers are experts, latent attention and prediction layers. Megatron 0.16.1 names functions of
+Transformer Engine there that it has not imported, and compares the version of a package that is not
+there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
 """
 
 from typing import Any
@@ -18,7 +19,9 @@ _FUSED = (
     *("fused_permute", "fused_permute_with_probs", "fused_unpermute"),
     *("fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs"),
 )
-"""Names that transformer_config.py:1829 imports from the module of the experts, in a check that then names TE."""
+"""Names that transformer_config.py:1829 imports from the module of the experts,
+in a check that then names TE.
+"""
 _ROUTER = (
     () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)
 )  # :1192, NameError
@@ -28,7 +31,9 @@ _PREDICTION = (
     if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE)
     else ()
 )
-"""From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of layers that needs TE is None there."""
+"""From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of
+layers that needs TE is None there.
+"""
 
 OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
@@ -36,7 +41,8 @@ OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
 )
 """What is replaced while Megatron checks a config, so that it accepts FP8 with experts.
 
-The check is about experts without tokens (transformer_config.py:1601), which emulated layers accept.
+The check is about experts without tokens
+(transformer_config.py:1601), which emulated layers accept.
 """
 OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
@@ -48,6 +54,8 @@ OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
     *_ROUTER,
     *_PREDICTION,
 )
-"""What is replaced while Megatron builds and runs layers with experts, latent attention or prediction layers."""
+"""What is replaced while Megatron builds and runs layers with experts, latent
+attention or prediction layers.
+"""
 if str(get_te_version()) not in ("None", "0.0.0"):  # it is there; 0.0.0 from megatron-core 0.19 on
     OF_CONFIGS = OF_LAYERS = ()

@@ -1,1 +1,1 @@
-"""Checkpoints in Megatron's own format: ``dist_checkpointing`` (torch_dist), with a manifest over its files."""
+"""Checkpoints in Megatron's format: ``dist_checkpointing`` (torch_dist), with a manifest."""

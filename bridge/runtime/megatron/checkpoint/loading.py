@@ -57,16 +57,20 @@ _SCHEDULE = {
     "lr_decay_style": ("train.lr_decay_style", False),
     "end_wd": ("optimizer.weight_decay", False),
 }
-"""Attribute of Megatron's scheduler -> the run's key, and whether it counts samples, where the key counts steps."""
+"""Attribute of Megatron's scheduler -> the run's key, and whether it counts
+samples, where the key counts steps.
+"""
 TE_STATES = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
-"""Lets Transformer Engine read the delayed scales of its modules: `newest_sound` has read these pickles by its list."""
+"""Lets Transformer Engine read the delayed scales of its modules: `newest_sound` has
+read these pickles by its list.
+"""
 
 
 def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
     """Return the number of the newest checkpoint that may be read; a collective call.
 
-    With `checksum` the content of the files is compared with the manifest, not their sizes alone; with `trust` a
-    checkpoint without a manifest is taken too. CheckpointError where there is none.
+    With `checksum` the content of the files is compared with the manifest, not their sizes alone;
+    with `trust` a checkpoint without a manifest is taken too. CheckpointError where there is none.
     """
     missing = from_first_rank(lambda: load_fault(folder))
     if missing is not None:
@@ -85,9 +89,10 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
 
 
 def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) -> None:
-    """Refuse to write into a folder with a checkpoint that counts and is later than where this run begins.
+    """Refuse to write into a folder with a later checkpoint that counts.
 
-    A collective call. Later ones that do not count are renamed: the run will write its own.
+    Later means after the step where this run begins. A collective call. Later ones that do not
+    count are renamed: the run will write its own.
     """
     skipped = []
     for number, wrong in _judged(folder, checksum=checksum, trust=trust):
@@ -108,9 +113,10 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
 
 
 def _judged(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
-    """Yield the steps of a folder's checkpoints, newest first, and why each does not count, as a clause, or None.
+    """Yield the steps of a folder's checkpoints, newest first, and why each does not count.
 
-    Each item is a collective call. Loading, starting and renaming ask here.
+    The reason is a clause, or None. Each item is a collective call. Loading, starting and renaming
+    ask here.
     """
     numbers, pointed = from_first_rank(lambda: (iterations(folder), candidates(folder)))
     for number in numbers:
@@ -135,7 +141,10 @@ def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
 
 
 def _step_fault(checkpoint: Path) -> str | None:
-    """Return the fault of a checkpoint that holds another step than its folder's name says, as a clause, or None."""
+    """Return the fault of a checkpoint that holds another step than its folder's name, or None.
+
+    The fault is a clause.
+    """
     if hasattr(common_state, "TorchCommonLoadStrategy") and not (checkpoint / COMMON).is_file():
         return f"a later Megatron Core wrote it, without the {COMMON} that this one reads"
     try:
@@ -150,7 +159,10 @@ def _step_fault(checkpoint: Path) -> str | None:
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the facts in the manifest of a checkpoint, none where it has no manifest; a collective call."""
+    """Return the facts in the manifest of a checkpoint, none where it has no manifest.
+
+    A collective call.
+    """
     return from_first_rank(
         lambda: dict(Manifest.read(checkpoint).run) if is_finished(checkpoint) else {}
     )
@@ -159,7 +171,10 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
 def _outline(
     checkpoint: Path, *, checksum: bool, trust: bool
 ) -> tuple[Manifest | None, str | None]:
-    """Return the manifest of a checkpoint and why it must not be read; a trusted one may have none."""
+    """Return the manifest of a checkpoint and why it must not be read.
+
+    A trusted one may have none.
+    """
     if trust and not is_finished(checkpoint):
         logger.warning(
             "checkpoint.trust: %s has no %s; nothing shows that it is whole.", checkpoint, MANIFEST
@@ -180,10 +195,11 @@ def _outline(
 def load_checkpoint(
     trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False
 ) -> Position:
-    """Continue from a checkpoint of a folder, and return how far that run had come; a collective call.
+    """Continue from a checkpoint of a folder, and return how far that run had come.
 
-    With `is_rounded_anew` the weights are made from the master weights: those of the checkpoint are of another dtype,
-    or were quantised, in layers or in a format that this run does not store.
+    A collective call. With `is_rounded_anew` the weights are made from the master weights: those of
+    the checkpoint are of another dtype, or were quantised, in layers or in a format that this run
+    does not store.
     """
     source = folder_of(folder, iteration)
     common = _common_state(source)
@@ -238,7 +254,7 @@ def _common_state(source: Path) -> dict[str, Any]:
 
 
 def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew: bool) -> None:
-    """Give the optimizer its state of a checkpoint, and the stored weights the codes of its masters."""
+    """Give the optimizer its state of a checkpoint, and stored weights the codes of its masters."""
     inner = loaded.get("optimizer", loaded)
     counts_in_groups = any(
         "step" in group for group in inner.get("param_groups", ())
@@ -279,8 +295,8 @@ def _set_as_half(
 ) -> None:
     """Take the low half of a master, which a checkpoint holds as FP32 numbers.
 
-    megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer Engine's Adam takes the
-    halves as the int16 that they are (fused_adam.py:378).
+    megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer
+    Engine's Adam takes the halves as the int16 that they are (fused_adam.py:378).
     """
     is_half = state_name == "master_param" and param.dtype == torch.bfloat16
     state = unscaled_state.to(torch.int16) if is_half else unscaled_state
@@ -288,9 +304,10 @@ def _set_as_half(
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
-    """Leave delayed scaling's state out of the load where a checkpoint of another precision has none of its shape.
+    """Leave delayed scaling's state out of a load that has none of its shape.
 
-    Return whether it was left out: scales then begin at 1, as in a fresh run.
+    A checkpoint of another precision has none. Return whether it was left out: scales then begin at
+    1, as in a fresh run.
     """
     held = {
         key: entry.global_shape
@@ -312,7 +329,10 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of an error; of torch's collective one, that of the first rank that failed."""
+    """Return the first line of an error.
+
+    Of torch's collective one, that of the first rank that failed.
+    """
     first = error
     if isinstance(error, CheckpointException):
         first = next((failure for failure, _ in error.failures.values()), error)
@@ -320,10 +340,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
-    """Give parameter groups that follow this run's schedule the checkpoint's, which the run goes on with.
+    """Give parameter groups that follow this run's schedule the one of the checkpoint.
 
-    megatron-core 0.19 pairs the groups of optimizer and checkpoint by their rates too (optimizer.py,
-    ``param_group_identifier_keys``) and refuses others; 0.16.1 takes over the checkpoint's.
+    The run goes on with the checkpoint's. megatron-core 0.19 pairs the groups of optimizer and
+    checkpoint by their rates too (optimizer.py, ``param_group_identifier_keys``) and refuses
+    others; 0.16.1 takes over the checkpoint's.
     """
     for inner in inner_optimizers(trainer.optimizer):
         for group in inner.param_groups:
@@ -333,7 +354,10 @@ def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> N
 
 
 def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:
-    """Log where the checkpoint's schedule, which the run goes on with, is not the one of this run's config."""
+    """Log where the checkpoint's schedule is not the one of this run's config.
+
+    The run goes on with the checkpoint's.
+    """
     for name, (key, in_samples) in _SCHEDULE.items():
         before, now = stored[name], getattr(trainer.scheduler, name)
         if before == now:

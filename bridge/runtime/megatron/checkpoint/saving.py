@@ -1,4 +1,4 @@
-"""Writing a checkpoint: Megatron's ``dist_checkpointing``, then the latest pointer, then the manifest."""
+"""Writing a checkpoint: Megatron's ``dist_checkpointing``, latest pointer, manifest."""
 
 import multiprocessing.dummy
 import queue
@@ -48,10 +48,11 @@ def save_checkpoint(
     facts: Mapping[str, Any],
     checksum: bool = True,
 ) -> Path:
-    """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder; a collective call.
+    """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder.
 
-    `facts` about the run go into the manifest; `position.extra` must be the same on all ranks. TrainingError where
-    a weight or the optimizer's state is not finite, where nothing is written, and where a write fails.
+    A collective call. `facts` about the run go into the manifest; `position.extra` must be the same
+    on all ranks. TrainingError where a weight or the optimizer's state is not finite, where nothing
+    is written, and where a write fails.
     """
     target = folder_of(folder, position.iteration)
     with trainer.parameters_in_place():
@@ -70,7 +71,10 @@ def save_checkpoint(
 def _write(
     trainer: Trainer, target: Path, position: Position, facts: Mapping[str, Any], *, checksum: bool
 ) -> None:
-    """Write the files of a checkpoint, then the pointer and the manifest; OSError, on every rank, where one cannot."""
+    """Write the files of a checkpoint, then the pointer and the manifest.
+
+    OSError, on every rank, where one cannot.
+    """
     from_first_rank(lambda: _make_room(target))
     with trainer.parameters_in_place(), _written_by_threads():
         state = {
@@ -103,9 +107,9 @@ def _write(
 def _written_by_threads() -> Iterator[None]:
     """Let Megatron's writers of a checkpoint be threads, for the length of a ``with`` block.
 
-    megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output, and collects the
-    results in a queue of a spawned process, which imports the main script again (strategies/filesystem_async.py:54 and
-    :266). Later releases write with threads.
+    megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output,
+    and collects the results in a queue of a spawned process, which imports the main script again
+    (strategies/filesystem_async.py:54 and :266). Later releases write with threads.
     """
     with (
         replaced([(filesystem_async, "_results_queue", queue.Queue())]),
@@ -134,7 +138,7 @@ def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
 
 
 def _unwritten(target: Path, error: BaseException) -> TrainingError:
-    """Return the error of a checkpoint that could not be written, with the system's reason where there is one."""
+    """Return the error of a checkpoint that could not be written, with the system's reason if any."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__cause__ or cause.__context__

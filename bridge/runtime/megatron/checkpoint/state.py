@@ -1,8 +1,9 @@
-"""The state of a run as a checkpoint holds it: tensors marked with their place in the whole, and plain values.
+"""The state of a run as a checkpoint holds it.
 
-On the same layout a resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
-learning-rate schedule, random states and the place in the data. On another layout everything but the random states is
-resharded.
+Tensors are marked with their place in the whole; other values are plain. On the same layout a
+resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
+learning-rate schedule, random states and the place in the data. On another layout everything but
+the random states is resharded.
 """
 
 import inspect
@@ -82,7 +83,10 @@ def identity(trainer: Trainer) -> dict[str, Any]:
 
 
 def _random_states() -> ShardedObject:
-    """Return this rank's random states as an entry of the checkpoint; data-parallel ranks have equal ones."""
+    """Return this rank's random states as an entry of the checkpoint.
+
+    Data-parallel ranks have equal ones.
+    """
     kind, key, *rest = np.random.get_state()  # noqa: NPY002 the state Megatron's data code may draw from
     states = {
         "random": random.getstate(),
@@ -109,7 +113,10 @@ def _random_states() -> ShardedObject:
 
 
 def named_chunks(trainer: Trainer) -> dict[str, Any]:
-    """Return the model chunks under Megatron's names for them: model, or model0, model1, ... of a rank with several."""
+    """Return the model chunks under Megatron's names for them.
+
+    The name is model, or model0, model1, ... on a rank with several chunks.
+    """
     if len(trainer.model) == 1:
         return {"model": trainer.model[0]}
     return {f"model{index}": chunk for index, chunk in enumerate(trainer.model)}
@@ -126,7 +133,10 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 @cache
 def _wants_padding() -> bool:
-    """Return whether this megatron-core looks for state where it is with the padding, and takes none off."""
+    """Return whether this megatron-core looks for state where it is with the padding.
+
+    Such a release takes no padding off.
+    """
     return "padding_adjustment" not in inspect.getsource(
         DistributedOptimizer.sharded_param_state_fully_reshardable
     )
@@ -137,9 +147,9 @@ def _gathered_with_padding(
 ) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
 
-    megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter where it is with it
-    (:1475): whatever follows a padded bucket is saved some elements off, without an error. Since 2026-08-21 (commit
-    32a03b77c5, in 0.20.0) it looks for it where it is.
+    megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter
+    where it is with it (:1475): whatever follows a padded bucket is saved some elements off,
+    without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0) it looks for it where it is.
     """
     state = gather(*arguments, **named)
     for number, buffer in enumerate(buffers if state is not None else ()):
@@ -154,7 +164,10 @@ def _gathered_with_padding(
 
 
 def _padded(held: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Return parts of a tensor, each with zeros up to its padded size; `sizes` has (own, padded) of each."""
+    """Return parts of a tensor, each with zeros up to its padded size.
+
+    `sizes` has (own, padded) of each.
+    """
     pieces = zip(torch.split(held, [own for own, _ in sizes]), sizes, strict=True)
     return torch.cat(
         [torch.nn.functional.pad(piece, (0, padded - own)) for piece, (own, padded) in pieces]

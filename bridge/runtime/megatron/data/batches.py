@@ -1,4 +1,4 @@
-"""Batches: Megatron's `GPTDataset` over a corpus, and this rank's share of it in the order of the samples."""
+"""Batches: Megatron's `GPTDataset` over a corpus, and this rank's share in sample order."""
 
 import itertools
 import logging
@@ -44,10 +44,10 @@ def build_splits(
     train_samples: int,
     validation_samples: int,
 ) -> Splits:
-    """Build (or read back from the cache) the indices of the samples that the run will read; a collective call.
+    """Build (or read back from the cache) the indices of the samples that the run will read.
 
-    The documents repeat as often as it takes. DataError where the split is malformed or leaves a part with less than
-    one sample.
+    A collective call. The documents repeat as often as it takes. DataError where the split is
+    malformed or leaves a part with less than one sample.
     """
     _require_parts(split)
     vocabulary = SimpleNamespace(  # in place of a tokenizer: the text is ids already
@@ -81,7 +81,10 @@ def build_splits(
 
 
 def _drop_damaged(folder: Path) -> None:
-    """Delete sample indices that a killed run left torn, or that are pickles: Megatron would unpickle them."""
+    """Delete sample indices that a killed run left torn, or that are pickles.
+
+    Megatron would unpickle them.
+    """
     for path in sorted(folder.glob("*.npy")):
         try:
             np.load(path, mmap_mode="r", allow_pickle=False)
@@ -104,7 +107,10 @@ def _require_parts(split: str) -> None:
 def _require_samples(
     corpus: Corpus, config: Any, seq_length: int, split: str, with_validation: bool
 ) -> None:
-    """Refuse a split in which a part that is needed has less than one sample: Megatron's own error is obscure."""
+    """Refuse a split in which a part that is needed has less than one sample.
+
+    Megatron's own error is obscure.
+    """
     documents = GPTDataset.build_low_level_dataset(
         corpus.prefix, config
     )  # unmaps its arrays when it is collected
@@ -136,9 +142,9 @@ def batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield this rank's micro-batches, for ever.
 
-    Sample k of the run is the same whatever the layout: the ranks take turns of `micro_batch_size` samples, from
-    `start` on, which were consumed already over all ranks. Context-parallel ranks share each sample; `context` is this
-    one, and their number.
+    Sample k of the run is the same whatever the layout: the ranks take turns of `micro_batch_size`
+    samples, from `start` on, which were consumed already over all ranks. Context-parallel ranks
+    share each sample; `context` is this one, and their number.
     """
     turns = itertools.count(
         start + data_parallel_rank * micro_batch_size, data_parallel_size * micro_batch_size
@@ -164,10 +170,10 @@ def batches(
 def unigram_entropy(splits: Splits, vocab_size: int) -> float:
     """Return the loss of the best model without context, in nats per token of the validation split.
 
-    It is the cross-entropy of the validation tokens under the token frequencies of the training split (each count plus
-    one, so that an unseen token costs a finite amount): the loss of a model that has learnt how often each token
-    occurs and nothing else. Without validation, the training split's own entropy. At most `COUNT_TOKENS` of each split
-    are counted.
+    It is the cross-entropy of the validation tokens under the token frequencies of the training
+    split (each count plus one, so that an unseen token costs a finite amount): the loss of a model
+    that has learnt how often each token occurs and nothing else. Without validation, the training
+    split's own entropy. At most `COUNT_TOKENS` of each split are counted.
     """
     train = _counts(splits.train, vocab_size)
     seen = train if splits.validation is None else _counts(splits.validation, vocab_size)

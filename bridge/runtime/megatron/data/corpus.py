@@ -1,8 +1,9 @@
-"""The text a run learns from: bytes of text as Megatron's ``.bin``/``.idx``, or a pair that is there already.
+"""The text a run learns from: bytes as Megatron's ``.bin``/``.idx``, or an existing pair.
 
-Text is cut into pieces of a few KiB at line ends, the pieces are shuffled with a fixed seed and written as documents.
-Megatron splits by document and in order: without the shuffle, validation would be the end of the file (for CPython's
-alphabetical documentation that is an easier text than its beginning, by 0.25 nats of unigram entropy).
+Text is cut into pieces of a few KiB at line ends, the pieces are shuffled with a fixed seed and
+written as documents. Megatron splits by document and in order: without the shuffle, validation
+would be the end of the file (for CPython's alphabetical documentation that is an easier text than
+its beginning, by 0.25 nats of unigram entropy).
 """
 
 import hashlib
@@ -28,10 +29,14 @@ PIECE_BYTES = 2048
 """A piece ends at the first line end after this many bytes."""
 SHUFFLE_SEED = 20240
 SCAN_TOKENS = 2**28
-"""Ids of an existing pair are checked up to this many tokens; beyond, the embedding's own bounds check has to do."""
+"""Ids of an existing pair are checked up to this many tokens; beyond, the
+embedding's own bounds check has to do.
+"""
 
 _INDEX = struct.Struct("<9sQBQQ")
-"""The head of an ``.idx``: magic, version, code of the dtype, and the numbers of sequences and documents."""
+"""The head of an ``.idx``: magic, version, code of the dtype, and the
+numbers of sequences and documents.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +54,11 @@ class Corpus:
 
 
 def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | None) -> Corpus:
-    """Return the corpus that the data section names, tokenising text on rank 0 while the other ranks wait.
+    """Return the corpus that the data section names.
 
-    The arguments are the fields of `DataConfig`. DataError where the file is missing, empty or half there, or
-    `vocab_size` is missing, superfluous or too small.
+    Rank 0 tokenises text while the other ranks wait. The arguments are the fields of `DataConfig`.
+    DataError where the file is missing, empty or half there, or `vocab_size` is missing,
+    superfluous or too small.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(cache_dir).expanduser() if cache_dir else home / "precision-bridge"
@@ -88,7 +94,10 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
 
 
 def path_fault(path: str) -> Finding | None:
-    """Return the fault of a path that names neither a text file nor both files of a ``.bin``/``.idx`` pair, or None."""
+    """Return the fault of a path that names no text file and no ``.bin``/``.idx`` pair, or None.
+
+    A pair needs both files.
+    """
     prefix, there = _pair(path)
     rule = "no such file, and no .bin/.idx pair of that prefix"
     remedy = "Give a text file or the prefix of a Megatron data set."
@@ -145,7 +154,8 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
 def pair_fault(prefix: Path) -> str | None:
     """Return which file of a pair was not written to its end, as a clause, or None.
 
-    Megatron's own reader is not asked: where it refuses an index, it prints a traceback as it is collected.
+    Megatron's own reader is not asked: where it refuses an index, it prints
+    a traceback as it is collected.
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
@@ -188,7 +198,10 @@ def _read_text(path: str | None) -> tuple[str, list[bytes]]:
 
 
 def _pieces(text: bytes) -> list[bytes]:
-    """Cut text at the first line end after every `PIECE_BYTES` bytes; a text without line ends is cut there."""
+    """Cut text at the first line end after every `PIECE_BYTES` bytes.
+
+    A text without line ends is cut there.
+    """
     pieces = []
     start = 0
     while start < len(text):
@@ -214,7 +227,10 @@ def _is_complete(prefix: Path) -> bool:
 
 
 def _write(pieces: list[bytes], prefix: Path) -> None:
-    """Write the pieces, shuffled, as documents of byte ids; the files appear under their names when complete."""
+    """Write the pieces, shuffled, as documents of byte ids.
+
+    The files appear under their names when complete.
+    """
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         scratch = prefix.with_name(f".{prefix.name}-{uuid.uuid4().hex}")

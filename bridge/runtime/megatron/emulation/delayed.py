@@ -1,20 +1,23 @@
-"""Delayed scaling in Megatron's passes: when scales are renewed, over which ranks, and recomputation between the two.
+"""Delayed scaling in Megatron's passes: renewal of scales, ranks, and recomputation.
 
-- Input and weight: after each forward pass of a region, if gradients are enabled.
-- Gradient of the output: after the backward pass of the region's layer that ran first, which ends that of the region.
+- Input and weight: after each forward pass of a region, if gradients are enabled. - Gradient of the
+output: after the backward pass of the region's layer that ran first, which ends that of the region.
 
-A region is a part of the model that Megatron runs in one FP8 context: the transformer block of this stage; in a
-multi-token-prediction layer, the projection and the transformer layer. The end of each renews the scales of all layers
-of this process, as Transformer Engine does: a layer that did not run in it keeps its scale, and its history moves on.
+A region is a part of the model that Megatron runs in one FP8 context: the transformer block of this
+stage; in a multi-token-prediction layer, the projection and the transformer layer. The end of each
+renews the scales of all layers of this process, as Transformer Engine does: a layer that did not
+run in it keeps its scale, and its history moves on.
 
-Both reduce the amaxes of all layers at once, the maximum over Megatron's amax reduction group: the tensor-, data- and
-context-parallel ranks, or without the data-parallel ones under `tp_only_amax_red`. A pipeline's stages renew their own.
+Both reduce the amaxes of all layers at once, the maximum over Megatron's amax reduction group: the
+tensor-, data- and context-parallel ranks, or without the data-parallel ones under
+`tp_only_amax_red`. A pipeline's stages renew their own.
 
-Under activation recomputation the second forward pass quantises with the scales of the first, which may have been
-renewed in between. So the first pass of a recomputed region stashes each layer's scales in the order in which the
-layers run, and the second takes them from there; its amaxes are not recorded, since they are those of the first. All
-other schemes compute their scales from the tensor itself and need nothing. Megatron sends regions with FP8 or FP4 to
-Transformer Engine's `te_checkpoint`, which is not there without it. `checkpoint` stands in for it.
+Under activation recomputation the second forward pass quantises with the scales of the first, which
+may have been renewed in between. So the first pass of a recomputed region stashes each layer's
+scales in the order in which the layers run, and the second takes them from there; its amaxes are
+not recorded, since they are those of the first. All other schemes compute their scales from the
+tensor itself and need nothing. Megatron sends regions with FP8 or FP4 to Transformer Engine's
+`te_checkpoint`, which is not there without it. `checkpoint` stands in for it.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
 """
@@ -46,7 +49,10 @@ class DelayedUpdates:
     def __init__(
         self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool
     ) -> None:
-        """Hook into the forward passes of a chunk's regions; `tp_only` leaves data-parallel ranks out of reductions."""
+        """Hook into the forward passes of a chunk's regions.
+
+        `tp_only` leaves data-parallel ranks out of reductions.
+        """
         self.states: list[DelayedScaling] = []
         for layer in layers:
             if layer.fp8_state is not None:
@@ -68,7 +74,10 @@ class DelayedUpdates:
             layer.updates = None
 
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
-        """Return the callback for the end of a layer's backward pass; a region's first layer to ask is its last."""
+        """Return the callback for the end of a layer's backward pass.
+
+        A region's first layer to ask is its last.
+        """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
         return (
             partial(self._update, "backward")
@@ -77,7 +86,10 @@ class DelayedUpdates:
         )
 
     def reduce_pending(self) -> None:
-        """Max the amaxes not yet used over the group, as the next update would: then all ranks hold equal states."""
+        """Take the maximum of the pending amaxes over the group, as the next update would.
+
+        Then all ranks hold equal states.
+        """
         for which in ("forward", "backward"):
             for state, amaxes in zip(self.states, self._reduced(which), strict=True):
                 state.merge_pending(which, amaxes)
@@ -106,7 +118,10 @@ _REGION: ContextVar[tuple[deque[torch.Tensor], bool] | None] = ContextVar(
 
 
 def scales_of_this_pass(state: DelayedScaling | None) -> AbstractContextManager[None]:
-    """Quantise with the scales that belong to this pass, which are the current ones outside a recomputation."""
+    """Quantise with the scales that belong to this pass.
+
+    Outside a recomputation they are the current ones.
+    """
     running = _REGION.get()
     if running is None or state is None:
         return nullcontext()
@@ -125,9 +140,10 @@ def checkpoint(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run a function now and again in the backward pass, with the call signature of Megatron's `te_checkpoint`.
+    """Run a function now and again in the backward pass.
 
-    Megatron's own checkpoint, which takes its place, knows the random states and the group.
+    The call signature is that of Megatron's `te_checkpoint`. Megatron's own checkpoint, which takes
+    its place, knows the random states and the group.
     """
     scales, passes = deque[torch.Tensor](), count()
 

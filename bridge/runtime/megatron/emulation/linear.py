@@ -1,19 +1,22 @@
 # ruff: noqa: A002  (Megatron's name of an argument)
 """Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
 
-Communication, initialisation, sharding and checkpoints stay Megatron's: a layer that is built is given one of the two
-classes, which replace `_forward_impl`, the one place where those layers multiply. It then keeps:
+Communication, initialisation, sharding and checkpoints stay Megatron's: a layer that is
+built is given one of the two classes, which replace `_forward_impl`, the one place where
+those layers multiply. It then keeps:
 
 - `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as Transformer Engine does
   with `is_first_microbatch`, which Megatron's schedules set;
 - `fp8_state`: scales and amax histories, under delayed scaling;
 - the weight itself as codes and scales where the parameter is a `StoredWeight`.
 
-Tensor parallelism: where Transformer Engine quantises a shard with an amax reduced over the tensor-parallel group and
-gathers codes (inputs of column-parallel layers and gradients of row-parallel ones under sequence parallelism), the
-layers here gather first and quantise the whole: the same amax, the same values.
+Tensor parallelism: where Transformer Engine quantises a shard with an amax reduced over the
+tensor-parallel group and gathers codes (inputs of column-parallel layers and gradients of
+row-parallel ones under sequence parallelism), the layers here gather first and quantise the whole:
+the same amax, the same values.
 
-Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 tensor_parallel/layers.py.
+Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core
+0.16.1 tensor_parallel/layers.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +51,10 @@ _OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None
 
 @contextmanager
 def backward_overridden(override: str | None) -> Iterator[None]:
-    """Let layers that are built in a ``with`` block run their backward GEMMs as `backward_override` says."""
+    """Let layers that are built in a ``with`` block run their backward GEMMs as overridden.
+
+    The argument is the value of `backward_override`.
+    """
     before = _OVERRIDE.set(override)
     try:
         yield
@@ -57,9 +63,10 @@ def backward_overridden(override: str | None) -> Iterator[None]:
 
 
 def scheme_of(config: Any) -> str | None:
-    """Return the scaling scheme that the layers of a config's model run in, None for high precision.
+    """Return the scaling scheme that the layers of a config's model run in.
 
-    Layers of a hybrid model know FP8 alone before megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
+    The scheme is None for high precision. Layers of a hybrid model know FP8 alone before
+    megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
     """
     knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(
         mamba_block, "get_fp4_context"
@@ -73,7 +80,10 @@ def scheme_of(config: Any) -> str | None:
 
 
 def gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs that a `TransformerConfig` asks for; None for high precision."""
+    """Return the precision of the GEMMs that a `TransformerConfig` asks for.
+
+    The result is None for high precision.
+    """
     scheme = scheme_of(config)
     if scheme is None:
         return None
@@ -88,8 +98,9 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
 def is_low_layer(config: Any, number: int) -> bool:
     """Return whether a layer computes in FP8 or FP4, by its number in the whole model, from 0 on.
 
-    Multi-token-prediction layers are numbered after the others. Megatron puts all of them into FP8, whatever
-    `first_last_layers_bf16` is, and none of them into FP4 (multi_token_prediction.py:774-781 in 0.16.1).
+    Multi-token-prediction layers are numbered after the others. Megatron puts all of them into FP8,
+    whatever `first_last_layers_bf16` is, and none of them into FP4
+    (multi_token_prediction.py:774-781 in 0.16.1).
     """
     if number >= config.num_layers:
         return bool(config.fp8)
@@ -99,9 +110,10 @@ def is_low_layer(config: Any, number: int) -> bool:
 def _in_module(
     layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str
 ) -> GemmPrecision | None:
-    """Return what the payload of a per-module recipe, or None, makes of a layer's own precision; None is high.
+    """Return what the payload of a per-module recipe, or None, makes of a layer's own precision.
 
-    `part` is `TRAINING` or `EVALUATION`, which is that of training where the payload has none.
+    The result is None is high. `part` is `TRAINING` or `EVALUATION`, which is that of training
+    where the payload has none.
     """
     if payload is None:
         return layer
@@ -115,7 +127,10 @@ def _in_module(
 
 
 class EmulatedLinear:
-    """Common part of both layers. Mixed in before Megatron's class, whose `_forward_impl` it replaces."""
+    """Common part of both layers.
+
+    Mixed in before Megatron's class, whose `_forward_impl` it replaces.
+    """
 
     config: Any
     training: bool
@@ -123,10 +138,10 @@ class EmulatedLinear:
     weight: torch.nn.Parameter
 
     def prepare(self, payload: dict[str, Any] | None, *, is_low: bool) -> None:
-        """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there.
+        """Give the layer its precision, and its state where the scheme keeps one.
 
-        In a transformer layer that is kept in BF16 (not `is_low`) the payload of a per-module recipe alone puts it into
-        a low precision.
+        Megatron's part of the layer is there already. In a transformer layer that is kept in BF16
+        (not `is_low`) the payload of a per-module recipe alone puts it into a low precision.
         """
         self.payload, self.is_low = payload, is_low
         self.weight_cache = WeightCache()
@@ -150,9 +165,10 @@ class EmulatedLinear:
     def _forward_impl(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
+        """Multiply (sequence, batch, K) by this rank's (N, K) in low precision.
 
-        Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
+        Megatron's arguments and result. Under `sequence_parallel` the input is this rank's part of
+        the sequence, and its gradient is scattered.
         """
         precision = self.gemm_precision if self.training else self.evaluation_precision
         if precision is None:  # Megatron's layer comes next
@@ -191,7 +207,7 @@ class EmulatedColumnParallelLinear(EmulatedLinear, ColumnParallelLinear):  # typ
 
 
 class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ignore[misc]  # Megatron is untyped
-    """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along its inputs."""
+    """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along inputs."""
 
 
 EMULATED = {

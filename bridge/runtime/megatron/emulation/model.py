@@ -1,4 +1,4 @@
-"""Set-up of a model with emulated layers after it is built: the layers, stored weights, updates of delayed scales."""
+"""Set-up of a built model with emulated layers: layers, stored weights, delayed updates."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,8 +34,9 @@ LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
 def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
     """Make the linear layers in a model's low layers emulated ones, before they are wrapped.
 
-    Layers that stay in BF16 in all `phases`, the model configs of a precision schedule, are left as they are. With a
-    per-module recipe every linear layer is emulated, since the recipe may choose any.
+    Layers that stay in BF16 in all `phases`, the model configs of a precision
+    schedule, are left as they are. With a per-module recipe every linear layer is
+    emulated, since the recipe may choose any.
     """
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(quant_recipes(recipe))
@@ -51,10 +52,11 @@ def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> 
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
-    """Store the weights of a model's emulated layers where `fp8_param` or `fp4_param` asks, attach delayed updates.
+    """Store the weights of emulated layers where `fp8_param` or `fp4_param` asks.
 
-    Before the model is wrapped for data parallelism, whose buffers take the codes in; in the dtype of its training.
-    Stored are the weights of the layers that Megatron builds in its FP8 or FP4 context.
+    Updates of delayed scales are attached too. Before the model is wrapped for data parallelism,
+    whose buffers take the codes in; in the dtype of its training. Stored are the weights of the
+    layers that Megatron builds in its FP8 or FP4 context.
     """
     run = gemm_precision(config)
     stores = (config.fp8 and config.fp8_param) or (
@@ -76,7 +78,10 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
-    """Let the emulated layers of this rank's chunks multiply as the config says now. Their weights are not stored."""
+    """Let the emulated layers of this rank's chunks multiply as the config says now.
+
+    Their weights are not stored.
+    """
     for chunk in model:
         for updates in delayed_updates([chunk]):
             updates.detach()
@@ -88,9 +93,10 @@ def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
 
 
 def numbered_layers(model: torch.nn.Module) -> dict[Any, int]:
-    """Return the layers of a model chunk, each with its number in the whole model from 1; prediction layers are last.
+    """Return the layers of a model chunk, each with its number in the whole model from 1.
 
-    The transformer layer inside of a prediction layer has that one's number. Megatron counts it from 1 from 0.19 on.
+    Prediction layers are last. The transformer layer inside of a prediction layer has that one's
+    number. Megatron counts it from 1 from 0.19 on.
     """
     found: dict[Any, int] = {}
     for layer in model.modules():
@@ -103,7 +109,7 @@ def numbered_layers(model: torch.nn.Module) -> dict[Any, int]:
 
 
 def _attach_updates(model: torch.nn.Module, config: Any) -> None:
-    """Renew delayed scales where there are any, at the end of each region that Megatron enters FP8 for."""
+    """Renew delayed scales, if any, at the end of each region that Megatron enters FP8 for."""
     regions = [region for module in model.modules() for region in _regions(module)]
     layers = emulated_linears(regions)
     if any(layer.fp8_state is not None for layer in layers):
@@ -133,7 +139,7 @@ def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
 
 
 def _requantise_as_after_a_step(part: Any) -> None:
-    """Let a distributed optimizer write its masters into Transformer Engine's weights, and gather those."""
+    """Let a distributed optimizer write its masters into TE's weights, and gather those."""
     if part.config.reuse_grad_buf_for_mxfp8_param_ag:
         part._copy_main_params_to_param_buffer()
     else:
@@ -144,7 +150,7 @@ def _requantise_as_after_a_step(part: Any) -> None:
 
 @contextmanager
 def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Keep amaxes out of the delayed histories while weights are written to, for the length of a ``with`` block."""
+    """Keep amaxes out of the delayed histories while weights are written to, in a ``with`` block."""
     with ExitStack() as stack:
         for updates in delayed_updates(model):
             for state in updates.states:
@@ -153,7 +159,10 @@ def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def round_masters_anew(optimizer: Any) -> None:
-    """Write the optimizer's FP32 master weights into the weights, as after a step; a collective call."""
+    """Write the optimizer's FP32 master weights into the weights, as after a step.
+
+    A collective call.
+    """
     for part in parts(optimizer):
         if hasattr(part, "model_chunks"):
             _requantise_as_after_a_step(part)
@@ -162,10 +171,11 @@ def round_masters_anew(optimizer: Any) -> None:
 
 
 def requantise_stored_weights(optimizer: Any) -> None:
-    """Quantise stored weights from the optimizer's masters, as after the last step; a collective call.
+    """Quantise stored weights from the optimizer's masters, as after the last step.
 
-    A checkpoint holds weights dequantised, so that any precision can read them. Quantising those again would not
-    always give the codes they came from; the masters do, with the scales of that step under delayed scaling.
+    A collective call. A checkpoint holds weights dequantised, so that any precision can read them.
+    Quantising those again would not always give the codes they came from; the masters do, with the
+    scales of that step under delayed scaling.
     """
     for part in parts(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
@@ -195,7 +205,7 @@ def requantise_stored_weights(optimizer: Any) -> None:
 
 @contextmanager
 def _as_stored(weights: Sequence[StoredWeight]) -> Iterator[None]:
-    """Quantise weights with the delayed scales of their codes, for the length of a ``with`` block."""
+    """Quantise weights with the delayed scales of their codes, in a ``with`` block."""
     with ExitStack() as stack:
         for weight in weights:
             if weight.store.state is not None:

@@ -1,16 +1,17 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """A weight that is held as codes and scales: `fp8_param` without Transformer Engine.
 
-`StoredWeight` is a tensor with the dtype and shape of the weight it stands for and none of its memory. GEMMs read the
-codes (`stored`); any other operation gets the weight dequantised; `copy_` quantises what is copied in. That is the
-interface that Megatron's DDP buffers and optimizers have with Transformer Engine's `QuantizedTensor`, so both work on
-it once Megatron knows the class (`megatron_stores`).
+`StoredWeight` is a tensor with the dtype and shape of the weight it stands for and none of its
+memory. GEMMs read the codes (`stored`); any other operation gets the weight dequantised;
+`copy_` quantises what is copied in. That is the interface that Megatron's DDP buffers and
+optimizers have with Transformer Engine's `QuantizedTensor`, so both work on it once Megatron
+knows the class (`megatron_stores`).
 
-The optimizer's masters start from the weight before it was quantised, as Transformer Engine's do, and the weight is
-quantised from the master rounded to the weight's dtype.
+The optimizer's masters start from the weight before it was quantised, as Transformer Engine's do,
+and the weight is quantised from the master rounded to the weight's dtype.
 
-Source: Transformer Engine 2.20 pytorch/quantization.py:878-938, pytorch/tensor/utils.py:204-291; megatron-core 0.16.1
-fp8_utils.py.
+Source: Transformer Engine 2.20 pytorch/quantization.py:878-938, pytorch/tensor/utils.py:204-291;
+megatron-core 0.16.1 fp8_utils.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,10 @@ class StoredWeight(torch.Tensor):
         return self.stored.dequantise()
 
     def quantize_(self, x_NK: torch.Tensor) -> Self:
-        """Take on new values: rounded to the nominal dtype, then to codes, in the memory of the old ones."""
+        """Take on new values, in the memory of the old ones.
+
+        They are rounded to the nominal dtype, then to codes.
+        """
         held, state = self.stored, self.store.state
         self.store.source_dtype = held.dtype if x_NK.dtype == torch.float32 else x_NK.dtype
         fresh = _quantised(x_NK.to(held.dtype), held.spec, state)
@@ -81,13 +85,19 @@ class StoredWeight(torch.Tensor):
         return self
 
     def place_codes(self, memory: torch.Tensor) -> None:
-        """Move the row-wise codes into other memory, one byte per element; FP4 codes fill the first half of it."""
+        """Move the row-wise codes into other memory, one byte per element.
+
+        FP4 codes fill the first half of it.
+        """
         codes, _ = self.stored.copy(columnwise=False)
         placed = memory.view(-1)[: codes.numel()].view(codes.shape).copy_(codes)
         self.store.quantised = replace(self.stored, codes=placed)
 
     def get_high_precision_init_val(self) -> torch.Tensor:
-        """Return the weight as it was before it was first quantised; Megatron's masters begin there."""
+        """Return the weight as it was before it was first quantised.
+
+        Megatron's masters begin there.
+        """
         return self.dequantize() if self.store.initial is None else self.store.initial
 
     def clear_high_precision_init_val(self) -> None:
@@ -102,7 +112,10 @@ class StoredWeight(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Share the store on detach, quantise on copy_, and let everything else work on the dequantised weight."""
+        """Share the store on detach, quantise on copy_.
+
+        Everything else works on the dequantised weight.
+        """
 
         def plain(x: Any) -> Any:
             return x.dequantize() if isinstance(x, StoredWeight) else x
@@ -116,16 +129,20 @@ class StoredWeight(torch.Tensor):
 
 
 class GatheredAsIs(StoredWeight):
-    """A stored weight that ranks gather in 16 bits, through the gradient buffer, and quantise afterwards.
+    """A stored weight that ranks gather in 16 bits and quantise afterwards.
 
-    `reuse_grad_buf_for_mxfp8_param_ag` asks for it: MXFP8 has two independently rounded copies, and gathering both
-    would cost as much. An FP32 gradient buffer is used as BF16 then, whatever the weights' dtype, so FP16 weights
-    are rounded to three bits less (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
+    It is gathered through the gradient buffer. `reuse_grad_buf_for_mxfp8_param_ag` asks for it:
+    MXFP8 has two independently rounded copies, and gathering both would cost as much. An FP32
+    gradient buffer is used as BF16 then, whatever the weights' dtype, so FP16 weights are rounded
+    to three bits less (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
     """
 
 
 class PackedWeight(StoredWeight):
-    """A stored FP4 weight, two codes to a byte, under the attribute by which megatron-core 0.19 moves such codes."""
+    """A stored FP4 weight, two codes to a byte.
+
+    Megatron-core 0.19 moves such codes under the attribute `_rowwise_data`.
+    """
 
     @property
     def _rowwise_data(self) -> torch.Tensor | None:
@@ -142,7 +159,7 @@ def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
 
 
 def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
-    """Quantise a weight, both copies where they differ, and note its amax where scales are delayed."""
+    """Quantise a weight, both copies where they differ, and note its amax under delayed scaling."""
     # Under delayed scaling the factor of a weight that no GEMM in FP8 reads stays 1.
     unread = torch.ones(1, device=x_NK.device) if spec.scheme == "delayed" else None
     scale = unread if state is None else state.scale_of("weight")
@@ -161,9 +178,10 @@ def store_weight(
     as_is: bool = False,
     gathered_dtype: torch.dtype | None = None,
 ) -> None:
-    """Replace a module's weight, (N, K), by codes and scales, with the attributes Megatron has put on it.
+    """Replace a module's weight, (N, K), by codes and scales.
 
-    With `as_is` it is a `GatheredAsIs`. Masters are rounded to `gathered_dtype`, None: the weight's, before they are
+    The attributes that Megatron has put on the weight are kept. With `as_is` it is a
+    `GatheredAsIs`. Masters are rounded to `gathered_dtype`, None: the weight's, before they are
     quantised.
     """
     weight = module.weight
@@ -183,7 +201,10 @@ def store_weight(
 def _full_matrix(
     weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any
 ) -> torch.Tensor:
-    """Return a weight in the dtype it is gathered in, from the parts of its master that the ranks of a group hold."""
+    """Return a weight in the dtype it is gathered in.
+
+    The ranks of a group hold the parts of its master.
+    """
     count, dtype = weight.numel(), weight.store.gathered_dtype
     if master is not None and group.size() == 1:
         return master.to(dtype).view(weight.shape)
@@ -206,16 +227,16 @@ def quantize_shards(
 ) -> None:
     """Quantise weights from masters that are sharded over data-parallel ranks; a collective call.
 
-    The arguments are those of Megatron's `quantize_param_shard`. Transformer Engine quantises each shard with an amax
-    reduced over the group; quantising the assembled weight gives the same codes, and works for tiles that a shard's
-    border cuts through.
+    The arguments are those of Megatron's `quantize_param_shard`. Transformer Engine quantises each
+    shard with an amax reduced over the group; quantising the assembled weight gives the same codes,
+    and works for tiles that a shard's border cuts through.
     """
     for weight, master, start in zip(model_params, main_params, start_offsets, strict=True):
         weight.quantize_(_full_matrix(weight, master, start or 0, data_parallel_group))
 
 
 def megatron_stores() -> AbstractContextManager[None]:
-    """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as the FP8 parameter it is."""
+    """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as an FP8 parameter."""
 
     def also(ours: Any, theirs: Any) -> Any:
         return lambda *args, **named: (ours if _is_ours(first_of(args, named)) else theirs)(

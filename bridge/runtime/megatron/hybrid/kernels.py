@@ -1,7 +1,8 @@
-"""Compiled packages that layers of Megatron call, and torch code that takes their places where they are missing.
+"""Compiled packages that layers of Megatron call, and torch code for missing ones.
 
-`stand_ins` is a part of a run on a CPU: for its length the layers find the torch code under the names of the package.
-Nothing of it exists outside of a run. With CUDA, Megatron's own error names the package that is missing.
+`stand_ins` is a part of a run on a CPU: for its length the layers find the torch code under the
+names of the package. Nothing of it exists outside of a run. With CUDA, Megatron's own error
+names the package that is missing.
 """
 
 import importlib
@@ -22,13 +23,16 @@ from bridge.runtime.megatron.replacement import replaced
 
 
 def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """Return x divided by the length of its last axis, in the dtype of x, as `l2norm` of fla does."""
+    """Return x divided by the length of its last axis, in x's dtype, as `l2norm` of fla does."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return what `chunk_gated_delta_rule` of fla does, by Megatron's own form in torch for its deterministic mode."""
+    """Return the result of `chunk_gated_delta_rule` of fla.
+
+    Megatron has a form in torch, for its deterministic mode.
+    """
     layer = importlib.import_module("megatron.core.ssm.gated_delta_net")
     result: tuple[torch.Tensor, torch.Tensor | None] = layer.torch_chunk_gated_delta_rule(
         *args, **kwargs
@@ -44,10 +48,11 @@ def causal_convolution(
     activation: str | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return each channel of x (B, L, D) convolved with its past, in the dtype of x, as `causal_conv1d` of fla does.
+    """Return each channel of x (B, L, D) convolved with its past, in the dtype of x.
 
-    `weight` (D, W) has the taps, the last of which is for the token itself. The activation is silu or none. The second
-    result is the state for inference, which training does not ask for.
+    It is what `causal_conv1d` of fla does. `weight` (D, W) has the taps, the last of which is for
+    the token itself. The activation is silu or none. The second result is the state for inference,
+    which training does not ask for.
     """
     past = torch.nn.functional.pad(x.float().transpose(1, 2), (weight.shape[1] - 1, 0))
     wide_bias = None if bias is None else bias.float()
@@ -59,9 +64,10 @@ def causal_convolution(
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """Return the last axis times Sylvester's matrix and a factor, in the dtype of x, as fast_hadamard_transform does.
+    """Return the last axis times Sylvester's matrix and a factor, in the dtype of x.
 
-    An axis that is no power of two is padded with zeros, and the results beyond it are dropped.
+    It is what fast_hadamard_transform does. An axis that is no power of two is padded with zeros,
+    and the results beyond it are dropped.
     """
     width, distance = x.shape[-1], 1
     y = torch.nn.functional.pad(x.float(), (0, (1 << (width - 1).bit_length()) - width))
@@ -141,7 +147,10 @@ _put_away: dict[str, types.ModuleType] = {}
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Put the torch code into Megatron's layers for a ``with`` block, for the packages that are not installed."""
+    """Put the torch code into Megatron's layers for a ``with`` block.
+
+    It is for the packages that are not installed.
+    """
     with ExitStack() as stack:
         stack.enter_context(_without_triton())
         for one in STAND_INS:
@@ -158,7 +167,10 @@ def stand_ins() -> Iterator[None]:
 
 
 def _modules_of(layer: str) -> list[types.ModuleType]:
-    """Return the module of a layer, and those inside of it where it is a package; empty where a release has none."""
+    """Return the module of a layer, and those inside of it where it is a package.
+
+    Empty where a release has none.
+    """
     if find_spec(layer) is None:
         return []
     importlib.import_module(layer)
@@ -167,7 +179,10 @@ def _modules_of(layer: str) -> list[types.ModuleType]:
 
 @contextmanager
 def _without_triton() -> Iterator[None]:
-    """Let the modules that need Triton be imported without it for a ``with`` block, after which they are gone again."""
+    """Let the modules that need Triton be imported without it for a ``with`` block.
+
+    After the block they are gone again.
+    """
     if find_spec("triton") is not None or _OF_TRITON[0] in sys.modules:
         yield
         return

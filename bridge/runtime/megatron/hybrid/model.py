@@ -1,7 +1,8 @@
-"""Hybrid models: Megatron's `MambaModel`, a stack of Mamba, attention, MLP and expert layers in the order of a pattern.
+"""Hybrid models: Megatron's `MambaModel`.
 
-Megatron has a spec of Transformer Engine's layers alone; `local_stack` puts its own layers in their places. In both
-every layer is one kind of block, and counts as a layer of the model.
+It is a stack of Mamba, attention, MLP and expert layers in the order of a pattern. Megatron has a
+spec of Transformer Engine's layers alone; `local_stack` puts its own layers in their places. In
+both every layer is one kind of block, and counts as a layer of the model.
 """
 
 import importlib
@@ -27,22 +28,29 @@ CLASSES = {
     te.TERowParallelLinear: RowParallelLinear,
     te.TEDotProductAttention: FusedDotProductAttention,
 }
-"""Class of Megatron's spec, or what stands for it without Transformer Engine -> the class that takes its place."""
+"""Class of Megatron's spec, or what stands for it without Transformer Engine ->
+the class that takes its place.
+"""
 NORMS = {
     "mamba_layer": ("norm", "mixer.in_proj"),
     "attention_layer": ("input_layernorm", "self_attention.linear_qkv"),
     "mlp_layer": ("pre_mlp_layernorm", "mlp.linear_fc1"),
 }
-"""Layer -> its norm, and the linear layer behind it, under whose name a checkpoint keeps the norm."""
+"""Layer -> its norm, and the linear layer behind it, under whose
+name a checkpoint keeps the norm.
+"""
 
 
 def stack_spec() -> Any:
-    """Return Megatron's spec of a hybrid's layers. Without Triton, its module is there during a run alone."""
+    """Return Megatron's spec of a hybrid's layers.
+
+    Without Triton, its module is there during a run alone.
+    """
     return importlib.import_module(SPECS).mamba_stack_spec
 
 
 def local_stack(config: Any) -> Any:
-    """Return the layers of Megatron's `mamba_stack_spec` with its own in place of Transformer Engine's."""
+    """Return the layers of Megatron's `mamba_stack_spec` with local ones in place of TE's."""
     stack, layers = with_classes(stack_spec().submodules, CLASSES), {}
     for name, (norm, linear) in NORMS.items():
         layer = getattr(stack, name)
@@ -59,7 +67,10 @@ def local_stack(config: Any) -> Any:
 
 
 def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
-    """Return this rank's `MambaModel` of a `GPTConfig` with a hybrid pattern; `model` has its other arguments."""
+    """Return this rank's `MambaModel` of a `GPTConfig` with a hybrid pattern.
+
+    `model` has its other arguments.
+    """
     pattern = HybridPattern.of(config) or HybridPattern(layers="")
     if pattern.faults:
         raise RunConfigError("\n".join(map(str, pattern.faults)))

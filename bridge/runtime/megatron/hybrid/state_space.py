@@ -1,17 +1,19 @@
-"""The state-space layer of Mamba-2 in plain torch, for a machine without the GPU kernels of `mamba_ssm`.
+"""The state-space layer of Mamba-2 in plain torch.
 
-A head keeps a state h of P x N numbers. Token by token, with its step d, its input x and the vectors B and C:
+It is for a machine without the GPU kernels of `mamba_ssm`. A head keeps a state h of P x N numbers.
+Token by token, with its step d, its input x and the vectors B and C:
 
     h = exp(d A) h + d x B^T,    y = h C + D x
 
-`chunk_scan` computes that in chunks of K tokens: inside a chunk as a masked product, between chunks by the states at
-their ends.
+`chunk_scan` computes that in chunks of K tokens: inside a chunk as a masked product, between
+chunks by the states at their ends.
 
-Axes: B batch, L tokens, H heads, P channels of a head, G groups of heads, N state, C chunks, K tokens of a chunk, W
-taps of the convolution.
+Axes: B batch, L tokens, H heads, P channels of a head, G groups of heads, N state, C chunks, K
+tokens of a chunk, W taps of the convolution.
 
-Source: mamba_ssm 2.3 ops/triton/ssd_combined.py, modules/ssd_minimal.py and ops/triton/layernorm_gated.py. *Differs*:
-the kernels multiply chunks in the dtype of x with FP32 sums; here they are multiplied in FP32.
+Source: mamba_ssm 2.3 ops/triton/ssd_combined.py, modules/ssd_minimal.py and
+ops/triton/layernorm_gated.py. *Differs*: the kernels multiply chunks in the dtype of x with FP32
+sums; here they are multiplied in FP32.
 """
 
 # ruff: noqa: N803, N806, PLR0917 tensors carry their shape in capitals; the arguments are those of mamba_ssm
@@ -38,10 +40,11 @@ def chunk_scan(
 ) -> torch.Tensor:
     """Return y (B, L, H, P) in the dtype of x, as `mamba_chunk_scan_combined` of mamba_ssm does.
 
-    Inputs are x (B, L, H, P), the steps dt (B, L, H), decays A (H), which are negative, and the vectors B and C
-    (B, L, G, N); a sequence shorter than `chunk_size` is one chunk. D (H), or (H, P), are skip weights and z
-    (B, L, H, P) is a gate. `dt_bias` (H) is added to the steps, before the softplus where `dt_softplus` asks for it.
-    The others are settings of inference and of packed sequences; one that is set raises NotImplementedError.
+    Inputs are x (B, L, H, P), the steps dt (B, L, H), decays A (H), which are negative, and the
+    vectors B and C (B, L, G, N); a sequence shorter than `chunk_size` is one chunk. D (H), or (H,
+    P), are skip weights and z (B, L, H, P) is a gate. `dt_bias` (H) is added to the steps, before
+    the softplus where `dt_softplus` asks for it. The others are settings of inference and of packed
+    sequences; one that is set raises NotImplementedError.
     """
     _require_plain(others)
     tokens, size, heads = x.shape[1], min(chunk_size, x.shape[1]), x.shape[2] // B.shape[2]
@@ -63,7 +66,10 @@ def chunk_scan(
 def _inside_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
-    """Return what the tokens of a chunk add to the later ones, (B, C, K, H, P); decays are summed from its start."""
+    """Return what the tokens of a chunk add to the later ones, (B, C, K, H, P).
+
+    Decays are summed from its start.
+    """
     since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
     past = torch.ones(since_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()
     weights_BHCKK = since_BHCKK.masked_fill(~past, -torch.inf).exp()
@@ -81,7 +87,10 @@ def _between_chunks(
 
 
 def _require_plain(others: dict[str, Any]) -> None:
-    """Refuse what no training run of Megatron has: settings of inference or of packing, a norm before the gate."""
+    """Refuse settings that no training run of Megatron has.
+
+    They are those of inference or of packing, and a norm before the gate.
+    """
     asked = [name for name, value in others.items() if value is not None and value is not False]
     if asked:
         raise NotImplementedError(
@@ -90,12 +99,18 @@ def _require_plain(others: dict[str, Any]) -> None:
 
 
 def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """Return (B, L, ., .) as (B, C, K, ., .), padded at the end with zeros, which change no state."""
+    """Return (B, L, ., .) as (B, C, K, ., .), padded at the end with zeros.
+
+    The zeros change no state.
+    """
     return torch.unflatten(F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size)), 1, (-1, size))
 
 
 def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:
-    """Return the state at the beginning of each chunk: what a chunk adds, and the part of the state that it keeps."""
+    """Return the state at the beginning of each chunk.
+
+    A chunk adds something, and keeps a part of the state.
+    """
     state_BHPN, before = torch.zeros_like(added_BCHPN[:, 0]), []
     for chunk in range(added_BCHPN.shape[1]):
         before.append(state_BHPN)
@@ -117,11 +132,13 @@ def convolved_scan(
     activation: str = "silu",
     **others: Any,
 ) -> torch.Tensor:
-    """Return the gated output (B, L, H P) of a whole mixer, as `mamba_split_conv1d_scan_combined` of mamba_ssm does.
+    """Return the gated output (B, L, H P) of a whole mixer.
 
-    `zxbcdt` (B, L, 2 H P + 2 G N + H) is the result of the input projection: gate, inputs, B, C and steps. The causal
-    convolution of inputs, B and C has weights (H P + 2 G N, W). `headdim` is P, where D is (H), and `ngroups` is G. The
-    others are those of `chunk_scan`, and one of a norm in the kernel, which Megatron does not ask for.
+    It is what `mamba_split_conv1d_scan_combined` of mamba_ssm does. `zxbcdt` (B, L, 2 H P + 2 G N +
+    H) is the result of the input projection: gate, inputs, B, C and steps. The causal convolution
+    of inputs, B and C has weights (H P + 2 G N, W). `headdim` is P, where D is (H), and `ngroups`
+    is G. The others are those of `chunk_scan`, and one of a norm in the kernel, which Megatron does
+    not ask for.
     """
     _require_plain({**others, "another activation": activation not in ("silu", "swish")})
     heads, width = dt_bias.shape[0], conv1d_weight.shape[1]
@@ -140,7 +157,10 @@ def convolved_scan(
 
 
 class GatedRMSNorm(torch.nn.Module):
-    """RMS norm of groups of channels with the gate before it, as `RMSNorm` of mamba_ssm without `norm_before_gate`."""
+    """RMS norm of groups of channels with the gate before it.
+
+    It is `RMSNorm` of mamba_ssm without `norm_before_gate`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Census of a run's tensors: the dtype and size of each kind, read from the live objects and not from any config."""
+"""Census of a run's tensors: the dtype and size of each kind.
+
+They are read from the live objects and not from any config.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,9 +33,10 @@ class Activations:
 
 @contextmanager
 def watch_activations(model: list[Any]) -> Iterator[Activations]:
-    """Record, for the length of a ``with`` block, in which dtypes the linear layers hand on their outputs.
+    """Record in which dtypes the linear layers hand on their outputs, in a ``with`` block.
 
-    Only each layer's first forward pass counts, so a step with gradient accumulation shows one micro-batch.
+    Only each layer's first forward pass counts, so a step with gradient
+    accumulation shows one micro-batch.
     """
     seen = Activations()
     counted: set[torch.nn.Module] = set()
@@ -63,7 +67,10 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
 def take_census(
     model: list[Any], optimizer: Any, activations: Activations
 ) -> tuple[CensusRow, ...]:
-    """Return the dtypes and sizes of every kind of tensor after a training step that `watch_activations` recorded."""
+    """Return the dtypes and sizes of every kind of tensor after a training step.
+
+    `watch_activations` recorded the step.
+    """
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
     layers = f"outputs of {activations.layers} linear layers in one step"
     return (
@@ -109,7 +116,10 @@ def _reduction(model: list[Any]) -> list[CensusRow]:
 
 
 def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
-    """Return the tensors that the optimizer steps on: copies (or shards of copies), or the parameters' own memory."""
+    """Return the tensors that the optimizer steps on.
+
+    They are copies (or shards of copies), or the parameters' own memory.
+    """
     own_memory = {
         p.untyped_storage().data_ptr() for p in parameters if not isinstance(p, StoredWeight)
     }

@@ -1,8 +1,9 @@
-"""The copies that data-parallel ranks have of a weight, after Megatron's distributed optimizer gathered it.
+"""The copies of a weight on data-parallel ranks, after Megatron's optimizer gathered it.
 
-Each rank steps on its own part of a weight, in a master, and gathers the other parts. A gather that goes wrong gives no
-error: the loss alone shows it, later. So at the end of a forward pass each rank compares its own part with its master,
-and all ranks compare a sample of the whole weight. Nothing else writes to the weights or the masters in between.
+Each rank steps on its own part of a weight, in a master, and gathers the other parts. A gather that
+goes wrong gives no error: the loss alone shows it, later. So at the end of a forward pass each rank
+compares its own part with its master, and all ranks compare a sample of the whole weight. Nothing
+else writes to the weights or the masters in between.
 """
 
 import zlib
@@ -35,14 +36,19 @@ class Copy:
     layer: str
     module: str
     part: tuple[str, int, int]
-    """Path of the parameter in its chunk, and this rank's place in the groups that hold different parts of it."""
+    """Path of the parameter in its chunk, and this rank's place in the groups
+    that hold different parts of it.
+    """
     digest: int
     is_own: bool
     """The rank's own part is that of its master."""
 
 
 def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
-    """Return the weights that ranks have other copies of than their masters say; a collective call."""
+    """Return the weights that ranks have other copies of than their masters say.
+
+    A collective call.
+    """
     everywhere = (row for rows in from_all_ranks(lambda: copies) for row in rows)
     wrong = {
         (layer, module): None
@@ -60,7 +66,10 @@ def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
 
 @contextmanager
 def watch_copies(model: list[Any], optimizer: Any) -> Iterator[list[Copy]]:
-    """Compare the weights of a distributed optimizer at the end of each chunk's first forward pass in a block."""
+    """Compare the weights of a distributed optimizer in a block.
+
+    It does so at the end of each chunk's first forward pass.
+    """
     found: list[Copy] = []
     ranges = {parameter: one for part in parts(optimizer) for parameter, one in _ranges(part)}
     seen: set[torch.nn.Module] = set()
@@ -115,7 +124,10 @@ def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
 
 
 def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_stored: bool) -> bool:
-    """Return whether this rank's part of a weight is its master, rounded; True without a master of its own."""
+    """Return whether this rank's part of a weight is its master, rounded.
+
+    True without a master of its own.
+    """
     master = getattr(parameter, "main_param", None)
     if (
         own is None

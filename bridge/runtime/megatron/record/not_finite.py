@@ -18,13 +18,18 @@ WIDE = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class _Gradient:
-    """The gradient of one parameter; gradients are ordered as the forward pass reads the parameters."""
+    """The gradient of one parameter.
+
+    Gradients are ordered as the forward pass reads the parameters.
+    """
 
     part: int
     """0: embeddings, 1: layers, 2: the rest."""
     layer: int
     order: tuple[int, bool, int]
-    """Position of its part of the layer, whether it is the projection of the attention, position of the module."""
+    """Position of its part of the layer, whether it is the projection of the
+    attention, position of the module.
+    """
     name: str
     is_matrix: bool
     is_finite: bool
@@ -32,9 +37,10 @@ class _Gradient:
 
 @torch.no_grad()
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether no tensor of a 16-bit or 32-bit dtype holds NaN or Inf; smallest and largest value keep either.
+    """Return whether no tensor of a 16-bit or 32-bit dtype holds NaN or Inf.
 
-    The norm of the largest magnitude would say the same; torch computes it on a CPU without vector instructions.
+    Smallest and largest value keep either. The norm of the largest magnitude would say the same;
+    torch computes it on a CPU without vector instructions.
     """
     looked_at = [tensor for tensor in tensors if tensor.dtype in WIDE and tensor.numel()]
     edges = [edge.float() for tensor in looked_at for edge in tensor.aminmax()]
@@ -42,10 +48,11 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def first_not_finite(model: list[Any]) -> str | None:
-    """Return where a backward pass first has NaN or Inf, on any rank, as a clause; a collective call.
+    """Return where a backward pass first has NaN or Inf, on any rank, as a clause.
 
-    The other results of a layer's backward pass are not kept. Where the gradients further back are not finite either,
-    the fault came through the dgrad of the layer in front; a single one is a fault of its own GEMM.
+    A collective call. The other results of a layer's backward pass are not kept. Where the
+    gradients further back are not finite either, the fault came through the dgrad of the layer in
+    front; a single one is a fault of its own GEMM.
     """
     parts = from_all_ranks(lambda: list(_gradients(model)))
     everywhere = sorted((one for part in parts for one in part), reverse=True)

@@ -1,9 +1,10 @@
 """Errors of the quantisers of a run, every so many steps.
 
-Of each emulated layer, and of Transformer Engine's on its CPU, the row-wise copies of input, weight and grad_output are
-compared with their sources, in the first micro-batch. The numbers are of this rank's shard. A sample of the sources
-shows the error that other schemes would have. A stored weight is compared with its master where this rank holds all of
-it. Nothing is drawn or changed: a measured step trains as any other.
+Of each emulated layer, and of Transformer Engine's on its CPU, the row-wise copies of input,
+weight and grad_output are compared with their sources, in the first micro-batch. The numbers
+are of this rank's shard. A sample of the sources shows the error that other schemes would have.
+A stored weight is compared with its master where this rank holds all of it. Nothing is drawn or
+changed: a measured step trains as any other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,9 +36,10 @@ TE_ROLES = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
 
 
 def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:
-    """Return the global number of the layer and the name in it, for every module in a transformer or prediction layer.
+    """Return layer number and name of every module in a transformer or prediction layer.
 
-    Prediction layers are numbered after the others; names in the transformer layer inside one are as in any other.
+    The number is global, and the name is the one in the layer. Prediction layers are numbered after
+    the others; names in the transformer layer inside one are as in any other.
     """
     names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
@@ -82,7 +84,10 @@ class Telemetry:
 
     @contextmanager
     def measuring(self, step: int) -> Iterator[None]:
-        """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
+        """Measure the operands that are quantised in a ``with`` block.
+
+        The stored weights are measured as they are before it.
+        """
         self.step = step
         self._seen.clear()
         for layer, where in self._layers:
@@ -141,7 +146,7 @@ class Telemetry:
             )
 
     def _watch(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
-        """Measure what Transformer Engine quantises on its CPU, if it is row-wise and the first of its place."""
+        """Measure a tensor that TE quantises on its CPU, if it is row-wise and new in its place."""
         place = next(self._places(source, quantizer), None)
         if found.codes is None or place is None or not self.is_new(place):
             return
@@ -165,7 +170,10 @@ class Telemetry:
                     yield _Place(where, role, layer.config.fp8)
 
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
-        """Return the rows of all pipeline stages in order, those of one step or all; a collective call."""
+        """Return the rows of all pipeline stages in order, those of one step or all.
+
+        A collective call.
+        """
         group = parallel_state.get_pipeline_model_parallel_group()
         parts = from_all_ranks(
             lambda: [row for row in self.rows if step in (None, row.step)], group=group

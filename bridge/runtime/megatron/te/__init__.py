@@ -1,1 +1,1 @@
-"""Transformer Engine: its requirements on a machine, its recipe for a config, its environment variables."""
+"""Transformer Engine: requirements on a machine, recipe of a config, environment variables."""

@@ -1,22 +1,23 @@
-"""A choice per layer inside one Transformer Engine recipe: some layers in BF16, the others in a scheme.
+"""A choice per layer inside one Transformer Engine recipe: BF16 or a scheme.
 
-Megatron keeps its first and last layers in BF16 by leaving autocast off for them, which delayed scaling cannot do.
-Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each tensor, and `IdentityQuantizer` leaves a
-tensor as it is:
+Megatron keeps its first and last layers in BF16 by leaving autocast off for them, which delayed
+scaling cannot do. Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each
+tensor, and `IdentityQuantizer` leaves a tensor as it is:
 
     # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory" under fp8_recipe="custom"
     factory = layer_factory(te_quantizers("tensorwise"), bf16_layers={0, 31})
 
-`module_factory` follows the rows of `modules` in any model of Transformer Engine's layers, without Megatron's own
-per-module recipe:
+`module_factory` follows the rows of `modules` in any model of Transformer Engine's layers, without
+Megatron's own per-module recipe:
 
     recipe = CustomRecipe(qfactory=module_factory(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows))
 
-A factory knows a linear by its name alone. Megatron gives no names, so `name_te_modules(model)` has to be called once
-after the model was built; other models name their layers themselves (``te.Linear(name=...)``).
+A factory knows a linear by its name alone. Megatron gives no names, so
+`name_te_modules(model)` has to be called once after the model was built; other models name
+their layers themselves (``te.Linear(name=...)``).
 
-Source: Transformer Engine 2.20 pytorch/quantization.py:60-120 (`QuantizerRole`) and :1890-1945 (the state of a
-`CustomRecipe`), pytorch/custom_recipes/quantizer_factories.py.
+Source: Transformer Engine 2.20 pytorch/quantization.py:60-120 (`QuantizerRole`) and :1890-1945 (the
+state of a `CustomRecipe`), pytorch/custom_recipes/quantizer_factories.py.
 """
 
 import importlib
@@ -48,8 +49,8 @@ def layer_factory(
 ) -> QuantizerFactory:
     """Return a factory that leaves some layers in BF16, numbered from 0 over the whole model.
 
-    It maps a `QuantizerRole` (or None) to a quantizer, that of `low_precision` in all other layers, and raises
-    PrecisionConfigError for a linear without a name, because its layer is unknown.
+    It maps a `QuantizerRole` (or None) to a quantizer, that of `low_precision` in all other layers,
+    and raises PrecisionConfigError for a linear without a name, because its layer is unknown.
     """
 
     def factory(role: Any) -> Any:
@@ -63,9 +64,10 @@ def layer_factory(
 def module_factory(*, num_layers: int | None = None, **precision: Any) -> QuantizerFactory:
     """Return a factory that gives each linear layer the scheme that a precision gives it.
 
-    `precision` are fields of `MixedPrecisionConfig`: the scheme, `modules`, `first_last_layers_bf16`; where they choose
-    single layers, `num_layers` are those of the model. A linear layer is known by Megatron's name, or by that of
-    Transformer Engine's own `TransformerLayer`; any other name, and attention, have the scheme of the run.
+    `precision` are fields of `MixedPrecisionConfig`: the scheme, `modules`,
+    `first_last_layers_bf16`; where they choose single layers, `num_layers` are those of the model.
+    A linear layer is known by Megatron's name, or by that of Transformer Engine's own
+    `TransformerLayer`; any other name, and attention, have the scheme of the run.
     PrecisionConfigError: the number of layers is not known, or a scheme has no factory.
     """
     config = PrecisionConfig.from_dict(precision)
@@ -96,7 +98,10 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
 
 
 def _name_of(role: Any) -> str:
-    """Return the name of the module that asks for a quantizer; empty where it is none of a linear layer's."""
+    """Return the name of the module that asks for a quantizer.
+
+    Empty where it is none of a linear layer's.
+    """
     name = "" if role is None else str(role.name)
     if role is not None and role.module_type in ("linear", "grouped_linear") and not name:
         finding = Finding(
@@ -114,9 +119,10 @@ def _high_precision() -> Any:
 
 
 def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
-    """Return Transformer Engine's own factory for a scheme, with the scheme's default formats; it imports when called.
+    """Return Transformer Engine's own factory for a scheme, with the scheme's default formats.
 
-    `delayed` are keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), for that scheme alone.
+    It imports when called. `delayed` are keywords of `DelayedScalingRequest` (margin,
+    amax_history_len, ...), for that scheme alone.
     """
     if scheme != "delayed" and (scheme not in _FACTORIES or delayed):
         rule = f"must be delayed, {', '.join(_FACTORIES)}, and only delayed takes settings"
@@ -139,10 +145,11 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
 
 
 def name_te_modules(model: Any) -> int:
-    """Give each Transformer Engine module of a model its path as a name; return how many were named.
+    """Give each Transformer Engine module of a model its path as a name.
 
-    A layer is what has Megatron's `layer_number`, which counts from 1 over all pipeline stages; its modules become
-    ``layers.<number - 1>.<path>``, others keep their path in the model.
+    Return how many were named. A layer is what has Megatron's `layer_number`, which counts from 1
+    over all pipeline stages; its modules become ``layers.<number - 1>.<path>``, others keep their
+    path in the model.
     """
     named = 0
     for name, module in _named(model):

@@ -1,4 +1,7 @@
-"""Requirements of Transformer Engine that a machine lacks: the GPU, the package, its CUDA parts, or their versions."""
+"""Requirements of Transformer Engine that a machine lacks.
+
+They are the GPU, the package, its CUDA parts, or their versions.
+"""
 
 import importlib
 import re
@@ -12,10 +15,10 @@ from bridge.target.versions import Version, at_least, dotted
 
 
 def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:
-    """Return the requirements of Transformer Engine that a machine, by default this one, lacks, as nouns to be listed.
+    """Return the requirements of Transformer Engine that a machine lacks, as nouns to be listed.
 
-    With Megatron's name of a scheme those of the scheme are among them. Imports Transformer Engine where this machine
-    has a CUDA device for it.
+    The machine is by default this one. With Megatron's name of a scheme those of the scheme are
+    among them. Imports Transformer Engine where this machine has a CUDA device for it.
     """
     target = detect_target() if machine is None else machine
     has_gpu = target.gpu is not None and target.gpu.is_gpu

@@ -8,8 +8,9 @@
       gemm.py        the GEMMs, one by one and grouped
       norms.py, attention.py, shards.py, support.py
 
-The C++ part is modelled, not run. So a run shows what Megatron's and Transformer Engine's Python do: in which formats
-each GEMM multiplies, and which copy of a tensor it reads. It shows nothing about CUDA kernels, cuBLAS or speed.
+The C++ part is modelled, not run. So a run shows what Megatron's and Transformer Engine's Python
+do: in which formats each GEMM multiplies, and which copy of a tensor it reads. It shows nothing
+about CUDA kernels, cuBLAS or speed.
 
 Source: Transformer Engine 2.20.2; files and lines are those of this version.
 """

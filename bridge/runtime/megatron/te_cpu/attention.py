@@ -1,7 +1,8 @@
-"""Fused attention of the extension as torch's `scaled_dot_product_attention`, in BF16, FP16 or FP32.
+"""Fused attention of the extension as torch's `scaled_dot_product_attention`.
 
-It takes causal attention and attention without a mask; everything else goes to Transformer Engine's unfused attention,
-which has no context parallelism. FP8 attention is not modelled.
+It is computed in BF16, FP16 or FP32. It takes causal attention and attention without a mask;
+everything else goes to Transformer Engine's unfused attention, which has no context parallelism.
+FP8 attention is not modelled.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
@@ -19,7 +20,7 @@ _LAYOUTS = ("NVTE_SBHD_SBHD_SBHD", "NVTE_BSHD_BSHD_BSHD")
 
 
 def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
-    """Return the fused back end for Transformer Engine's `FusedAttentionParams`, or none with the reason."""
+    """Return the fused back end for TE's `FusedAttentionParams`, or none with the reason."""
     mask = params.attn_mask_type.name
     differs = {
         "mask": mask not in _MASKS,
@@ -57,7 +58,8 @@ def _attended(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return query, key and value as leaves of a graph, and the attended values at its end.
 
-    What the graph keeps stands for the kernel's own statistics, and is hidden from whoever counts saved tensors.
+    What the graph keeps stands for the kernel's own statistics, and is hidden
+    from whoever counts saved tensors.
     """
     with (
         torch.enable_grad(),
@@ -73,7 +75,10 @@ def _given(arguments: tuple[Any, ...], name: str) -> list[Any]:
 
 
 def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return query, key and value, and in the backward pass the output and its gradient, with their four axes."""
+    """Return query, key and value, with their four axes.
+
+    In the backward pass the output and its gradient follow.
+    """
     return [
         argument
         for argument in arguments
@@ -82,7 +87,9 @@ def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
-    """Return the attended values, an empty softmax statistic, which has the graph with it, and an empty random state.
+    """Return the attended values, an empty softmax statistic, and an empty random state.
+
+    The statistic has the graph with it.
 
     Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
@@ -97,7 +104,9 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
-    """Return the gradients of query, key and value, and two Nones; without the graph the forward pass runs again.
+    """Return the gradients of query, key and value, and two Nones.
+
+    Without the graph the forward pass runs again.
 
     Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """

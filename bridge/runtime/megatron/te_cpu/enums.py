@@ -1,5 +1,5 @@
 # ruff: noqa: N815  (the extension's names)
-"""Enums of `transformer_engine_torch`, one row each: name -> members in the order of their values."""
+"""Enums of `transformer_engine_torch`: name -> members in the order of their values."""
 
 import enum
 from collections.abc import Mapping
@@ -46,7 +46,9 @@ _ROWS = {
     "NVTERoutingMapFormat": "BYTEMAP BITMAP_U8",
     "NVTEQBHistogramMode": "TWO_KERNEL FUSED_ATOMIC",
 }
-"""Transformer Engine's Python compares members with each other and by name; only the numbers of `DType` are stored."""
+"""Transformer Engine's Python compares members with each other and by name; only the
+numbers of `DType` are stored.
+"""
 
 _ENUMS: dict[str, Any] = {
     name: enum.IntEnum(name, {member: value for value, member in enumerate(members.split())})

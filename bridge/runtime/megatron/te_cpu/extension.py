@@ -1,6 +1,7 @@
-"""The module `transformer_engine_torch`, made of the public functions and the enums of the files in this folder.
+"""The module `transformer_engine_torch`.
 
-A function that is not here is a name that raises when it is called, with its own name in the message, and never when
+It is made of the public functions and the enums of the files in this folder. A function that is not
+here is a name that raises when it is called, with its own name in the message, and never when
 Transformer Engine imports it or asks for it.
 """
 
@@ -19,7 +20,10 @@ _CLASSES = ("CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta
 
 
 def module_of_missing(name: str) -> types.ModuleType:
-    """Return a module all of whose names are functions without a CPU version, which raise when they are called."""
+    """Return a module all of whose names are functions without a CPU version.
+
+    They raise when they are called.
+    """
     made = types.ModuleType(name)
 
     def missing(attribute: str) -> Callable[..., NoReturn]:

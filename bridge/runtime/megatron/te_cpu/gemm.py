@@ -1,17 +1,20 @@
 # ruff: noqa: N806  (cuBLAS's names, as in the extension)
 """GEMMs of the extension: `generic_gemm`, and the grouped one as a loop over it.
 
-Transformer Engine names the operands as cuBLAS does, in column-major order: `generic_gemm(A, transA, B, transB)` gives
-op(B) op(A) in row-major order. Its three layouts are the three GEMMs of a linear layer:
+Transformer Engine names the operands as cuBLAS does, in column-major order:
+`generic_gemm(A, transA, B, transB)` gives op(B) op(A) in row-major order. Its three layouts
+are the three GEMMs of a linear layer:
 
     TN   fprop   A weight, row-wise       B input, row-wise
     NN   dgrad   A weight, column-wise    B grad_output, row-wise
     NT   wgrad   A input, column-wise     B grad_output, column-wise
 
-`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. Where the result is FP32, or is added
-to another one, the product stays in FP32 until then. What no layer of Megatron asks for is not modelled.
+`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. Where the
+result is FP32, or is added to another one, the product stays in FP32 until then. What no layer
+of Megatron asks for is not modelled.
 
-Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the epilogue adds the bias in FP32).
+Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the
+epilogue adds the bias in FP32).
 """
 
 from typing import Any
@@ -32,7 +35,10 @@ def generic_gemm(
     beta: Any = None,
     **_more: Any,
 ) -> list[Any]:
-    """Return result, gradient of the bias, None for the input of a GELU, and extra output; None where there is none."""
+    """Return result, gradient of the bias, None for the input of a GELU, and extra output.
+
+    The result is None where there is none.
+    """
     (
         A,
         transA,
@@ -106,7 +112,10 @@ def _product(
 
 
 def te_general_grouped_gemm(*given: Any) -> Any:
-    """Multiply each pair of a group; an expert without tokens leaves zeros, or with `accumulate` the sum as it is."""
+    """Multiply each pair of a group.
+
+    An expert without tokens leaves zeros, or with `accumulate` the sum as it is.
+    """
     (
         A,
         transA,

@@ -1,6 +1,7 @@
-"""Import of Transformer Engine without CUDA: the stand-in first, then Transformer Engine, then Megatron, then patches.
+"""Import of Transformer Engine without CUDA.
 
-Megatron decides at import whether there is a Transformer Engine, so `install` runs before the first import of
+The stand-in comes first, then Transformer Engine, then Megatron, then patches. Megatron decides at
+import whether there is a Transformer Engine, so `install` runs before the first import of
 `megatron.core`, and the process keeps Transformer Engine to its end.
 
 The order, and the failure of any other:
@@ -48,7 +49,9 @@ _STUBS = (
     ),
     "transformer_engine.pytorch.onnx_extensions",
 )
-"""Modules that import Triton or ONNX Script. `triton` itself stays what it is: torch asks for it."""
+"""Modules that import Triton or ONNX Script. `triton` itself stays
+what it is: torch asks for it.
+"""
 
 
 TOO_LATE = (
@@ -99,9 +102,10 @@ def installed_te() -> Installed | None:
 
 
 def install(capability: tuple[int, int]) -> Installed:
-    """Import Transformer Engine's Python over the stand-in, with the branches of a compute capability, and Megatron.
+    """Import Transformer Engine's Python over the stand-in, then Megatron.
 
-    BackendUnavailableError where its files are not there, or Megatron Core was imported already.
+    Branches are those of a compute capability. BackendUnavailableError where its files are not
+    there, or Megatron Core was imported already.
     """
     if "megatron.core" in sys.modules:
         raise BackendUnavailableError(TOO_LATE)
@@ -137,7 +141,10 @@ def _padded_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _import_te(root: Path) -> None:
-    """Import `transformer_engine.common` alone, replace its loader, then import the package and Megatron."""
+    """Import `transformer_engine.common` alone, replace its loader, then import the rest.
+
+    The rest is the package and Megatron.
+    """
     parent = types.ModuleType("transformer_engine")
     parent.__path__ = [str(root / "transformer_engine")]
     sys.modules["transformer_engine"] = parent

@@ -1,11 +1,11 @@
 """LayerNorm and RMSNorm, computed in FP32; the result is rounded once, or quantised.
 
-Under delayed scaling the kernel quantises the FP32 result (`FUSED`). Every other scheme rounds it to the layer's dtype
-first, as a norm and a quantisation one after the other do.
+Under delayed scaling the kernel quantises the FP32 result (`FUSED`). Every other scheme rounds it
+to the layer's dtype first, as a norm and a quantisation one after the other do.
 
-The arithmetic is torch's own, operator by operator, so that Megatron's torch norms give the same bits. The extension's
-backward pass is given the reciprocal deviation of the forward pass and not its eps, so the gradient of RMSNorm is
-written out:
+The arithmetic is torch's own, operator by operator, so that Megatron's torch norms give the same
+bits. The extension's backward pass is given the reciprocal deviation of the forward pass and not
+its eps, so the gradient of RMSNorm is written out:
 
     n = x r      y = n g      dn = dy g      dx = dn r - n r^2 mean(dn x)      dg = sum over rows of dy n
 
@@ -36,7 +36,10 @@ def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
 
 
 def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
-    """Return the result in the dtype that is stated, or quantised; `out` takes it where it is given."""
+    """Return the result in the dtype that is stated, or quantised.
+
+    `out` takes it where it is given.
+    """
     dtype = torch_dtype(stated)
     if quantizer is None:
         return y.to(dtype) if out is None else out.copy_(y)

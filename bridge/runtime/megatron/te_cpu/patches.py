@@ -1,7 +1,8 @@
-"""Callables of torch, Transformer Engine and Megatron that are replaced so that they run on a CPU, one row each.
+"""Callables that are replaced so that they run on a CPU, one row each.
 
-They are in place from `install` to the end of the process; Transformer Engine cannot be taken out of one again. Two of
-Transformer Engine's questions ("is there CUDA?", "is this tensor on it?") are answered with yes only while the callable
+They are those of torch, Transformer Engine and Megatron. They are in place from `install` to the
+end of the process; Transformer Engine cannot be taken out of one again. Two of Transformer Engine's
+questions ("is there CUDA?", "is this tensor on it?") are answered with yes only while the callable
 that asks runs: answered for good, they would lead torch and Megatron to CUDA too.
 """
 
@@ -43,7 +44,10 @@ _ON_CUDA = replaced([(torch.Tensor, "is_cuda", property(lambda _self: True))])
 
 
 def _of_current(name: str) -> Callable[[Any], Any]:
-    """The method of the quantizer of current scaling, whose tensors are those of delayed scaling too."""
+    """Return the method of the quantizer of current scaling.
+
+    Its tensors are those of delayed scaling too.
+    """
     path = f"transformer_engine.pytorch.tensor.float8_tensor.Float8CurrentScalingQuantizer.{name}"
     return lambda _original: resolve_name(path)
 
@@ -54,7 +58,10 @@ def _dequantized(_original: Any) -> Any:
 
 
 def patches(capability: tuple[int, int]) -> Rows:
-    """Return every replacement, in order; patches.yaml says who needs each, and the failure without."""
+    """Return every replacement, in order.
+
+    Patches.yaml says who needs each, and the failure without.
+    """
     properties = SimpleNamespace(
         major=capability[0],
         minor=capability[1],

@@ -1,11 +1,12 @@
 """Casts of shards, for the distributed optimizer with stored weights.
 
-Each rank has a flat part of a weight's master. It finds that part's amaxes, which are reduced over the ranks, and casts
-the part with the scales of the whole. NVFP4 keeps the factors of its tiles between the two steps, and two codes a byte;
-the column-wise copy is made of the row-wise one once all parts are there.
+Each rank has a flat part of a weight's master. It finds that part's amaxes, which are
+reduced over the ranks, and casts the part with the scales of the whole. NVFP4 keeps the
+factors of its tiles between the two steps, and two codes a byte; the column-wise copy is
+made of the row-wise one once all parts are there.
 
-Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp; pytorch/tensor/utils.py of 2.20.2, which
-calls them.
+Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp;
+pytorch/tensor/utils.py of 2.20.2, which calls them.
 """
 
 from typing import Any
@@ -24,7 +25,10 @@ Tensors = list[Tensor]
 
 
 def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int) -> Tensor:
-    """Return the amax of each tile of a matrix, of the elements in a flat part; ragged edges make smaller tiles."""
+    """Return the amax of each tile of a matrix, of the elements in a flat part.
+
+    Ragged edges make smaller tiles.
+    """
     whole = torch.zeros(rows * columns, dtype=torch.float32)
     whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
     height, width = tile
@@ -47,7 +51,7 @@ def _codes(
     columns: int,
     start: int,
 ) -> Tensor:
-    """Return the codes of a flat part of a matrix in a format, saturated, from a factor per tile."""
+    """Return the codes of a flat part of a matrix, saturated, from a factor per tile."""
     element = FORMATS[name]
     spread = factors.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)[:rows, :columns]
     scaled = part.detach().float().reshape(-1) * spread.reshape(-1)[start : start + part.numel()]
@@ -80,7 +84,7 @@ def fp8_block_scaling_partial_cast(
 def mxfp8_scaling_compute_partial_amax(
     part: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: int, columns: int, start: int
 ) -> None:
-    """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part of a matrix."""
+    """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part."""
     for amax, tile in ((amax_rowwise, (1, 32)), (amax_colwise, (32, 1))):
         _write_amaxes(amax, part, tile, rows, columns, start)
 
@@ -119,10 +123,10 @@ def nvfp4_compute_global_scale(amaxes: Tensor, scales: Tensor) -> None:
 
 
 def nvfp4_multi_tensor_fused_scale(*lists_and_size: Any) -> None:
-    """Write the factors of square tiles, and into quantised tensors their scales, one per row, and their amaxes.
+    """Write the factors of square tiles, and scales and amaxes into quantised tensors.
 
-    Arguments: amaxes, amaxes of the whole, factors, scales and amaxes of the quantised tensors, rows and columns of
-    tiles, padded rows, and the tile's length.
+    There is one scale per row. Arguments: amaxes, amaxes of the whole, factors, scales and amaxes
+    of the quantised tensors, rows and columns of tiles, padded rows, and the tile's length.
     """
     *lists, size = lists_and_size
     for amax, whole, factor, scale, held, _rows, columns, _padded in zip(*lists, strict=True):
@@ -138,7 +142,8 @@ def nvfp4_multi_tensor_2d_partial_cast(
 ) -> None:
     """Write the codes of flat parts of matrices, two a byte, with the factors of their tiles.
 
-    Further arguments: rows, columns, starts, and the tile's length. The scales of the whole are in the factors.
+    Further arguments: rows, columns, starts, and the tile's length. The scales
+    of the whole are in the factors.
     """
     *places, size = places_and_size
     for part, out, factor, *place in zip(parts, outs, factors, *places, strict=True):

@@ -1,12 +1,12 @@
-"""Quantised tensors: Transformer Engine's quantizers and storages on one side, `bridge.runtime.numerics` on the other.
+"""Quantised tensors: TE's quantizers and storages, and `bridge.runtime.numerics`.
 
     quantizer -> QuantSpec              spec_of
     tensor, quantizer -> storage        quantize
     storage -> Quantised                held
     storage -> operand of a GEMM        operand_of
 
-A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its quantizer
-(`inner_tensor_specs`, made for torch.compile).
+A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its
+quantizer (`inner_tensor_specs`, made for torch.compile).
 
 Shapes: M rows (all leading axes together), K columns.
 """
@@ -59,7 +59,10 @@ def kind_of(quantizer: Any) -> str:
 
 
 def spec_of(quantizer: Any) -> QuantSpec:
-    """Return a quantizer's request in the terms of `bridge.runtime.numerics`, or refuse one that is not there."""
+    """Return a quantizer's request in the terms of `bridge.runtime.numerics`.
+
+    A request that is not there is refused.
+    """
     kind = kind_of(quantizer)
     scheme = SCHEME_OF_QUANTIZER.get(kind)
     if scheme is None:
@@ -100,7 +103,9 @@ _DETAILS = {
 
 
 def _multiplies_any_layout() -> bool:
-    """Return whether FP8 GEMMs of the declared GPU read row-wise data for every operand, so that no copy is transposed.
+    """Return whether FP8 GEMMs of the declared GPU read row-wise data for every operand.
+
+    Then no copy is transposed.
 
     Source: pytorch/utils.py:is_non_tn_fp8_gemm_supported; csrc/quantizer.cpp.
     """
@@ -113,7 +118,7 @@ _Buffer = tuple[tuple[int, ...], torch.dtype]
 
 
 def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
-    """Return attribute -> shape and dtype of the buffers that a quantised tensor of this shape has."""
+    """Return attribute -> shape and dtype of a quantised tensor's buffers."""
     specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
     if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
         # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
@@ -164,7 +169,7 @@ def _reduction(quantizer: Any) -> Callable[[float], float] | None:
 
 
 def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
-    """Return the contents of each buffer of the quantised tensor, by Transformer Engine's attribute."""
+    """Return the contents of each buffer of the quantised tensor, by TE's attribute."""
     spec, row, col = spec_of(quantizer), quantizer.rowwise_usage, quantizer.columnwise_usage
     if spec.whole_tensor and _multiplies_any_layout():
         row, col = True, False
@@ -221,7 +226,8 @@ def _fill(
 ) -> None:
     """Write one buffer; None where there is none.
 
-    A tensor that was there keeps its memory, which may be a part of a DDP buffer; a new one takes the value's.
+    A tensor that was there keeps its memory, which may be a part of a DDP
+    buffer; a new one takes the value's.
     """
     if buffer is None:
         setattr(out, name, None)
@@ -240,7 +246,7 @@ def _fill(
 
 
 def held(tensor: Any) -> Quantised:
-    """Return the codes and scales that a storage of Transformer Engine's holds, whose buffers are shared."""
+    """Return the codes and scales of a storage of Transformer Engine's, which share its buffers."""
     spec, shape = spec_of(tensor._quantizer), torch.Size(shape_of(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
     copies: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Smaller functions of the extension: delayed updates, scales, the optimizer, MoE padding, properties.
+"""Smaller functions of the extension: updates, scales, optimizer, MoE padding, properties.
 
 Source: pytorch/csrc/extensions/ (recipe.cpp, multi_tensor/, padding.cpp, transpose.cpp).
 """
@@ -26,7 +26,7 @@ def fused_amax_and_scale_update_after_reduction(
     fp8: Any,
     margin: float,
 ) -> None:
-    """Roll the histories of delayed scaling and renew its scales, from amaxes reduced over the ranks."""
+    """Roll the histories of delayed scaling and renew its scales, from reduced amaxes."""
     maximum = FORMATS[FORMAT_NAMES[int(fp8)]].max * 2.0**-margin
     update_together(histories, scales, maximum, algo=algo, reduced_amax=reduced)
 
@@ -79,7 +79,10 @@ def multi_tensor_l2norm(
 
 
 def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield as many elements of each list's tensors as a processor's cache holds, all tensors one after the other."""
+    """Yield as many elements of each list's tensors as a processor's cache holds.
+
+    The tensors come one after the other.
+    """
     for together in zip(*tensors, strict=True):
         yield from zip(
             *(tensor.detach().view(-1).split(_ELEMENTS) for tensor in together), strict=True
@@ -89,8 +92,9 @@ def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
 def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:
     """Take a step of Adam (mode 0: decay in the gradient; mode 1: AdamW), in place.
 
-    The tensors are gradients, parameters, first and second moments; a fifth list has masters, stepped instead: FP32
-    weights, or the low halves (int16) of those whose high halves are the parameters, in BF16.
+    The tensors are gradients, parameters, first and second moments; a fifth list has
+    masters, stepped instead: FP32 weights, or the low halves (int16) of those whose high
+    halves are the parameters, in BF16.
 
     Source: common/multi_tensor/adam.cu.
     """
@@ -121,7 +125,10 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
 
 
 def _joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Return the FP32 weight of a BF16 parameter, rounded half up in magnitude, and its low 16 bits."""
+    """Return the FP32 weight of a BF16 parameter and its low 16 bits.
+
+    The parameter was rounded half up in magnitude.
+    """
     high = parameter.detach().view(torch.int16).int() - (remainder < 0).int()
     return ((high << 16) | (remainder.int() & 0xFFFF)).view(torch.float32)
 
