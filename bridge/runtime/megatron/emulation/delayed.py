@@ -63,7 +63,10 @@ class DelayedUpdates:
         )
         self._firsts: dict[torch.nn.Module, EmulatedLinear] = {}
         self._layers = layers
-        self._region_of = {module: region for region in regions for module in region.modules()}
+        self._region_of: dict[torch.nn.Module, torch.nn.Module] = {}
+        for region in regions:
+            for module in region.modules():
+                self._region_of[module] = region
         self._hooks = [region.register_forward_hook(self._after_forward) for region in regions]
 
     def detach(self) -> None:
@@ -79,11 +82,10 @@ class DelayedUpdates:
         A region's first layer to ask is its last.
         """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
-        return (
-            partial(self._update, "backward")
-            if self._firsts.setdefault(region, layer) is layer
-            else None
-        )
+        first = self._firsts.setdefault(region, layer)
+        if first is not layer:
+            return None
+        return partial(self._update, "backward")
 
     def reduce_pending(self) -> None:
         """Take the maximum of the pending amaxes over the group, as the next update would.
@@ -103,7 +105,8 @@ class DelayedUpdates:
 
     def _reduced(self, which: str) -> torch.Tensor:
         """Return every layer's pending amaxes, one row each, the largest of all ranks."""
-        amaxes = torch.stack([state.pending(which) for state in self.states])
+        of_layers = [state.pending(which) for state in self.states]
+        amaxes = torch.stack(of_layers)
         if self._group.size() > 1:
             torch.distributed.all_reduce(
                 amaxes, op=torch.distributed.ReduceOp.MAX, group=self._group

@@ -5,8 +5,8 @@ Communication, initialisation, sharding and checkpoints stay Megatron's: a layer
 built is given one of the two classes, which replace `_forward_impl`, the one place where
 those layers multiply. It then keeps:
 
-- `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as Transformer Engine does
-  with `is_first_microbatch`, which Megatron's schedules set;
+- `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as
+  Transformer Engine does with `is_first_microbatch`, which Megatron's schedules set;
 - `fp8_state`: scales and amax histories, under delayed scaling;
 - the weight itself as codes and scales where the parameter is a `StoredWeight`.
 
@@ -68,10 +68,10 @@ def scheme_of(config: Any) -> str | None:
     The scheme is None for high precision. Layers of a hybrid model know FP8 alone before
     megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
     """
-    knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(
-        mamba_block, "get_fp4_context"
-    )
-    kinds = ("fp8", "fp4") if knows_fp4 else ("fp8",)
+    kinds = ["fp8"]
+    is_hybrid = getattr(config, "is_hybrid_model", False)
+    if not is_hybrid or hasattr(mamba_block, "get_fp4_context"):
+        kinds.append("fp4")
     for kind in kinds:
         if getattr(config, kind, None):
             recipe = getattr(config, f"{kind}_recipe", None)
@@ -87,11 +87,16 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
     scheme = scheme_of(config)
     if scheme is None:
         return None
-    names = ("margin", "amax_history_len", "amax_compute_algo") if scheme == "delayed" else ()
-    delayed = {name: getattr(config, f"fp8_{name}") for name in names}
-    override = _OVERRIDE.get() if scheme != "delayed" else None
+    number_format = config.fp8 or config.fp4
+    if scheme != "delayed":
+        return GemmPrecision(scheme=scheme, format=number_format, backward_override=_OVERRIDE.get())
     return GemmPrecision(
-        scheme=scheme, format=config.fp8 or config.fp4, backward_override=override, **delayed
+        scheme=scheme,
+        format=number_format,
+        backward_override=None,
+        margin=config.fp8_margin,
+        amax_history_len=config.fp8_amax_history_len,
+        amax_compute_algo=config.fp8_amax_compute_algo,
     )
 
 
@@ -118,11 +123,13 @@ def _in_module(
     if payload is None:
         return layer
     stated = payload.get(part)
-    found = Effect.of(payload[TRAINING] if stated is None else stated).computes(layer)
-    if not isinstance(found, Chosen):
-        return found
+    if stated is None:
+        stated = payload[TRAINING]
+    precision = Effect.of(stated).computes(layer)
+    if not isinstance(precision, Chosen):
+        return precision
     return GemmPrecision(
-        scheme=found.scheme, format=found.format, backward_override=_OVERRIDE.get()
+        scheme=precision.scheme, format=precision.format, backward_override=_OVERRIDE.get()
     )
 
 
@@ -147,7 +154,10 @@ class EmulatedLinear:
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
-        self.multiply_in(gemm_precision(self.config) if is_low else None)
+        precision = None
+        if is_low:
+            precision = gemm_precision(self.config)
+        self.multiply_in(precision)
 
     def multiply_in(self, precision: GemmPrecision | None) -> None:
         """Multiply in this precision from now on, or in what a per-module recipe makes of it.
@@ -170,7 +180,9 @@ class EmulatedLinear:
         Megatron's arguments and result. Under `sequence_parallel` the input is this rank's part of
         the sequence, and its gradient is scattered.
         """
-        precision = self.gemm_precision if self.training else self.evaluation_precision
+        precision = self.gemm_precision
+        if not self.training:
+            precision = self.evaluation_precision
         if precision is None:  # Megatron's layer comes next
             result: Tensor = super()._forward_impl(input, weight, bias, **others)  # type: ignore[misc]
             return result
@@ -181,12 +193,16 @@ class EmulatedLinear:
             )
         elif others.get("allreduce_dgrad"):
             x = copy_to_tensor_model_parallel_region(x, group=group)
-        is_told = (
-            scheme_of(self.config) is not None
-        )  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
+        # Megatron 0.16.1 tells no step to a run without FP8 and FP4
+        is_told = scheme_of(self.config) is not None
         first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
         self.is_first_microbatch = False
-        finished = None if self.updates is None else self.updates.after_backward_of(self)
+        after_backward = None
+        if self.updates is not None:
+            after_backward = self.updates.after_backward_of(self)
+        stored = None
+        if isinstance(weight, StoredWeight):
+            stored = weight.stored
         with scales_of_this_pass(self.fp8_state):
             return scaled_linear(
                 x,
@@ -196,9 +212,9 @@ class EmulatedLinear:
                 state=self.fp8_state,
                 cache=self.weight_cache,
                 first_microbatch=first,
-                stored_weight=weight.stored if isinstance(weight, StoredWeight) else None,
+                stored_weight=stored,
                 observer=self.observer,
-                after_backward=finished,
+                after_backward=after_backward,
             )
 
 
@@ -219,9 +235,9 @@ EMULATED = {
 
 def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
     """Return the emulated layers of this rank's model chunks."""
-    return [
-        module
-        for chunk in model
-        for module in chunk.modules()
-        if isinstance(module, EmulatedLinear)
-    ]
+    layers: list[Any] = []
+    for chunk in model:
+        for module in chunk.modules():
+            if isinstance(module, EmulatedLinear):
+                layers.append(module)
+    return layers

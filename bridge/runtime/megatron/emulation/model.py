@@ -26,6 +26,7 @@ from bridge.runtime.megatron.emulation.stored_weight import (
     store_weight,
 )
 from bridge.runtime.megatron.optimizer import parts
+from bridge.runtime.numerics import GemmPrecision
 
 LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
 """Megatron's classes of layers with a `layer_number` in the whole model."""
@@ -45,10 +46,15 @@ def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> 
         is_low = any(is_low_layer(phase, number - 1) for phase in phases or (config,))
         if not (is_low or is_per_module):
             continue
-        for linear in [linear for linear in layer.modules() if type(linear) in EMULATED]:
+        # a list, since a layer that becomes an emulated one is another class from then on
+        linears = [linear for linear in layer.modules() if type(linear) in EMULATED]
+        for linear in linears:
             chosen = get_quant_config_or_none(names[linear], recipe)
+            payload = None
+            if chosen is not None:
+                payload = chosen.config
             linear.__class__ = EMULATED[type(linear)]
-            linear.prepare(None if chosen is None else chosen.config, is_low=is_low)
+            linear.prepare(payload, is_low=is_low)
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
@@ -59,22 +65,25 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     layers that Megatron builds in its FP8 or FP4 context.
     """
     run = gemm_precision(config)
-    stores = (config.fp8 and config.fp8_param) or (
-        getattr(config, "fp4", None) and config.fp4_param
-    )
-    if run is not None and stores:
-        reuses = (
-            bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False))
-            and ddp.use_distributed_optimizer
-        )
-        as_is = reuses and run.scheme == "mxfp8"
-        gathered = torch.bfloat16 if as_is and ddp.grad_reduce_in_fp32 else None
-        for layer in emulated_linears([model]):
-            if layer.is_low:
-                store_weight(
-                    layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered
-                )
+    stores_fp8 = config.fp8 and config.fp8_param
+    stores_fp4 = getattr(config, "fp4", None) and config.fp4_param
+    if run is not None and (stores_fp8 or stores_fp4):
+        _store_weights(model, run, ddp)
     _attach_updates(model, config)
+
+
+def _store_weights(model: torch.nn.Module, run: GemmPrecision, ddp: Any) -> None:
+    """Store the weights of the low layers in the precision of the run."""
+    reuses_buffer = getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)
+    as_is = reuses_buffer and ddp.use_distributed_optimizer and run.scheme == "mxfp8"
+    gathered = None
+    if as_is and ddp.grad_reduce_in_fp32:
+        gathered = torch.bfloat16
+    for layer in emulated_linears([model]):
+        if layer.is_low:
+            store_weight(
+                layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered
+            )
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
@@ -86,9 +95,11 @@ def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
         for updates in delayed_updates([chunk]):
             updates.detach()
         for layer, number in numbered_layers(chunk).items():
-            is_low = is_low_layer(config, number - 1)
+            precision = None
+            if is_low_layer(config, number - 1):
+                precision = gemm_precision(config)
             for linear in emulated_linears([layer]):
-                linear.multiply_in(gemm_precision(config) if is_low else None)
+                linear.multiply_in(precision)
         _attach_updates(chunk, config)
 
 
@@ -98,19 +109,23 @@ def numbered_layers(model: torch.nn.Module) -> dict[Any, int]:
     Prediction layers are last. The transformer layer inside of a prediction layer has that one's
     number. Megatron counts it from 1 from 0.19 on.
     """
-    found: dict[Any, int] = {}
+    number_of: dict[Any, int] = {}
     for layer in model.modules():
         if isinstance(layer, MultiTokenPredictionLayer):
             number = int(layer.layer_number) + int(layer.config.num_layers)
-            found |= {part: number for part in layer.modules() if isinstance(part, LAYERS)}
-        elif isinstance(layer, LAYERS) and layer not in found:
-            found[layer] = int(layer.layer_number)
-    return found
+            for part in layer.modules():
+                if isinstance(part, LAYERS):
+                    number_of[part] = number
+        elif isinstance(layer, LAYERS) and layer not in number_of:
+            number_of[layer] = int(layer.layer_number)
+    return number_of
 
 
 def _attach_updates(model: torch.nn.Module, config: Any) -> None:
     """Renew delayed scales, if any, at the end of each region that Megatron enters FP8 for."""
-    regions = [region for module in model.modules() for region in _regions(module)]
+    regions: list[torch.nn.Module] = []
+    for module in model.modules():
+        regions.extend(_regions(module))
     layers = emulated_linears(regions)
     if any(layer.fp8_state is not None for layer in layers):
         DelayedUpdates(regions, layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
@@ -120,22 +135,21 @@ def _regions(module: Any) -> list[torch.nn.Module]:
     """Return the parts of a block or prediction layer that Megatron runs in an FP8 context each."""
     if isinstance(module, (TransformerBlock, MambaStack)):
         return [module]
+    regions: list[torch.nn.Module] = []
     if isinstance(module, MultiTokenPredictionLayer):
-        return [
-            part
-            for name, part in module.named_children()
-            if name == "eh_proj" or isinstance(part, TransformerLayer)
-        ]
-    return []
+        for name, part in module.named_children():
+            if name == "eh_proj" or isinstance(part, TransformerLayer):
+                regions.append(part)
+    return regions
 
 
 def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
     """Return the updates of the delayed scales of this rank's model chunks."""
-    return list(
-        dict.fromkeys(
-            layer.updates for layer in emulated_linears(model) if layer.updates is not None
-        )
-    )
+    updates: list[DelayedUpdates] = []
+    for layer in emulated_linears(model):
+        if layer.updates is not None and layer.updates not in updates:
+            updates.append(layer.updates)
+    return updates
 
 
 def _requantise_as_after_a_step(part: Any) -> None:
@@ -150,7 +164,7 @@ def _requantise_as_after_a_step(part: Any) -> None:
 
 @contextmanager
 def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Keep amaxes out of the delayed histories while weights are written to, in a ``with`` block."""
+    """Keep amaxes out of the delayed histories while a ``with`` block writes to weights."""
     with ExitStack() as stack:
         for updates in delayed_updates(model):
             for state in updates.states:
@@ -179,28 +193,34 @@ def requantise_stored_weights(optimizer: Any) -> None:
     """
     for part in parts(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
-            shards = [part._get_fp8_params_and_shard_fp32_from_fp8()]
-            if hasattr(
-                part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"
-            ):  # from 0.17.1, which keeps them apart
-                shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
-            for weights, masters, starts in shards:
-                if all(isinstance(weight, StoredWeight) for weight in weights):
-                    with _as_stored(weights):
-                        quantize_shards(weights, masters, starts, part.data_parallel_group)
-                else:
-                    _requantise_as_after_a_step(part)
-            continue
-        groups = zip(
-            getattr(part, "float16_groups", ()),
-            getattr(part, "fp32_from_float16_groups", ()),
-            strict=True,
-        )
-        for weights, masters in groups:
-            for weight, master in zip(weights, masters, strict=True):
-                if isinstance(weight, StoredWeight):
-                    with _as_stored([weight]):
-                        weight.quantize_(master)
+            _requantise_from_shards(part)
+        else:
+            _requantise_from_masters(part)
+
+
+def _requantise_from_shards(part: Any) -> None:
+    """Quantise the weights of a distributed optimizer, whose masters are sharded."""
+    shards = [part._get_fp8_params_and_shard_fp32_from_fp8()]
+    # from 0.17.1, which keeps them apart
+    if hasattr(part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"):
+        shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
+    for weights, masters, starts in shards:
+        if all(isinstance(weight, StoredWeight) for weight in weights):
+            with _as_stored(weights):
+                quantize_shards(weights, masters, starts, part.data_parallel_group)
+        else:
+            _requantise_as_after_a_step(part)
+
+
+def _requantise_from_masters(part: Any) -> None:
+    """Quantise the weights of an optimizer that has whole masters."""
+    weight_groups = getattr(part, "float16_groups", ())
+    master_groups = getattr(part, "fp32_from_float16_groups", ())
+    for weights, masters in zip(weight_groups, master_groups, strict=True):
+        for weight, master in zip(weights, masters, strict=True):
+            if isinstance(weight, StoredWeight):
+                with _as_stored([weight]):
+                    weight.quantize_(master)
 
 
 @contextmanager

@@ -51,12 +51,16 @@ class StoredWeight(torch.Tensor):
     @staticmethod
     def __new__(cls, store: Store, requires_grad: bool = False) -> Self:
         """Make a tensor that stands for a store."""
-        held = store.quantised
-        made: Self = torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, dtype=held.dtype, device=held.amax.device, requires_grad=requires_grad
+        quantised = store.quantised
+        tensor: Self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            quantised.shape,
+            dtype=quantised.dtype,
+            device=quantised.amax.device,
+            requires_grad=requires_grad,
         )
-        made.store = store
-        return made
+        tensor.store = store
+        return tensor
 
     @property
     def stored(self) -> Quantised:
@@ -77,10 +81,13 @@ class StoredWeight(torch.Tensor):
 
         They are rounded to the nominal dtype, then to codes.
         """
-        held, state = self.stored, self.store.state
-        self.store.source_dtype = held.dtype if x_NK.dtype == torch.float32 else x_NK.dtype
-        fresh = _quantised(x_NK.to(held.dtype), held.spec, state)
-        for name, tensor in _tensors(held).items():
+        stored = self.stored
+        source_dtype = x_NK.dtype
+        if source_dtype == torch.float32:
+            source_dtype = stored.dtype
+        self.store.source_dtype = source_dtype
+        fresh = _quantised(x_NK.to(stored.dtype), stored.spec, self.store.state)
+        for name, tensor in _tensors(stored).items():
             tensor.copy_(getattr(fresh, name).view(tensor.shape))
         return self
 
@@ -98,7 +105,10 @@ class StoredWeight(torch.Tensor):
 
         Megatron's masters begin there.
         """
-        return self.dequantize() if self.store.initial is None else self.store.initial
+        initial = self.store.initial
+        if initial is None:
+            return self.dequantize()
+        return initial
 
     def clear_high_precision_init_val(self) -> None:
         """Forget the weight as it was before it was first quantised."""
@@ -118,7 +128,9 @@ class StoredWeight(torch.Tensor):
         """
 
         def plain(x: Any) -> Any:
-            return x.dequantize() if isinstance(x, StoredWeight) else x
+            if isinstance(x, StoredWeight):
+                return x.dequantize()
+            return x
 
         if func is torch.ops.aten.detach.default:
             return type(args[0])(args[0].store)
@@ -153,16 +165,24 @@ class PackedWeight(StoredWeight):
         self.store.quantised = replace(self.stored, codes=codes)
 
 
-def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
-    names = ("codes", "scale_inv", "codes_t", "scale_inv_t", "amax", "amax_t")
-    return {name: getattr(held, name) for name in names if getattr(held, name) is not None}
+def _tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
+    """Return field -> tensor of a quantised weight, for the fields that it has."""
+    tensors = {}
+    for name in ("codes", "scale_inv", "codes_t", "scale_inv_t", "amax", "amax_t"):
+        tensor = getattr(quantised, name)
+        if tensor is not None:
+            tensors[name] = tensor
+    return tensors
 
 
 def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
     """Quantise a weight, both copies where they differ, and note its amax under delayed scaling."""
-    # Under delayed scaling the factor of a weight that no GEMM in FP8 reads stays 1.
-    unread = torch.ones(1, device=x_NK.device) if spec.scheme == "delayed" else None
-    scale = unread if state is None else state.scale_of("weight")
+    scale = None
+    if state is not None:
+        scale = state.scale_of("weight")
+    elif spec.scheme == "delayed":
+        # Under delayed scaling the factor of a weight that no GEMM in FP8 reads stays 1.
+        scale = torch.ones(1, device=x_NK.device)
     fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
@@ -187,11 +207,17 @@ def store_weight(
     weight = module.weight
     x_NK = weight.detach()
     store = Store(
-        _quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype, x_NK.dtype
+        quantised=_quantised(x_NK, spec, state),
+        state=state,
+        initial=x_NK,
+        gathered_dtype=gathered_dtype or x_NK.dtype,
+        source_dtype=x_NK.dtype,
     )
-    kind: type[StoredWeight] = PackedWeight if spec.format == "e2m1" else StoredWeight
+    kind = StoredWeight
     if as_is:
         kind = GatheredAsIs
+    elif spec.format == "e2m1":
+        kind = PackedWeight
     parameter = torch.nn.Parameter(kind(store), requires_grad=weight.requires_grad)
     for name, value in vars(weight).items():
         setattr(parameter, name, value)
@@ -211,9 +237,8 @@ def _full_matrix(
     whole = torch.zeros(-(-count // 2) * 2, dtype=dtype, device=weight.device)
     if master is not None:
         whole[start : start + master.numel()] = master.to(dtype)
-    torch.distributed.all_reduce(
-        whole.view(torch.int32), group=group
-    )  # sums bits: every element has one owner
+    bits = whole.view(torch.int32)
+    torch.distributed.all_reduce(bits, group=group)  # a sum of bits: every element has one owner
     return whole[:count].view(weight.shape)
 
 
@@ -237,44 +262,55 @@ def quantize_shards(
 
 def megatron_stores() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as an FP8 parameter."""
-
-    def also(ours: Any, theirs: Any) -> Any:
-        return lambda *args, **named: (ours if _is_ours(first_of(args, named)) else theirs)(
-            *args, **named
-        )
-
-    known = fp8_utils.FP8_TENSOR_CLASS
-    as_is = getattr(fp8_utils, "MXFP8Tensor", None)
+    fp8 = _with_class(fp8_utils.FP8_TENSOR_CLASS, StoredWeight)
+    mxfp8 = _with_class(getattr(fp8_utils, "MXFP8Tensor", None), GatheredAsIs)
     changes: list[tuple[Any, str, Any]] = [
-        (fp8_utils, "FP8_TENSOR_CLASS", StoredWeight if known is None else (known, StoredWeight)),
+        (fp8_utils, "FP8_TENSOR_CLASS", fp8),
         (fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True),
-        (fp8_utils, "MXFP8Tensor", GatheredAsIs if as_is is None else (as_is, GatheredAsIs)),
+        (fp8_utils, "MXFP8Tensor", mxfp8),
         (fp8_utils, "HAVE_TE_MXFP8TENSOR", True),
     ]
     if hasattr(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS"):  # from 0.17.1
-        packed = fp4_utils.FP4_TENSOR_CLASS
-        changes += [
-            (
-                fp4_utils,
-                "FP4_TENSOR_CLASS",
-                PackedWeight if packed is None else (packed, PackedWeight),
-            ),
-            (fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True),
-        ]
-    functions = {
-        "dequantize_fp8_tensor": StoredWeight.dequantize,
-        "modify_underlying_storage": StoredWeight.place_codes,
-        "quantize_param_shard": quantize_shards,
-        "quantize_nvfp4_param_shard": quantize_shards,
-    }
+        packed = _with_class(fp4_utils.FP4_TENSOR_CLASS, PackedWeight)
+        changes.append((fp4_utils, "FP4_TENSOR_CLASS", packed))
+        changes.append((fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True))
     for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
-        held = ((name, ours) for name, ours in functions.items() if hasattr(module, name))
-        changes += [(module, name, also(ours, getattr(module, name))) for name, ours in held]
+        for name, function in _FUNCTIONS.items():
+            if hasattr(module, name):
+                changes.append((module, name, _also(function, getattr(module, name))))
     return replaced(fitting(changes))
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "dequantize_fp8_tensor": StoredWeight.dequantize,
+    "modify_underlying_storage": StoredWeight.place_codes,
+    "quantize_param_shard": quantize_shards,
+    "quantize_nvfp4_param_shard": quantize_shards,
+}
+"""Megatron's function for parameters of Transformer Engine -> the one for stored weights."""
+
+
+def _with_class(theirs: Any, ours: type[StoredWeight]) -> Any:
+    """Return the classes that `isinstance` is to accept: ours, with Transformer Engine's if any."""
+    if theirs is None:
+        return ours
+    return theirs, ours
+
+
+def _also(ours: Any, theirs: Any) -> Any:
+    """Return a function that calls `ours` for stored weights and `theirs` for other parameters."""
+
+    def chosen(*args: Any, **named: Any) -> Any:
+        function = theirs
+        if _is_ours(first_of(args, named)):
+            function = ours
+        return function(*args, **named)
+
+    return chosen
 
 
 def _is_ours(value: Any) -> bool:
     """Return whether a tensor, or the first of a list of them, is a stored weight."""
-    return isinstance(
-        value[0] if isinstance(value, (list, tuple)) and value else value, StoredWeight
-    )
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, StoredWeight)

@@ -32,7 +32,7 @@ def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
         "layout": params.qkv_layout.name not in _LAYOUTS,
         "dtype": torch.uint8 in (params.qkv_dtype, params.o_dtype) or int(params.qkv_dtype) >= 7,
     }
-    reasons = [name for name, is_so in differs.items() if is_so]
+    reasons = [feature for feature, is_asked_for in differs.items() if is_asked_for]
     if reasons:
         return _BACKENDS.NVTE_No_Backend, f"the CPU version has no such {', '.join(reasons)}"
     return _BACKENDS.NVTE_F16_arbitrary_seqlen, ""
@@ -54,7 +54,7 @@ def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _attended(
-    given: list[torch.Tensor], layout: str, **how: Any
+    tensors: list[torch.Tensor], layout: str, **how: Any
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return query, key and value as leaves of a graph, and the attended values at its end.
 
@@ -65,11 +65,11 @@ def _attended(
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
     ):
-        inputs = [_inside(tensor, layout).requires_grad_() for tensor in given[:3]]
+        inputs = [_inside(tensor, layout).requires_grad_() for tensor in tensors[:3]]
         return inputs, attended(*inputs, **how)
 
 
-def _given(arguments: tuple[Any, ...], name: str) -> list[Any]:
+def _of_enum(arguments: tuple[Any, ...], name: str) -> list[Any]:
     """Return the arguments of one of the extension's enums."""
     return [argument for argument in arguments if type(argument).__name__ == name]
 
@@ -79,11 +79,22 @@ def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
     In the backward pass the output and its gradient follow.
     """
-    return [
-        argument
-        for argument in arguments
-        if isinstance(argument, torch.Tensor) and argument.dim() == 4
-    ]
+    tensors = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.dim() == 4:
+            tensors.append(argument)
+    return tensors
+
+
+def _graph_of(arguments: tuple[Any, ...]) -> Any:
+    """Take the graph of the forward pass out of the tensor that it came with, or return None."""
+    graph = None
+    for argument in arguments:
+        if isinstance(argument, list):
+            for tensor in argument:
+                if graph is None:
+                    graph = tensor.__dict__.pop("graph", None)
+    return graph
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
@@ -93,14 +104,16 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
 
     Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
-    (layout,), (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
-    out_format = _given(arguments, "NVTE_QKV_Format")[0]
-    given = _tensors(arguments)
+    (layout,) = _of_enum(arguments, "NVTE_QKV_Layout")
+    (mask,) = _of_enum(arguments, "NVTE_Mask_Type")
+    out_format = _of_enum(arguments, "NVTE_QKV_Format")[0]
+    tensors = _tensors(arguments)
     how = {"scale": arguments[3], "is_causal": mask.name != "NVTE_NO_MASK"}
     statistic = torch.empty(0)
-    _, out = statistic.graph = _attended(given, _format(layout.name), **how)  # type: ignore[attr-defined]
+    inputs, out = _attended(tensors, _format(layout.name), **how)
+    statistic.graph = inputs, out  # type: ignore[attr-defined]
     out = out.detach().permute(_BACK[_format(out_format.name)]).contiguous()
-    return [out.to(given[0].dtype), statistic, torch.zeros(2, dtype=torch.int64)]
+    return [out.to(tensors[0].dtype), statistic, torch.zeros(2, dtype=torch.int64)]
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
@@ -110,25 +123,19 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
 
     Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """
-    layouts, (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
-    formats = _given(arguments, "NVTE_QKV_Format")
-    given = _tensors(arguments)
-    kept = (
-        one.__dict__.pop("graph", None)
-        for argument in arguments
-        if isinstance(argument, list)
-        for one in argument
-    )
-    how = {"scale": arguments[2], "is_causal": mask.name != "NVTE_NO_MASK"}
-    inputs, out = next(filter(None, kept), None) or _attended(
-        given, _format(layouts[0].name), **how
-    )
-    found = torch.autograd.grad(
-        out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype)
-    )
+    layouts = _of_enum(arguments, "NVTE_QKV_Layout")
+    (mask,) = _of_enum(arguments, "NVTE_Mask_Type")
+    formats = _of_enum(arguments, "NVTE_QKV_Format")
+    tensors = _tensors(arguments)
+    graph = _graph_of(arguments)
+    if graph is None:
+        is_causal = mask.name != "NVTE_NO_MASK"
+        layout = _format(layouts[0].name)
+        graph = _attended(tensors, layout, scale=arguments[2], is_causal=is_causal)
+    inputs, out = graph
+    grad_output = _inside(tensors[4], _format(formats[1].name)).to(out.dtype)
     back = _BACK[_format(layouts[-1].name)]
-    return [
-        *(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found),
-        None,
-        None,
-    ]
+    results: list[Any] = []
+    for gradient in torch.autograd.grad(out, inputs, grad_output):
+        results.append(gradient.permute(back).contiguous().to(tensors[0].dtype))
+    return [*results, None, None]

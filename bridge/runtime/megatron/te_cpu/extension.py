@@ -24,7 +24,7 @@ def module_of_missing(name: str) -> types.ModuleType:
 
     They raise when they are called.
     """
-    made = types.ModuleType(name)
+    module = types.ModuleType(name)
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):
@@ -32,32 +32,37 @@ def module_of_missing(name: str) -> types.ModuleType:
 
         def refuse(*_: Any, **_named: Any) -> NoReturn:
             raise BackendUnavailableError(
-                f"precision_backend=te_cpu: {name}.{attribute} of Transformer Engine's extension has no CPU version. "
+                f"precision_backend=te_cpu: {name}.{attribute} of Transformer Engine's extension "
+                "has no CPU version. "
                 "Leave the feature that calls it off, or run this where Transformer Engine works."
             )
 
         refuse.__name__ = f"{name}.{attribute}"
         return refuse
 
-    made.__dict__["__getattr__"] = missing
-    return made
+    module.__dict__["__getattr__"] = missing
+    return module
 
 
 def extension() -> types.ModuleType:
     """Return the stand-in for the compiled module of Transformer Engine."""
-    made = module_of_missing(NAME)
-    functions = {
-        name: function
-        for part in (storage, gemm, norms, attention, shards, support)
-        for name, function in vars(part).items()
-        if isinstance(function, types.FunctionType)
-        and function.__module__ == part.__name__
-        and name[0] != "_"
-    }
-    classes = {
-        name: type(name, (), {"__doc__": "A class of the extension, without contents."})
-        for name in _CLASSES
-    }
-    answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
-    made.__dict__.update({**ENUMS, **classes, **functions, **answers})
-    return made
+    module = module_of_missing(NAME)
+    names = module.__dict__
+    names.update(ENUMS)
+    for name in _CLASSES:
+        names[name] = type(name, (), {"__doc__": "A class of the extension, without contents."})
+    for part in (storage, gemm, norms, attention, shards, support):
+        names.update(_functions_of(part))
+    for name, value in support.ANSWERS.items():
+        names[name] = always(value)(None)
+    return module
+
+
+def _functions_of(part: types.ModuleType) -> dict[str, types.FunctionType]:
+    """Return the public functions that a module defines, by name."""
+    functions = {}
+    for name, value in vars(part).items():
+        is_function = isinstance(value, types.FunctionType) and value.__module__ == part.__name__
+        if is_function and not name.startswith("_"):
+            functions[name] = value
+    return functions

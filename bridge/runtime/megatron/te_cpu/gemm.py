@@ -63,26 +63,43 @@ def generic_gemm(
         "a quantised result": quantizer is not None,
         "a factor": alpha != 1.0 or beta not in (None, 0.0, 1.0),
     }
-    for name in (name for name, is_asked_for in others.items() if is_asked_for):
-        raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
-    own = A if D is None else D
-    dtype: torch.dtype = own.dtype if output_dtype is None else torch_dtype(output_dtype)
-    has_bias = bias is not None and bias.numel() > 0
-    added = bias.detach() if bias is not None and has_bias and not grad else None
-    out = _product(
-        GEMM_OF_LAYOUT[transA, transB], B, A, added, in_fp32=dtype == torch.float32 or accumulate
-    )
-    bias_gradient = _bias_gradient(B).to(dtype) if has_bias and grad else None
+    for name, is_asked_for in others.items():
+        if is_asked_for:
+            raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
+    dtype = _dtype_of_result(output_dtype, D, A)
+    added, bias_gradient = None, None
+    if bias is not None and bias.numel() > 0:
+        if grad:
+            bias_gradient = _bias_gradient(B).to(dtype)
+        else:
+            added = bias.detach()
+    gemm = GEMM_OF_LAYOUT[transA, transB]
+    in_fp32 = dtype == torch.float32 or accumulate
+    out = _product(gemm, B, A, added, in_fp32=in_fp32)
     if not transB:
         out = out.reshape(*shape_of(B)[:-1], out.shape[-1])
     if accumulate:
         out = out + D.reshape(out.shape).float()
     out = out.to(dtype)
-    return [out if D is None else D.copy_(out.reshape(D.shape)), bias_gradient, None, extra_output]
+    if D is not None:
+        out = D.copy_(out.reshape(D.shape))
+    return [out, bias_gradient, None, extra_output]
+
+
+def _dtype_of_result(output_dtype: Any, out: Any, left: Any) -> torch.dtype:
+    """Return the dtype that is stated, else that of the tensor to write to, else an operand's."""
+    if output_dtype is not None:
+        return torch_dtype(output_dtype)
+    dtype: torch.dtype = left.dtype
+    if out is not None:
+        dtype = out.dtype
+    return dtype
 
 
 def _bias_gradient(grad_output: Any) -> torch.Tensor:
-    source: torch.Tensor = grad_output.dequantize() if is_quantised(grad_output) else grad_output
+    source: torch.Tensor = grad_output
+    if is_quantised(grad_output):
+        source = grad_output.dequantize()
     return source.reshape(-1, source.shape[-1]).float().sum(0)
 
 
@@ -90,7 +107,8 @@ def _product(
     gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_fp32: bool
 ) -> torch.Tensor:
     """Return left right + bias; both operands are quantised, or neither."""
-    row, factor = GEMMS[gemm], 1.0
+    row = GEMMS[gemm]
+    factor = 1.0
     if is_quantised(left) != is_quantised(right):
         names = f"{type(left).__name__} and {type(right).__name__}"
         raise RuntimeError(
@@ -101,14 +119,28 @@ def _product(
         second = operand_of(right, row.right, columnwise=row.right_columnwise)
         if not in_fp32:
             return multiply(gemm, first, second, bias)
-        a, b, factor = first.values, second.values, output_factor(first, second)
+        a = first.values
+        b = second.values
+        factor = output_factor(first, second)
     else:
-        a, b = (tensor.detach().reshape(-1, tensor.shape[-1]) for tensor in (left, right))
-    a, b = a.T if row.left_columnwise else a, b if row.right_columnwise else b.T
-    if not in_fp32:
-        return torch.mm(a, b) if bias is None else torch.addmm(bias.to(a.dtype), a, b)
-    out = torch.mm(a.float(), b.float()) * factor
-    return out if bias is None else out + bias.float()
+        a = _as_matrix(left)
+        b = _as_matrix(right)
+    if row.left_columnwise:
+        a = a.T
+    if not row.right_columnwise:
+        b = b.T
+    if in_fp32:
+        out = torch.mm(a.float(), b.float()) * factor
+        if bias is not None:
+            out = out + bias.float()
+        return out
+    if bias is None:
+        return torch.mm(a, b)
+    return torch.addmm(bias.to(a.dtype), a, b)
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1, tensor.shape[-1])
 
 
 def te_general_grouped_gemm(*given: Any) -> Any:
@@ -137,13 +169,19 @@ def te_general_grouped_gemm(*given: Any) -> Any:
     ) = given
     outs = D
     if single_output:
-        outs = list(torch.split(D if isinstance(D, torch.Tensor) else D[0], m_splits))
+        whole = D
+        if not isinstance(D, torch.Tensor):
+            whole = D[0]
+        outs = list(torch.split(whole, m_splits))
     for index, (left, right) in enumerate(zip(A, B, strict=True)):
-        own = bias[index] if bias else None
-        found = generic_gemm(
-            left, transA, right, transB, outs[index], None, None, own, bias_type, False, None, grad, None, 0,
-            accumulate, split,
+        added = None
+        if bias:
+            added = bias[index]
+        results = generic_gemm(
+            left, transA, right, transB, outs[index], None, None, added, bias_type, False, None,
+            grad, None, 0, accumulate, split,
         )  # fmt: skip
-        if found[1] is not None and bias is not None:
-            bias[index].copy_(found[1])
+        bias_gradient = results[1]
+        if bias_gradient is not None and bias is not None:
+            bias[index].copy_(bias_gradient)
     return bias

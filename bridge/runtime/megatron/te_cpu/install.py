@@ -7,9 +7,10 @@ import whether there is a Transformer Engine, so `install` runs before the first
 The order, and the failure of any other:
 
 1. `NVTE_PROJECT_BUILDING=1`: else transformer_engine/common/__init__.py:499 loads CUDA's libraries.
-2. `transformer_engine_torch` and stubs of the files that import Triton and ONNX Script into `sys.modules`.
-3. `transformer_engine.common` alone, under an empty parent, and `load_framework_extension` replaced in it, which would
-   load a shared object.
+2. `transformer_engine_torch` and stubs of the files that import Triton and ONNX Script into
+   `sys.modules`.
+3. `transformer_engine.common` alone, under an empty parent. In it `load_framework_extension`, which
+   would load a shared object, is replaced.
 4. `transformer_engine.pytorch`, the real one.
 5. `megatron.core`, which imports it. Then the patches.
 """
@@ -43,10 +44,11 @@ _ENVIRONMENT = {
 _TRITON = "transformer_engine.pytorch.triton"
 _STUBS = (
     _TRITON,
-    *(
-        f"{_TRITON}.{name}"
-        for name in ("mhc", "permutation", "cross_entropy", "pad", "grouped_dbias_dscales")
-    ),
+    f"{_TRITON}.mhc",
+    f"{_TRITON}.permutation",
+    f"{_TRITON}.cross_entropy",
+    f"{_TRITON}.pad",
+    f"{_TRITON}.grouped_dbias_dscales",
     "transformer_engine.pytorch.onnx_extensions",
 )
 """Modules that import Triton or ONNX Script. `triton` itself stays
@@ -55,9 +57,9 @@ what it is: torch asks for it.
 
 
 TOO_LATE = (
-    "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, because Megatron "
-    "decides at import whether there is Transformer Engine. Start the run by itself, or call "
-    "bridge.preflight.te_cpu.declare() before anything else."
+    "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, "
+    "because Megatron decides at import whether there is Transformer Engine. "
+    "Start the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
 )
 """The answer to a run, or a declaration, that comes after that import."""
 
@@ -79,26 +81,39 @@ def find_te() -> tuple[Path, str]:
 
     ``make setup`` fills a folder in the environment, which is on no path unless it is asked for.
     """
-    spec, side = importlib.util.find_spec("transformer_engine"), Path(sys.prefix) / "te"
+    side = Path(sys.prefix) / "te"
+    root = side
+    spec = importlib.util.find_spec("transformer_engine")
     places = getattr(spec, "submodule_search_locations", None)
-    root = Path(next(iter(places))).parent if places else side
-    is_there = (root / "transformer_engine" / "pytorch" / "__init__.py").is_file()
-    stated = [
-        one.version for one in metadata.distributions(name="transformer_engine", path=[str(root)])
-    ]
-    version = stated[0] if is_there and stated else None
-    if version is None or not version.startswith(f"{VERSION}."):
-        found = "it is not installed" if version is None else f"{version} is installed"
-        raise BackendUnavailableError(
-            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {VERSION}, and {found} in {root}. "
-            f"Run: pip install --target {side} transformer-engine=={VERSION}.2 'pydantic>=2' einops"
-        )
-    return root, version
+    if places:
+        root = Path(next(iter(places))).parent
+    version = _version_in(root)
+    if version is not None and version.startswith(f"{VERSION}."):
+        return root, version
+    fault = "it is not installed"
+    if version is not None:
+        fault = f"{version} is installed"
+    raise BackendUnavailableError(
+        f"precision_backend=te_cpu: needs the Python files of Transformer Engine {VERSION}, "
+        f"and {fault} in {root}. "
+        f"Run: pip install --target {side} transformer-engine=={VERSION}.2 'pydantic>=2' einops"
+    )
+
+
+def _version_in(root: Path) -> str | None:
+    """Return the version of the Transformer Engine in a folder, None where its Python is not."""
+    if not (root / "transformer_engine" / "pytorch" / "__init__.py").is_file():
+        return None
+    for distribution in metadata.distributions(name="transformer_engine", path=[str(root)]):
+        return distribution.version
+    return None
 
 
 def installed_te() -> Installed | None:
-    """Return what was installed in this process, None where nothing was."""
-    return _installed[0] if _installed else None
+    """Return the Transformer Engine that was installed in this process, None where none was."""
+    if _installed:
+        return _installed[0]
+    return None
 
 
 def install(capability: tuple[int, int]) -> Installed:
@@ -121,18 +136,18 @@ def install(capability: tuple[int, int]) -> Installed:
         _import_te(root)
         for change in changes(patches(capability)):
             setattr(*change)
-    found = Installed(version=version, capability=capability)
-    _installed.append(found)
-    return found
+    installed = Installed(version=version, capability=capability)
+    _installed.append(installed)
+    return installed
 
 
 def _stub(name: str) -> types.ModuleType:
-    made = module_of_missing(name)
+    stub = module_of_missing(name)
     if name == _TRITON:
-        made.__path__ = []
+        stub.__path__ = []
     if name.endswith(".pad"):
-        made.__dict__["pad_columnwise_scale_inv"] = _padded_scales
-    return made
+        stub.__dict__["pad_columnwise_scale_inv"] = _padded_scales
+    return stub
 
 
 def _padded_scales(scales: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ The arithmetic is torch's own, operator by operator, so that Megatron's torch no
 bits. The extension's backward pass is given the reciprocal deviation of the forward pass and not
 its eps, so the gradient of RMSNorm is written out:
 
-    n = x r      y = n g      dn = dy g      dx = dn r - n r^2 mean(dn x)      dg = sum over rows of dy n
+    n = x r      y = n g
+    dn = dy g    dx = dn r - n r^2 mean(dn x)    dg = sum over rows of dy n
 
 Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.cpp.
 """
@@ -32,7 +33,10 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 
 
 def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
-    return weight.detach() + 1 if zero_centered else weight.detach()
+    gamma = weight.detach()
+    if zero_centered:
+        gamma = gamma + 1
+    return gamma
 
 
 def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
@@ -42,7 +46,9 @@ def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
     """
     dtype = torch_dtype(stated)
     if quantizer is None:
-        return y.to(dtype) if out is None else out.copy_(y)
+        if out is None:
+            return y.to(dtype)
+        return out.copy_(y)
     if kind_of(quantizer) not in FUSED:
         return quantize(y.to(dtype), quantizer, out)
     if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
@@ -63,11 +69,8 @@ def rmsnorm_fwd(
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
     wide = x.detach().float()
     deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return [
-        _delivered(wide * deviation * _gamma(weight, zero), out, quantizer, dtype),
-        None,
-        deviation.reshape(-1),
-    ]
+    y = wide * deviation * _gamma(weight, zero)
+    return [_delivered(y, out, quantizer, dtype), None, deviation.reshape(-1)]
 
 
 def rmsnorm_bwd(
@@ -117,7 +120,7 @@ def layernorm_bwd(
     gamma = _gamma(weight, zero_centered)
     rows = (*x.shape[:-1], 1)
     wide = mean.dtype  # of the forward pass: FP32 where that was fused with the quantisation
-    found = _layer_norm_backward(
+    gradients = _layer_norm_backward(
         dy.reshape(x.shape).to(wide),
         x.detach().to(wide),
         [x.shape[-1]],
@@ -127,4 +130,4 @@ def layernorm_bwd(
         torch.zeros_like(gamma, dtype=wide),
         [True, True, True],
     )
-    return [gradient.to(x.dtype) for gradient in found]
+    return [gradient.to(x.dtype) for gradient in gradients]

@@ -69,11 +69,9 @@ def patches(capability: tuple[int, int]) -> Rows:
         name="CPU",
         total_memory=80 << 30,
     )
-    is_supported = capability >= (9, 0)
-    supported = (
-        is_supported,
-        "" if is_supported else "FP8 block scaling needs compute capability 9.0",
-    )
+    supported = (True, "")
+    if capability < (9, 0):
+        supported = (False, "FP8 block scaling needs compute capability 9.0")
     te = "transformer_engine.pytorch"
     delayed = f"{te}.tensor.float8_tensor.Float8Quantizer"
     return {
@@ -89,10 +87,8 @@ def patches(capability: tuple[int, int]) -> Rows:
         f"{te}.quantization.check_fp8_block_scaling_support": always(supported),
         f"{te}.distributed._get_cuda_rng_state": rng_state,
         f"{te}.distributed._set_cuda_rng_state": set_rng_state,
-        **{
-            f"{delayed}.{name}": _of_current(name)
-            for name in ("inner_tensor_specs", "storage_metadata")
-        },
+        f"{delayed}.inner_tensor_specs": _of_current("inner_tensor_specs"),
+        f"{delayed}.storage_metadata": _of_current("storage_metadata"),
         f"{te}.tensor.storage.mxfp8_tensor_storage._FromMXFP8Func.forward": _dequantized,
         f"{te}.tensor.storage.nvfp4_tensor_storage._FromNVFP4Func.forward": _dequantized,
         f"{te}.module.base.TransformerEngineBaseModule.__init__": _WITH_CUDA,
@@ -106,13 +102,14 @@ def save_without_state() -> None:
 
     Earlier ones split the state by expert without looking (extensions/transformer_engine.py:1705).
     """
-    from megatron.core.extensions.transformer_engine import (
-        TEGroupedLinear,
-    )  # imported by `install`, with its patches
+    # imported by `install`, with its patches
+    from megatron.core.extensions.transformer_engine import TEGroupedLinear
 
     split = TEGroupedLinear._split_extra_state  # noqa: SLF001 the one that Megatron calls
 
     def split_if_any(self: Any, state: Any, *others: Any, **named: Any) -> Any:
-        return split(self, state, *others, **named) if state.numel() else [state] * self.num_gemms
+        if state.numel():
+            return split(self, state, *others, **named)
+        return [state] * self.num_gemms
 
     TEGroupedLinear._split_extra_state = split_if_any  # noqa: SLF001

@@ -37,9 +37,9 @@ def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start:
 
 
 def _write_amaxes(padded: Tensor, part: Tensor, tile: tuple[int, int], *place: int) -> None:
-    found = _amaxes(part, tile, *place)
+    amaxes = _amaxes(part, tile, *place)
     padded.zero_()
-    padded[: found.shape[0], : found.shape[1]].copy_(found)
+    padded[: amaxes.shape[0], : amaxes.shape[1]].copy_(amaxes)
 
 
 def _codes(
@@ -76,9 +76,9 @@ def fp8_block_scaling_partial_cast(
     dtype: Any,
 ) -> None:
     """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
-    out.view(-1).copy_(
-        _codes(part, FORMAT_NAMES[int(dtype)], scale, (size, size), rows, columns, start)
-    )
+    name = FORMAT_NAMES[int(dtype)]
+    codes = _codes(part, name, scale, (size, size), rows, columns, start)
+    out.view(-1).copy_(codes)
 
 
 def mxfp8_scaling_compute_partial_amax(
@@ -98,10 +98,8 @@ def mxfp8_scaling_partial_cast(
     *place: int,
 ) -> None:
     """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
-    for out, exponents, tile in (
-        (row, row_exponents, (1, 32)),
-        (column, column_exponents, (32, 1)),
-    ):
+    copies = ((row, row_exponents, (1, 32)), (column, column_exponents, (32, 1)))
+    for out, exponents, tile in copies:
         factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
         out.view(-1).copy_(_codes(part, "e4m3", factors, tile, *place))
 
@@ -119,7 +117,8 @@ def nvfp4_multi_tensor_compute_partial_amax(*lists_and_size: Any) -> None:
 
 def nvfp4_compute_global_scale(amaxes: Tensor, scales: Tensor) -> None:
     """Write the factor of each whole tensor from its amax."""
-    scales.copy_(torch.tensor([whole_nvfp4_scale(amax) for amax in amaxes.tolist()]))
+    factors = [whole_nvfp4_scale(amax) for amax in amaxes.tolist()]
+    scales.copy_(torch.tensor(factors))
 
 
 def nvfp4_multi_tensor_fused_scale(*lists_and_size: Any) -> None:
@@ -129,10 +128,12 @@ def nvfp4_multi_tensor_fused_scale(*lists_and_size: Any) -> None:
     of the quantised tensors, rows and columns of tiles, padded rows, and the tile's length.
     """
     *lists, size = lists_and_size
-    for amax, whole, factor, scale, held, _rows, columns, _padded in zip(*lists, strict=True):
+    for amax, whole, factor, scale, stored_amax, _rows, columns, _padded in zip(
+        *lists, strict=True
+    ):
         decoded, encoded = nvfp4_block_scale(amax, whole_nvfp4_scale(whole.item()))
         factor.copy_(encoded)
-        held.copy_(whole)
+        stored_amax.copy_(whole)
         codes = encode(decoded, FORMATS["e4m3"]).repeat_interleave(size, 0)[: len(scale)]
         scale[: len(codes), :columns].copy_(codes.view(scale.dtype))
 
@@ -149,13 +150,12 @@ def nvfp4_multi_tensor_2d_partial_cast(
     for part, out, factor, *place in zip(parts, outs, factors, *places, strict=True):
         if place[-1] % 2 or part.numel() % 2:
             raise RuntimeError(
-                f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {place[-1]} on"
+                f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements "
+                f"from {place[-1]} on"
             )
-        out.copy_(
-            pack_nibbles(_codes(part, "e2m1", factor, (size, size), *place).reshape(1, -1)).reshape(
-                out.shape
-            )
-        )
+        codes = _codes(part, "e2m1", factor, (size, size), *place)
+        packed = pack_nibbles(codes.reshape(1, -1))
+        out.copy_(packed.reshape(out.shape))
 
 
 def nvfp4_2d_multi_tensor_transpose(
@@ -168,15 +168,12 @@ def nvfp4_2d_multi_tensor_transpose(
 ) -> None:
     """Write the column-wise copies of matrices that are quantised in tiles of 16 x 16."""
     size = 16
-    for held, out, scale, out_scale, height, width in zip(
+    for packed, out, scale, out_scale, height, width in zip(
         codes, codes_t, scales, scales_t, rows, columns, strict=True
     ):
-        out.copy_(
-            pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(
-                out.shape
-            )
-        )
-        tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[
-            : len(out_scale)
-        ]
+        unpacked = unpack_nibbles(packed.reshape(height, -1), width)
+        transposed = pack_nibbles(unpacked.T.contiguous())
+        out.copy_(transposed.reshape(out.shape))
+        per_tile = scale[:height:size, : -(-width // size)]
+        tiles = per_tile.T.repeat_interleave(size, 0)[: len(out_scale)]
         out_scale[: len(tiles), : tiles.shape[1]].copy_(tiles)

@@ -50,7 +50,9 @@ FORMAT_NAMES: dict[int, str] = {
 
 def torch_dtype(dtype: Any) -> torch.dtype:
     """Return the torch dtype of an extension's dtype, or a torch dtype as it is."""
-    return dtype if isinstance(dtype, torch.dtype) else TORCH_DTYPES[int(dtype)]
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return TORCH_DTYPES[int(dtype)]
 
 
 def kind_of(quantizer: Any) -> str:
@@ -73,21 +75,18 @@ def spec_of(quantizer: Any) -> QuantSpec:
     for variant in ("row_scaled_nvfp4", "nvfp4_use_4over6"):
         if getattr(quantizer, variant, False):
             raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
-    details = {
-        field: getattr(quantizer, name)
-        for field, name in _DETAILS.items()
-        if hasattr(quantizer, name)
-    }
+    details: dict[str, Any] = {}
+    for field, name in _DETAILS.items():
+        if hasattr(quantizer, name):
+            details[field] = getattr(quantizer, name)
     if scheme == "mxfp8":
         details["power_of_two_scale"] = True
     row, column = WHOLE, WHOLE
     if scheme in TILE_SIZES:
-        row, column = (
-            tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True)
-        )
-    return _spec(
-        scheme=scheme, format=FORMAT_NAMES[int(quantizer.dtype)], row=row, column=column, **details
-    )
+        row = tile_of(scheme, quantizer, columnwise=False)
+        column = tile_of(scheme, quantizer, columnwise=True)
+    number_format = FORMAT_NAMES[int(quantizer.dtype)]
+    return _spec(scheme=scheme, format=number_format, row=row, column=column, **details)
 
 
 _spec = functools.cache(QuantSpec)
@@ -121,7 +120,8 @@ def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
     """Return attribute -> shape and dtype of a quantised tensor's buffers."""
     specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
     if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
-        # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
+        # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of
+        # one sample.
         specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
     return specs
 
@@ -132,26 +132,28 @@ def create_empty_quantized_tensor(
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
     shape = tuple(shape)
     if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
-        raise BackendUnavailableError(  # Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, MXFP8Quantizer
-            "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
-            f"{shape}. Use widths and tokens of a micro-batch that are, on each rank."
+        # Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, MXFP8Quantizer
+        raise BackendUnavailableError(
+            "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, "
+            f"got a tensor of {shape}. "
+            "Use widths and tokens of a micro-batch that are, on each rank."
         )
-    inner = {
-        name: torch.empty(size, dtype=kind)
-        for name, (size, kind) in _buffers(quantizer, shape).items()
-    }
+    inner = {}
+    for name, (size, buffer_dtype) in _buffers(quantizer, shape).items():
+        inner[name] = torch.empty(size, dtype=buffer_dtype)
     meta = quantizer.create_metadata(shape, dtype=dtype)
-    made = meta["cls"].__tensor_unflatten__(
-        inner, meta, shape, torch.empty(shape, device="meta").stride()
-    )
-    if hasattr(made, "_with_gemm_swizzled_scales"):
-        made._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
-    return made
+    stride = torch.empty(shape, device="meta").stride()
+    tensor = meta["cls"].__tensor_unflatten__(inner, meta, shape, stride)
+    if hasattr(tensor, "_with_gemm_swizzled_scales"):
+        tensor._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
+    return tensor
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or of a storage."""
-    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
+    if hasattr(tensor, "shape"):
+        return tuple(tensor.shape)
+    return tuple(tensor.size())
 
 
 def _reduction(quantizer: Any) -> Callable[[float], float] | None:
@@ -170,28 +172,36 @@ def _reduction(quantizer: Any) -> Callable[[float], float] | None:
 
 def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
     """Return the contents of each buffer of the quantised tensor, by TE's attribute."""
-    spec, row, col = spec_of(quantizer), quantizer.rowwise_usage, quantizer.columnwise_usage
+    spec = spec_of(quantizer)
+    row, col = quantizer.rowwise_usage, quantizer.columnwise_usage
     if spec.whole_tensor and _multiplies_any_layout():
         row, col = True, False
-    is_delayed = spec.scheme == "delayed"
-    scale = quantizer.scale if is_delayed else None
-    found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=_reduction(quantizer))
-    if is_delayed and quantizer.amax.numel():  # the casts of shards give none
-        quantizer.amax.copy_(
-            torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape))
-        )
+    scale = None
+    if spec.scheme == "delayed":
+        scale = quantizer.scale
+    quantised = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=_reduction(quantizer))
+    if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
+        amax = quantised.amax.reshape(quantizer.amax.shape)
+        quantizer.amax.copy_(torch.maximum(quantizer.amax, amax))
     for watch in WATCHERS:
-        watch(x, quantizer, found)
+        watch(x, quantizer, quantised)
     if spec.whole_tensor:
-        scale_inv = found.scale_inv if row else found.scale_inv_t
-        return {"_data": found.codes, "_transpose": found.codes_t, "_scale_inv": scale_inv}
+        scale_inv = quantised.scale_inv
+        if not row:
+            scale_inv = quantised.scale_inv_t
+        return {"_data": quantised.codes, "_transpose": quantised.codes_t, "_scale_inv": scale_inv}
+    row_scales, column_scales = None, None
+    if row:
+        row_scales = padded_scales(quantised)
+    if col:
+        column_scales = padded_scales(quantised, columnwise=True)
     return {
-        "_rowwise_data": found.codes,
-        "_rowwise_scale_inv": padded_scales(found) if row else None,
-        "_columnwise_data": found.codes_t,
-        "_columnwise_scale_inv": padded_scales(found, columnwise=True) if col else None,
-        "_amax_rowwise": found.amax,
-        "_amax_columnwise": found.amax_t,
+        "_rowwise_data": quantised.codes,
+        "_rowwise_scale_inv": row_scales,
+        "_columnwise_data": quantised.codes_t,
+        "_columnwise_scale_inv": column_scales,
+        "_amax_rowwise": quantised.amax,
+        "_amax_columnwise": quantised.amax_t,
     }
 
 
@@ -210,7 +220,8 @@ def quantize(
     out = output
     if out is None:
         out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
-    contents, buffers = _quantised(x, quantizer), _buffers(quantizer, shape_of(out))
+    contents = _quantised(x, quantizer)
+    buffers = _buffers(quantizer, shape_of(out))
     for name, value in contents.items():
         if hasattr(out, name):
             _fill(out, name, value, buffers.get(name), is_new=output is None)
@@ -234,44 +245,68 @@ def _fill(
         return
     shape, dtype = buffer
     if value is None or value.numel() != math.prod(shape):
-        given = None if value is None else tuple(value.shape)
-        raise RuntimeError(f"{type(out).__name__}.{name}: must have shape {shape}, got {given}")
+        value_shape = None
+        if value is not None:
+            value_shape = tuple(value.shape)
+        raise RuntimeError(
+            f"{type(out).__name__}.{name}: must have shape {shape}, got {value_shape}"
+        )
     value = value.reshape(shape)
-    value = value if value.dtype == dtype else value.view(dtype)
-    held = getattr(out, name, None)
-    if held is not None and held.shape == value.shape and not is_new:
-        held.copy_(value)
+    if value.dtype != dtype:
+        value = value.view(dtype)
+    present = getattr(out, name, None)
+    if present is not None and present.shape == value.shape and not is_new:
+        present.copy_(value)
     else:
         setattr(out, name, value)
 
 
 def held(tensor: Any) -> Quantised:
     """Return the codes and scales of a storage of Transformer Engine's, which share its buffers."""
-    spec, shape = spec_of(tensor._quantizer), torch.Size(shape_of(tensor))
+    spec = spec_of(tensor._quantizer)
+    shape = torch.Size(shape_of(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
-    copies: dict[str, Any] = {}
     if spec.whole_tensor:
-        copies |= {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
-        if tensor._data is not None:
-            copies["codes"] = tensor._data.reshape(rows, columns)
-        if tensor._transpose is not None and not tensor._transpose_invalid:
-            copies["codes_t"] = tensor._transpose.reshape(columns, rows)
-    elif tensor._rowwise_data is not None:
+        copies = _copies_of_whole(tensor, rows, columns)
+    else:
+        copies = _copies_of_tiles(tensor, spec, rows, columns)
+    amax = getattr(tensor, "_amax_rowwise", None)
+    if amax is None:
+        amax = torch.zeros(1, dtype=torch.float32)
+    amax_t = getattr(tensor, "_amax_columnwise", None)
+    return Quantised(
+        spec=spec, shape=shape, dtype=torch.bfloat16, **copies, amax=amax, amax_t=amax_t
+    )
+
+
+def _copies_of_whole(tensor: Any, rows: int, columns: int) -> dict[str, Any]:
+    """Return the codes and scales of a storage with one scale of the whole tensor."""
+    copies: dict[str, Any] = {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
+    if tensor._data is not None:
+        copies["codes"] = tensor._data.reshape(rows, columns)
+    if tensor._transpose is not None and not tensor._transpose_invalid:
+        copies["codes_t"] = tensor._transpose.reshape(columns, rows)
+    return copies
+
+
+def _copies_of_tiles(tensor: Any, spec: QuantSpec, rows: int, columns: int) -> dict[str, Any]:
+    """Return the codes and scales of a storage with a scale per tile."""
+    copies: dict[str, Any] = {}
+    if tensor._rowwise_data is not None:
         copies["codes"] = _matrix(tensor._rowwise_data)
         copies["scale_inv"] = _compact(
             tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False
         )
-    if not spec.whole_tensor and tensor._columnwise_data is not None:
-        col = tensor._columnwise_data
-        copies["codes_t"] = _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1)
+    if tensor._columnwise_data is not None:
+        codes_t = tensor._columnwise_data
+        if spec.scheme == "mxfp8":
+            copies["codes_t"] = _matrix(codes_t)
+        else:
+            copies["codes_t"] = codes_t.flatten(1)
         copies["scale_inv_t"] = _compact(
             tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True
         )
-    amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
-    amax = torch.zeros(1, dtype=torch.float32) if amax is None else amax
-    return Quantised(
-        spec=spec, shape=shape, dtype=torch.bfloat16, **copies, amax=amax, amax_t=amax_t
-    )
+    return copies
 
 
 def _matrix(codes: torch.Tensor) -> torch.Tensor:
@@ -285,60 +320,61 @@ def _compact(
     height, width = spec.tile(columnwise)
     if spec.scheme != "blockwise":  # each row of a square tile has its scale
         size = max(height, width)
-        height, width = (size, 1) if columnwise else (1, size)
-    counts = (-(-rows // height), -(-columns // width))
-    if (
-        spec.scheme == "blockwise" and height != width
-    ):  # with the tiles first: (K/128, M) row-wise, (M/128, K) else
-        first, last = counts if columnwise else counts[::-1]
-        return scales[:first, :last].T
-    first, last = (
-        counts[::-1] if columnwise and spec.scheme != "mxfp8" else counts
-    )  # of the transposed tensor
-    return scales[:first, :last]
+        height, width = 1, size
+        if columnwise:
+            height, width = size, 1
+    tiles_down = -(-rows // height)
+    tiles_across = -(-columns // width)
+    if spec.scheme == "blockwise" and height != width:
+        # with the tiles first: (K/128, M) row-wise, (M/128, K) else
+        if columnwise:
+            return scales[:tiles_down, :tiles_across].T
+        return scales[:tiles_across, :tiles_down].T
+    if columnwise and spec.scheme != "mxfp8":  # of the transposed tensor
+        return scales[:tiles_across, :tiles_down]
+    return scales[:tiles_down, :tiles_across]
 
 
 def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
     """Return one copy of a storage as the operand of a GEMM, or refuse one that is not held."""
     stored = held(tensor)
-    if stored.spec.whole_tensor and stored.codes is None and not columnwise:
-        raise RuntimeError(
-            f"GEMM: needs the row-wise data of {type(tensor).__name__}, which holds the transpose alone"
-        )
-    if (
-        stored.spec.whole_tensor
-        and columnwise
-        and stored.codes_t is None
-        and not _multiplies_any_layout()
-    ):
-        raise RuntimeError(
-            f"GEMM: needs the transpose of {type(tensor).__name__}, which is not held or out of date"
-        )
+    if stored.spec.whole_tensor:
+        if not columnwise and stored.codes is None:
+            raise RuntimeError(
+                f"GEMM: needs the row-wise data of {type(tensor).__name__}, "
+                "which holds the transpose alone"
+            )
+        if columnwise and stored.codes_t is None and not _multiplies_any_layout():
+            raise RuntimeError(
+                f"GEMM: needs the transpose of {type(tensor).__name__}, "
+                "which is not held or out of date"
+            )
     return stored_operand(stored, role, columnwise=columnwise)
 
 
 def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
     """Return the values of a storage, of its row-wise copy where it is held."""
     stored = held(tensor)
-    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(
-        shape_of(tensor)
-    )
+    values = stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None)
+    return values.reshape(shape_of(tensor))
 
 
 def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
     """Return the gradient of a bias, and the gradient of the output quantised."""
     summed = tensor.reshape(-1, tensor.shape[-1]).float().sum(0).to(tensor.dtype)
-    return [summed, tensor if quantizer is None else quantize(tensor, quantizer)]
+    if quantizer is None:
+        return [summed, tensor]
+    return [summed, quantize(tensor, quantizer)]
 
 
 def split_quantize(
     tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any
 ) -> list[Any]:
     """Return the parts of a tensor, each quantised by its own quantizer."""
-    return [
-        quantize(part, one)
-        for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)
-    ]
+    quantised = []
+    for part, quantizer in zip(torch.split(tensor, sections), quantizers, strict=True):
+        quantised.append(quantize(part, quantizer))
+    return quantised
 
 
 def fp8_transpose(
@@ -347,4 +383,6 @@ def fp8_transpose(
     """Return codes transposed: the last axis first, the others in their order."""
     matrix = laid_out(_matrix(codes).contiguous(), transposed=True, packed=False)
     transposed = matrix.reshape(codes.shape[-1], *codes.shape[:-1])
-    return transposed if out is None else out.copy_(transposed)
+    if out is None:
+        return transposed
+    return out.copy_(transposed)

@@ -33,18 +33,17 @@ def fused_amax_and_scale_update_after_reduction(
 
 def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
     """Write the largest magnitude of a tensor."""
-    found = x.detach().abs().amax() if x.numel() else torch.zeros(())
-    amax.copy_(found.reshape(amax.shape))
+    largest = torch.zeros(())
+    if x.numel():
+        largest = x.detach().abs().amax()
+    amax.copy_(largest.reshape(amax.shape))
 
 
 def multi_tensor_compute_scale_inv_e8m0(_chunk: int, _noop: Any, tensors: Tensors) -> None:
     """Write the exponents of MXFP8's scales from amaxes."""
     for amax, scale_inv in zip(*tensors, strict=True):
-        scale_inv.copy_(
-            e8m0_from_amax(amax.float(), FORMATS["e4m3"].max)
-            .to(torch.uint8)
-            .reshape(scale_inv.shape)
-        )
+        exponents = e8m0_from_amax(amax.float(), FORMATS["e4m3"].max)
+        scale_inv.copy_(exponents.to(torch.uint8).reshape(scale_inv.shape))
 
 
 def multi_tensor_compute_scale_and_scale_inv(
@@ -74,8 +73,12 @@ def multi_tensor_l2norm(
     _chunk: int, _noop: Any, tensors: Tensors, per_tensor: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the norm over all tensors, and that of each."""
-    norms = torch.stack([tensor.float().norm() for tensor in tensors[0]])
-    return norms.norm().reshape(1), norms if per_tensor else torch.empty(0)
+    of_each = [tensor.float().norm() for tensor in tensors[0]]
+    norms = torch.stack(of_each)
+    whole = norms.norm().reshape(1)
+    if not per_tensor:
+        return whole, torch.empty(0)
+    return whole, norms
 
 
 def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -84,9 +87,8 @@ def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
     The tensors come one after the other.
     """
     for together in zip(*tensors, strict=True):
-        yield from zip(
-            *(tensor.detach().view(-1).split(_ELEMENTS) for tensor in together), strict=True
-        )
+        split = [tensor.detach().view(-1).split(_ELEMENTS) for tensor in together]
+        yield from zip(*split, strict=True)
 
 
 def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:
@@ -99,15 +101,22 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
     Source: common/multi_tensor/adam.cu.
     """
     lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay = settings
-    first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
-    for given, parameter, mean, variance, *masters in _in_parts(tensors):
-        master: Any = masters[0] if masters else None
-        has_halves = master is not None and master.dtype == torch.int16
-        stepped = parameter.detach() if master is None else master
-        weight, gradient = (
-            _joined(parameter, master) if has_halves else stepped.float(),
-            given.float(),
-        )
+    first, second = 1.0, 1.0
+    if bias_correction:
+        first = 1 - beta1**step
+        second = 1 - beta2**step
+    for stored_gradient, parameter, mean, variance, *masters in _in_parts(tensors):
+        master: torch.Tensor | None = None
+        stepped = parameter.detach()
+        if masters:
+            master = masters[0]
+            stepped = master
+        has_halves = stepped.dtype == torch.int16
+        if has_halves:
+            weight = _joined(parameter, stepped)
+        else:
+            weight = stepped.float()
+        gradient = stored_gradient.float()
         if mode == 0:
             gradient = gradient + weight_decay * weight
         mean.copy_(mean.float().mul_(beta1).add_((1 - beta1) * gradient))
@@ -117,7 +126,7 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
             update.add_(weight_decay * weight)
         weight = weight - update.mul_(lr)
         if has_halves:
-            _split(weight, parameter, master)
+            _split(weight, parameter, stepped)
             continue
         stepped.copy_(weight)
         if master is not None:
@@ -159,15 +168,18 @@ def fused_multi_row_unpadding(
 def swap_first_dims(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return a tensor with its first two axes exchanged."""
     swapped = x.transpose(0, 1).contiguous()
-    return swapped if out is None else out.copy_(swapped)
+    if out is None:
+        return swapped
+    return out.copy_(swapped)
 
 
 multi_tensor_scale_tensor = multi_tensor_scale
 multi_tensor_adam_param_remainder = multi_tensor_adam
 
 ANSWERS: dict[str, Any] = {
-    "get_cublasLt_version": 130000,  # a version that has every feature that Transformer Engine asks for
-    "get_cudnn_version": 91200,  # likewise
+    # versions that have every feature that Transformer Engine asks for
+    "get_cublasLt_version": 130000,
+    "get_cudnn_version": 91200,
     "get_num_cublas_streams": 1,
     "get_stream_priority_range": (0, -1),
     "device_supports_multicast": False,
