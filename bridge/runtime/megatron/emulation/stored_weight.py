@@ -177,7 +177,7 @@ def _tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
 
 def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
     """Quantise a weight, both copies where they differ, and note its amax under delayed scaling."""
-    scale = None
+    scale: torch.Tensor | float | None = None
     if state is not None:
         scale = state.scale_of("weight")
     elif spec.scheme == "delayed":

@@ -55,12 +55,15 @@ def causal_convolution(
     which training does not ask for.
     """
     past = torch.nn.functional.pad(x.float().transpose(1, 2), (weight.shape[1] - 1, 0))
-    wide_bias = None if bias is None else bias.float()
-    y = torch.nn.functional.conv1d(
-        past, weight.float()[:, None], wide_bias, groups=weight.shape[0]
-    ).transpose(1, 2)
-    activated = torch.nn.functional.silu(y) if activation in ("silu", "swish") else y
-    return activated.to(x.dtype), None
+    if bias is not None:
+        bias = bias.float()
+    convolved = torch.nn.functional.conv1d(
+        past, weight.float()[:, None], bias, groups=weight.shape[0]
+    )
+    y = convolved.transpose(1, 2)
+    if activation in ("silu", "swish"):
+        y = torch.nn.functional.silu(y)
+    return y.to(x.dtype), None
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -69,9 +72,11 @@ def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     It is what fast_hadamard_transform does. An axis that is no power of two is padded with zeros,
     and the results beyond it are dropped.
     """
-    width, distance = x.shape[-1], 1
-    y = torch.nn.functional.pad(x.float(), (0, (1 << (width - 1).bit_length()) - width))
-    while distance < y.shape[-1]:
+    width = x.shape[-1]
+    padded_width = 1 << (width - 1).bit_length()
+    y = torch.nn.functional.pad(x.float(), (0, padded_width - width))
+    distance = 1
+    while distance < padded_width:
         first, second = torch.unflatten(y, -1, (-1, 2, distance)).unbind(-2)
         y = torch.stack((first + second, first - second), -2).flatten(-3)
         distance *= 2
@@ -153,16 +158,14 @@ def stand_ins() -> Iterator[None]:
     """
     with ExitStack() as stack:
         stack.enter_context(_without_triton())
-        for one in STAND_INS:
-            if find_spec(one.package) is None:
-                layers = _modules_of(one.layer)
-                stack.enter_context(
-                    replaced(
-                        (layer, name, value)
-                        for layer in layers
-                        for name, value in one.values.items()
-                    )
-                )
+        for stand_in in STAND_INS:
+            if find_spec(stand_in.package) is not None:
+                continue
+            changes = []
+            for layer in _modules_of(stand_in.layer):
+                for name, value in stand_in.values.items():
+                    changes.append((layer, name, value))
+            stack.enter_context(replaced(changes))
         yield
 
 
@@ -187,10 +190,12 @@ def _without_triton() -> Iterator[None]:
         yield
         return
     if not _put_away:
-        stub = sys.modules[_TENSOR_OPS] = types.ModuleType(_TENSOR_OPS)
+        stub = types.ModuleType(_TENSOR_OPS)
         stub.__dict__.update(dict.fromkeys(_UNCALLED))
+        sys.modules[_TENSOR_OPS] = stub
         try:
-            _put_away.update({name: importlib.import_module(name) for name in _OF_TRITON})
+            modules = {name: importlib.import_module(name) for name in _OF_TRITON}
+            _put_away.update(modules)
         finally:
             del sys.modules[_TENSOR_OPS]
     for name, module in _put_away.items():

@@ -51,7 +51,8 @@ def stack_spec() -> Any:
 
 def local_stack(config: Any) -> Any:
     """Return the layers of Megatron's `mamba_stack_spec` with local ones in place of TE's."""
-    stack, layers = with_classes(stack_spec().submodules, CLASSES), {}
+    stack = with_classes(stack_spec().submodules, CLASSES)
+    layers = {}
     for name, (norm, linear) in NORMS.items():
         layer = getattr(stack, name)
         parts = {

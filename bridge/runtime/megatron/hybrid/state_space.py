@@ -47,20 +47,30 @@ def chunk_scan(
     sequences; one that is set raises NotImplementedError.
     """
     _require_plain(others)
-    tokens, size, heads = x.shape[1], min(chunk_size, x.shape[1]), x.shape[2] // B.shape[2]
-    given_BLH = dt.float() if dt_bias is None else dt.float() + dt_bias.float()
-    dt_BLH = F.softplus(given_BLH) if dt_softplus else given_BLH
-    parts = (x.float() * dt_BLH[..., None], B.float(), C.float(), (dt_BLH * A.float())[..., None])
-    x_BCKHP, B_BCKGN, C_BCKGN, decay_BCKH1 = (_in_chunks(part, size) for part in parts)
-    B_BCKHN, C_BCKHN = (part.repeat_interleave(heads, 3) for part in (B_BCKGN, C_BCKGN))
+    tokens = x.shape[1]
+    size = min(chunk_size, tokens)
+    heads_per_group = x.shape[2] // B.shape[2]
+    dt_BLH = dt.float()
+    if dt_bias is not None:
+        dt_BLH = dt_BLH + dt_bias.float()
+    if dt_softplus:
+        dt_BLH = F.softplus(dt_BLH)
+    x_BCKHP = _in_chunks(x.float() * dt_BLH[..., None], size)
+    B_BCKHN = _in_chunks(B.float(), size).repeat_interleave(heads_per_group, 3)
+    C_BCKHN = _in_chunks(C.float(), size).repeat_interleave(heads_per_group, 3)
+    decay_BCKH1 = _in_chunks((dt_BLH * A.float())[..., None], size)
     decay_BHCK = decay_BCKH1[..., 0].permute(0, 3, 1, 2).cumsum(-1)
-    y = _inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK) + _between_chunks(
-        x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK
-    )
-    y_BLHP = y.flatten(1, 2)[:, :tokens]
+    inside_BCKHP = _inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
+    between_BCKHP = _between_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
+    y_BLHP = (inside_BCKHP + between_BCKHP).flatten(1, 2)[:, :tokens]
     if D is not None:
-        y_BLHP = y_BLHP + x.float() * (D.float()[:, None] if D.dim() == 1 else D.float())
-    return (y_BLHP if z is None else y_BLHP * F.silu(z.float())).to(x.dtype)
+        skip = D.float()
+        if D.dim() == 1:
+            skip = skip[:, None]
+        y_BLHP = y_BLHP + x.float() * skip
+    if z is not None:
+        y_BLHP = y_BLHP * F.silu(z.float())
+    return y_BLHP.to(x.dtype)
 
 
 def _inside_chunks(
@@ -91,11 +101,13 @@ def _require_plain(others: dict[str, Any]) -> None:
 
     They are those of inference or of packing, and a norm before the gate.
     """
-    asked = [name for name, value in others.items() if value is not None and value is not False]
-    if asked:
-        raise NotImplementedError(
-            f"the state-space layer in plain torch has no {', '.join(sorted(asked))}"
-        )
+    asked_for = []
+    for name, value in others.items():
+        if value is not None and value is not False:
+            asked_for.append(name)
+    if asked_for:
+        names = ", ".join(sorted(asked_for))
+        raise NotImplementedError(f"the state-space layer in plain torch has no {names}")
 
 
 def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -103,7 +115,8 @@ def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
 
     The zeros change no state.
     """
-    return torch.unflatten(F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size)), 1, (-1, size))
+    padded = F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % size))
+    return torch.unflatten(padded, 1, (-1, size))
 
 
 def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:
@@ -111,7 +124,8 @@ def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.T
 
     A chunk adds something, and keeps a part of the state.
     """
-    state_BHPN, before = torch.zeros_like(added_BCHPN[:, 0]), []
+    before = []
+    state_BHPN = torch.zeros_like(added_BCHPN[:, 0])
     for chunk in range(added_BCHPN.shape[1]):
         before.append(state_BHPN)
         state_BHPN = state_BHPN * kept_BHC[:, :, chunk, None, None] + added_BCHPN[:, chunk]
@@ -142,14 +156,18 @@ def convolved_scan(
     """
     _require_plain({**others, "another activation": activation not in ("silu", "swish")})
     heads, width = dt_bias.shape[0], conv1d_weight.shape[1]
-    inner = heads * (D.shape[1] if headdim is None else headdim)
+    if headdim is None:
+        headdim = D.shape[1]
+    inner = heads * headdim
     z, xBC, dt = torch.split(zxbcdt, [inner, conv1d_weight.shape[0], heads], -1)
     padded = F.pad(xBC.transpose(1, 2), (width - 1, 0))
     convolved = F.conv1d(padded, conv1d_weight[:, None], conv1d_bias, groups=conv1d_weight.shape[0])
     state = (conv1d_weight.shape[0] - inner) // 2
     x, B, C = torch.split(F.silu(convolved).transpose(1, 2), [inner, state, state], -1)
-    x_BLHP, z_BLHP = (torch.unflatten(part, -1, (heads, -1)) for part in (x, z))
-    B_BLGN, C_BLGN = (torch.unflatten(part, -1, (ngroups, -1)) for part in (B, C))
+    x_BLHP = torch.unflatten(x, -1, (heads, -1))
+    z_BLHP = torch.unflatten(z, -1, (heads, -1))
+    B_BLGN = torch.unflatten(B, -1, (ngroups, -1))
+    C_BLGN = torch.unflatten(C, -1, (ngroups, -1))
     y = chunk_scan(
         x_BLHP, dt, A, B_BLGN, C_BLGN, chunk_size, D=D, z=z_BLHP, dt_bias=dt_bias, dt_softplus=True
     )
@@ -173,15 +191,17 @@ class GatedRMSNorm(torch.nn.Module):
     ) -> None:
         super().__init__()
         _require_plain({"norm before the gate": norm_before_gate})
-        self.eps, self.group_size = eps, group_size or hidden_size
+        self.eps = eps
+        self.group_size = group_size or hidden_size
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
         self.register_parameter("bias", None)
 
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         """Return x multiplied with silu(z) and normed, in the dtype of x; computed in FP32."""
-        gated = x.float() if z is None else x.float() * F.silu(z.float())
+        gated = x.float()
+        if z is not None:
+            gated = gated * F.silu(z.float())
         groups = torch.unflatten(gated, -1, (-1, self.group_size))
-        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)).flatten(
-            -2
-        )
+        deviation = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
+        normed = (groups * deviation).flatten(-2)
         return (normed * self.weight.float()).to(x.dtype)

@@ -4,13 +4,15 @@ Megatron keeps its first and last layers in BF16 by leaving autocast off for the
 scaling cannot do. Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each
 tensor, and `IdentityQuantizer` leaves a tensor as it is:
 
-    # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory" under fp8_recipe="custom"
+    # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory", with
+    # fp8_recipe="custom"
     factory = layer_factory(te_quantizers("tensorwise"), bf16_layers={0, 31})
 
 `module_factory` follows the rows of `modules` in any model of Transformer Engine's layers, without
 Megatron's own per-module recipe:
 
-    recipe = CustomRecipe(qfactory=module_factory(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows))
+    factory = module_factory(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows)
+    recipe = CustomRecipe(qfactory=factory)
 
 A factory knows a linear by its name alone. Megatron gives no names, so
 `name_te_modules(model)` has to be called once after the model was built; other models name
@@ -55,8 +57,9 @@ def layer_factory(
 
     def factory(role: Any) -> Any:
         layer = _LAYER.match(_name_of(role))
-        is_left = layer is not None and int(layer[1]) in bf16_layers
-        return _high_precision() if is_left else low_precision(role)
+        if layer is not None and int(layer[1]) in bf16_layers:
+            return _high_precision()
+        return low_precision(role)
 
     return factory
 
@@ -76,23 +79,29 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
     except WrongValueError as error:
         finding = Finding(path="num_layers", rule=error.rule, value=num_layers, remedy=error.remedy)
         raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
-    of_rows = [row.training.scheme for row in schemes.matchers.matchers if row.training]
-    names = dict.fromkeys([scheme_of(config), *of_rows])
-    history = {
-        name: field_value(config, f"fp8_{name}")
-        for name in ("margin", "amax_history_len", "amax_compute_algo")
-    }
-    made = {
-        name: te_quantizers(name, **(history if name == "delayed" else {}))
-        for name in names
-        if name is not None
-    }
+    names = [scheme_of(config)]
+    names += [row.training.scheme for row in schemes.matchers.matchers if row.training]
+    factories: dict[str, QuantizerFactory] = {}
+    for name in dict.fromkeys(names):
+        if name == "delayed":
+            factories[name] = te_quantizers(
+                name,
+                margin=field_value(config, "fp8_margin"),
+                amax_history_len=field_value(config, "fp8_amax_history_len"),
+                amax_compute_algo=field_value(config, "fp8_amax_compute_algo"),
+            )
+        elif name is not None:
+            factories[name] = te_quantizers(name)
 
     def factory(role: Any) -> Any:
         name = _name_of(role)
         place = megatron_names([name]).get(name)
-        one = schemes.chosen(*place) if place is not None else schemes.run
-        return made[one.scheme](role) if one is not None else _high_precision()
+        chosen = schemes.run
+        if place is not None:
+            chosen = schemes.chosen(*place)
+        if chosen is None:
+            return _high_precision()
+        return factories[chosen.scheme](role)
 
     return factory
 
@@ -102,8 +111,10 @@ def _name_of(role: Any) -> str:
 
     Empty where it is none of a linear layer's.
     """
-    name = "" if role is None else str(role.name)
-    if role is not None and role.module_type in ("linear", "grouped_linear") and not name:
+    if role is None:
+        return ""
+    name = str(role.name)
+    if role.module_type in ("linear", "grouped_linear") and not name:
         finding = Finding(
             path="role.name",
             rule="a linear layer needs a name for its layer to be known",
@@ -133,9 +144,8 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
 
     def factory(role: Any) -> Any:
         if scheme == "delayed":
-            return importlib.import_module(
-                "transformer_engine.pytorch.quantization"
-            ).DelayedScalingRequest(**delayed)
+            quantization = importlib.import_module("transformer_engine.pytorch.quantization")
+            return quantization.DelayedScalingRequest(**delayed)
         shipped = importlib.import_module(
             "transformer_engine.pytorch.custom_recipes.quantizer_factories"
         )
@@ -162,9 +172,11 @@ def name_te_modules(model: Any) -> int:
 def _named(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield modules with their names, a Megatron layer's under its number in the whole model."""
     for child, part in module.named_children():
-        own = f"{path}.{child}" if path else child
+        name = child
+        if path:
+            name = f"{path}.{child}"
         number = getattr(part, "layer_number", None)
         if number is not None and path.endswith("decoder.layers"):
-            own = f"layers.{number - 1}"
-        yield own, part
-        yield from _named(part, own)
+            name = f"layers.{number - 1}"
+        yield name, part
+        yield from _named(part, name)

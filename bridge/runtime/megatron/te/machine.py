@@ -23,35 +23,43 @@ def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> 
     target = detect_target() if machine is None else machine
     has_gpu = target.gpu is not None and target.gpu.is_gpu
     missing = []
-    if not has_gpu:
-        missing.append(
-            "a CUDA device"
-            if torch.version.cuda
-            else "a CUDA device (torch is built for the CPU alone)"
-        )
+    if not has_gpu and torch.version.cuda:
+        missing.append("a CUDA device")
+    elif not has_gpu:
+        missing.append("a CUDA device (torch is built for the CPU alone)")
     if target.te is None:
         missing.append("transformer_engine (not installed)")
-    elif machine is None and has_gpu and (fault := load_error()) is not None:
-        missing.append(f"a transformer_engine that can be loaded ({target.te}: {fault})")
+    elif machine is None and has_gpu:
+        fault = load_error()
+        if fault is not None:
+            missing.append(f"a transformer_engine that can be loaded ({target.te}: {fault})")
     row = scheme_row(scheme)
-    return missing if row is None else [*missing, *_below_floors(row, target)]
+    if row is not None:
+        missing.extend(_below_floors(row, target))
+    return missing
 
 
 def _below_floors(row: Scheme, target: Target) -> Iterator[str]:
     """Yield which floors of a scheme the machine stays below, as far as it has the part at all."""
-    capability, floor, ceiling = (
-        target.capability,
-        row.min_compute_capability,
-        row.below_compute_capability,
-    )
+    capability = target.capability
+    floor = row.min_compute_capability
+    ceiling = row.below_compute_capability
     if capability is not None and floor is not None and capability < floor:
-        yield f"compute capability {dotted(floor)} for {row.name} (the GPU has {dotted(capability)})"
+        yield (
+            f"compute capability {dotted(floor)} for {row.name} (the GPU has {dotted(capability)})"
+        )
     if capability is not None and ceiling is not None and capability >= ceiling:
-        yield f"a compute capability below {dotted(ceiling)} for {row.name} (the GPU has {dotted(capability)})"
+        yield (
+            f"a compute capability below {dotted(ceiling)} for {row.name} "
+            f"(the GPU has {dotted(capability)})"
+        )
     if _is_below(target.cuda, row.min_cuda):
         yield f"CUDA {row.min_cuda} for {row.name} (torch is built with {target.cuda})"
     if _is_below(target.te, row.min_transformer_engine):
-        yield f"transformer_engine {row.min_transformer_engine} for {row.name} ({target.te} is installed)"
+        yield (
+            f"transformer_engine {row.min_transformer_engine} for {row.name} "
+            f"({target.te} is installed)"
+        )
 
 
 def _is_below(version: Version | None, least: str | None) -> bool:
@@ -62,11 +70,10 @@ def load_error() -> str | None:
     """Return why Transformer Engine cannot be imported, None where it can."""
     try:
         importlib.import_module("transformer_engine.pytorch")
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # a package without its CUDA parts fails with any of these
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    # a package without its CUDA parts fails with any of these
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = type(error).__name__
+        if str(error):
+            reason = str(error).splitlines()[0]
         return re.split(r"\. ", reason)[0].rstrip(".")
     return None

@@ -90,9 +90,11 @@ def _dtype_of_result(output_dtype: Any, out: Any, left: Any) -> torch.dtype:
     """Return the dtype that is stated, else that of the tensor to write to, else an operand's."""
     if output_dtype is not None:
         return torch_dtype(output_dtype)
-    dtype: torch.dtype = left.dtype
+    dtype: torch.dtype
     if out is not None:
         dtype = out.dtype
+    else:  # an operand that is a storage of Transformer Engine's has none
+        dtype = left.dtype
     return dtype
 
 
