@@ -82,9 +82,10 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
         if torch.distributed.get_rank() == 0:
             logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), wrong)
         reasons.append(f"step {number}: {wrong}")
+    faults = "; ".join(reasons) or "none"
     raise CheckpointError(
-        f"checkpoint.load: must hold a whole checkpoint, got {str(folder)!r} ({'; '.join(reasons) or 'none'}). Give "
-        "another folder, or leave it at None to start fresh."
+        f"checkpoint.load: must hold a whole checkpoint, got {str(folder)!r} ({faults}). "
+        "Give another folder, or leave it at None to start fresh."
     )
 
 
@@ -100,14 +101,16 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
             break
         if wrong is None:
             raise CheckpointError(
-                f"checkpoint.save: the folder holds a checkpoint of step {number}, and this run begins at step "
-                f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
+                f"checkpoint.save: the folder holds a checkpoint of step {number}, "
+                f"and this run begins at step {start.iteration}, got {str(folder)!r}. "
+                f"Resume with checkpoint.load={folder}, or save elsewhere."
             )
         skipped.append(folder_of(folder, number))
 
     def put_aside() -> None:
-        for checkpoint in filter(is_finished, skipped):  # a save makes room where one is not
-            set_aside(checkpoint, "skipped")
+        for checkpoint in skipped:
+            if is_finished(checkpoint):  # a save makes room where one is not
+                set_aside(checkpoint, "skipped")
 
     from_first_rank(put_aside)
 
@@ -120,24 +123,25 @@ def _judged(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int,
     """
     numbers, pointed = from_first_rank(lambda: (iterations(folder), candidates(folder)))
     for number in numbers:
-        late = None if number in pointed else f"it is later than the one that {LATEST} names"
-        yield number, late or _fault(folder_of(folder, number), checksum=checksum, trust=trust)
+        if number in pointed:
+            yield number, _fault(folder_of(folder, number), checksum=checksum, trust=trust)
+        else:
+            yield number, f"it is later than the one that {LATEST} names"
 
 
 def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
     """Return why a checkpoint must not be read, as a clause, or None; a collective call."""
-    manifest, wrong = from_first_rank(lambda: _outline(checkpoint, checksum=checksum, trust=trust))
-    if wrong is None and manifest is not None and checksum:
-        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        found = from_all_ranks(
-            lambda: manifest.content_fault(checkpoint, share(manifest.checksums, rank, ranks))
+    manifest, fault = from_first_rank(lambda: _outline(checkpoint, checksum=checksum, trust=trust))
+    if fault is not None:
+        return fault
+    if manifest is not None and checksum:
+        files = share(
+            manifest.checksums, torch.distributed.get_rank(), torch.distributed.get_world_size()
         )
-        wrong = next((fault for fault in found if fault is not None), None)
-    return (
-        from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint))
-        if wrong is None
-        else wrong
-    )
+        for of_rank in from_all_ranks(lambda: manifest.content_fault(checkpoint, files)):
+            if of_rank is not None:
+                return of_rank
+    return from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint))
 
 
 def _step_fault(checkpoint: Path) -> str | None:
@@ -148,14 +152,12 @@ def _step_fault(checkpoint: Path) -> str | None:
     if hasattr(common_state, "TorchCommonLoadStrategy") and not (checkpoint / COMMON).is_file():
         return f"a later Megatron Core wrote it, without the {COMMON} that this one reads"
     try:
-        held = _common_state(checkpoint).get("iteration")
+        iteration = _common_state(checkpoint).get("iteration")
     except CheckpointError:
         return "the state that all ranks share cannot be read"
-    return (
-        None
-        if held is None or folder_of(checkpoint.parent, held) == checkpoint
-        else f"it holds step {held}"
-    )
+    if iteration is None or folder_of(checkpoint.parent, iteration) == checkpoint:
+        return None
+    return f"it holds step {iteration}"
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
@@ -163,9 +165,13 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
 
     A collective call.
     """
-    return from_first_rank(
-        lambda: dict(Manifest.read(checkpoint).run) if is_finished(checkpoint) else {}
-    )
+
+    def facts() -> dict[str, Any]:
+        if not is_finished(checkpoint):
+            return {}
+        return dict(Manifest.read(checkpoint).run)
+
+    return from_first_rank(facts)
 
 
 def _outline(
@@ -185,10 +191,8 @@ def _outline(
     except DamagedCheckpointError as error:
         return None, error.reason
     if checksum and not manifest.checksums:
-        return (
-            None,
-            f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone",
-        )
+        fault = f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone"
+        return None, fault
     return manifest, manifest.outline_fault(checkpoint)
 
 
@@ -219,14 +223,12 @@ def load_checkpoint(
         RuntimeError,
         ValueError,
     ) as error:
-        remedy = "Use the configuration that wrote it."
         raise CheckpointError(
-            f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). {remedy}"
+            f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). "
+            "Use the configuration that wrote it."
         ) from error
-    with (
-        unrecorded(trainer.model),
-        patch.dict(os.environ, TE_STATES),
-    ):  # the weights of a checkpoint are no new ones
+    # the weights of a checkpoint are no new ones
+    with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):
         for name, chunk in named_chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
     _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
@@ -247,8 +249,9 @@ def _common_state(source: Path) -> dict[str, Any]:
         common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({_reason(error)}). Write "
-            f"the number of an older one into {source.parent / LATEST}."
+            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read "
+            f"({_reason(error)}). "
+            f"Write the number of an older one into {source.parent / LATEST}."
         ) from error
     return common
 
@@ -256,27 +259,20 @@ def _common_state(source: Path) -> dict[str, Any]:
 def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew: bool) -> None:
     """Give the optimizer its state of a checkpoint, and stored weights the codes of its masters."""
     inner = loaded.get("optimizer", loaded)
-    counts_in_groups = any(
-        "step" in group for group in inner.get("param_groups", ())
-    )  # Transformer Engine's Adam does
+    # Transformer Engine's Adam counts its steps in the groups
+    counts_in_groups = any("step" in group for group in inner.get("param_groups", ()))
     if inner.get("state") and not counts_in_groups:
-        # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836, ``if step:``)
+        # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
-    for state in (
-        loaded,
-        *loaded.values(),
-    ):  # a constant loss scale has no state; a dynamic one refuses an empty one
+    # a constant loss scale has no state; a dynamic one refuses an empty one
+    for state in (loaded, *loaded.values()):
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]
-    halved: list[Any] = [
-        one
-        for one in inner_optimizers(trainer.optimizer)
-        if getattr(one, "store_param_remainders", False)
-    ]
-    as_halves = (
-        (one, "set_scaled_state", partial(_set_as_half, one.set_scaled_state)) for one in halved
-    )
-    with replaced(fitting(as_halves)):
+    changes: list[tuple[Any, str, Any]] = []
+    for part in inner_optimizers(trainer.optimizer):
+        if getattr(part, "store_param_remainders", False):
+            changes.append((part, "set_scaled_state", partial(_set_as_half, part.set_scaled_state)))
+    with replaced(fitting(changes)):
         trainer.optimizer.load_state_dict(loaded)
     unshare_steps(trainer.optimizer)
     with one_gather(trainer.model):
@@ -298,9 +294,9 @@ def _set_as_half(
     megatron-core 0.16.1 gathers all states in FP32 (distrib_optimizer.py:1056), and Transformer
     Engine's Adam takes the halves as the int16 that they are (fused_adam.py:378).
     """
-    is_half = state_name == "master_param" and param.dtype == torch.bfloat16
-    state = unscaled_state.to(torch.int16) if is_half else unscaled_state
-    set_state(param, state_name, state, *others, **named)
+    if state_name == "master_param" and param.dtype == torch.bfloat16:
+        unscaled_state = unscaled_state.to(torch.int16)
+    set_state(param, state_name, unscaled_state, *others, **named)
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
@@ -309,23 +305,21 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     A checkpoint of another precision has none. Return whether it was left out: scales then begin at
     1, as in a fresh run.
     """
-    held = {
-        key: entry.global_shape
-        for key, entry in dist_checkpointing.load_tensors_metadata(str(source)).items()
-    }
-    missing = 0
+    stored = dist_checkpointing.load_tensors_metadata(str(source))
+    shapes = {key: entry.global_shape for key, entry in stored.items()}
+    is_left_out = False
     for name in named_chunks(trainer):
-        scaling = {key: entry for key, entry in state[name].items() if ".fp8_state." in key}
-        for key in [
-            key for key, entry in scaling.items() if held.get(entry.key) != entry.global_shape
-        ]:
-            del state[name][key]
-            missing += 1
-    if missing:
+        chunk = state[name]
+        for key, entry in list(chunk.items()):
+            if ".fp8_state." in key and shapes.get(entry.key) != entry.global_shape:
+                del chunk[key]
+                is_left_out = True
+    if is_left_out:
         logger.info(
-            "The checkpoint has no delayed scales of this run's shape: they begin at 1, as in a fresh run."
+            "The checkpoint has no delayed scales of this run's shape: "
+            "they begin at 1, as in a fresh run."
         )
-    return missing > 0
+    return is_left_out
 
 
 def _reason(error: BaseException) -> str:
@@ -335,8 +329,11 @@ def _reason(error: BaseException) -> str:
     """
     first = error
     if isinstance(error, CheckpointException):
-        first = next((failure for failure, _ in error.failures.values()), error)
-    return str(first).strip().partition("\n")[0].rstrip(".") or type(first).__name__
+        for failure, _ in error.failures.values():
+            first = failure
+            break
+    line = str(first).strip().partition("\n")[0].rstrip(".")
+    return line or type(first).__name__
 
 
 def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
@@ -359,31 +356,37 @@ def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> No
     The run goes on with the checkpoint's.
     """
     for name, (key, in_samples) in _SCHEDULE.items():
-        before, now = stored[name], getattr(trainer.scheduler, name)
+        before = stored[name]
+        now = getattr(trainer.scheduler, name)
         if before == now:
             continue
         if in_samples:
-            before, now = (samples / trainer.global_batch_size for samples in (before, now))
-        before, now = (
-            f"{value:g}" if isinstance(value, float) else value for value in (before, now)
-        )
+            before = before / trainer.global_batch_size
+            now = now / trainer.global_batch_size
         logger.warning(
-            "%s: the learning-rate schedule of the checkpoint is kept, where it is %s, got %s. Give a run that will be "
-            "resumed the value of all its steps from the start.",
+            "%s: the learning-rate schedule of the checkpoint is kept, where it is %s, got %s. "
+            "Give a run that will be resumed the value of all its steps from the start.",
             key,
-            before,
-            now,
+            _short(before),
+            _short(now),
         )
+
+
+def _short(value: Any) -> str:
+    """Return a value of a schedule in few digits."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:
-    differences = [
-        f"{name} is {present[name]!r} here and {stored[name]!r} there"
-        for name in present
-        if name in stored and stored[name] != present[name]
-    ]
+    """Refuse a checkpoint of a run with other settings."""
+    differences = []
+    for name, value in present.items():
+        if name in stored and stored[name] != value:
+            differences.append(f"{name} is {value!r} here and {stored[name]!r} there")
     if differences:
         raise CheckpointError(
-            f"checkpoint.load: {source} is of another run: {'; '.join(differences)}. Use the configuration that wrote "
-            "it."
+            f"checkpoint.load: {source} is of another run: {'; '.join(differences)}. "
+            "Use the configuration that wrote it."
         )

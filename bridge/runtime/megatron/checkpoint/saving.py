@@ -57,10 +57,11 @@ def save_checkpoint(
     target = folder_of(folder, position.iteration)
     with trainer.parameters_in_place():
         if not trainer.has_finite_state():
-            rule = "a checkpoint must hold finite weights and optimizer state"
-            found = f"got NaN or Inf at step {position.iteration}"
-            kept = f"Nothing was written. {_kept(folder)}"
-            raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
+            raise TrainingError(
+                "checkpoint.save: a checkpoint must hold finite weights and optimizer state, "
+                f"got NaN or Inf at step {position.iteration}. "
+                f"Nothing was written. {_kept(folder)}. Lower optimizer.lr."
+            )
     try:
         _write(trainer, target, position, facts, checksum=checksum)
     except OSError as error:
@@ -91,14 +92,12 @@ def _write(
             raise _unwritten(target, error) from error
     torch.distributed.barrier()
     sizes = from_first_rank(lambda: outline(target))
-    mine = (
-        share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size())
-        if checksum
-        else []
-    )
+    files: list[str] = []
+    if checksum:
+        files = share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size())
     sums: dict[str, str] = {}
-    for of_rank in from_all_ranks(lambda: checksums(target, mine)):
-        sums |= of_rank
+    for of_rank in from_all_ranks(lambda: checksums(target, files)):
+        sums.update(of_rank)
     manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": layout()})
     from_first_rank(lambda: _finish(target, position.iteration, manifest))
 
@@ -121,8 +120,10 @@ def _written_by_threads() -> Iterator[None]:
 def _make_room(target: Path) -> None:
     """Make the folder of a checkpoint; one that an interrupted run left unfinished is renamed."""
     if is_finished(target):
-        rule = "a finished checkpoint is never written over"
-        raise CheckpointError(f"checkpoint.save: {rule}, got {str(target)!r}. Save elsewhere.")
+        raise CheckpointError(
+            "checkpoint.save: a finished checkpoint is never written over, "
+            f"got {str(target)!r}. Save elsewhere."
+        )
     if target.is_dir():
         set_aside(target, "unfinished")
     target.mkdir(parents=True)
@@ -138,29 +139,26 @@ def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
 
 
 def _unwritten(target: Path, error: BaseException) -> TrainingError:
-    """Return the error of a checkpoint that could not be written, with the system's reason if any."""
+    """Return the error of a checkpoint that could not be written, with the system's reason."""
+    reason = "a write failed"
     cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            reason = cause.strerror.lower()
+            break
         cause = cause.__cause__ or cause.__context__
-    reason = (
-        cause.strerror.lower()
-        if isinstance(cause, OSError) and cause.strerror
-        else "a write failed"
-    )
     with suppress(OSError):
         if shutil.disk_usage(target.parent).free < SPACE_BYTES:
             reason = "no space left on device"
-    rule = "the checkpoint must fit into its folder"
     return TrainingError(
-        f"checkpoint.save: {rule}, got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save "
-        "elsewhere."
+        "checkpoint.save: the checkpoint must fit into its folder, "
+        f"got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save elsewhere."
     )
 
 
 def _kept(folder: Path) -> str:
+    """Return the sentence, without its full stop, on the checkpoint that a folder keeps."""
     newest = newest_finished(folder)
-    return (
-        "There is no earlier one"
-        if newest is None
-        else f"The newest one stays that of step {newest}"
-    )
+    if newest is None:
+        return "There is no earlier one"
+    return f"The newest one stays that of step {newest}"

@@ -28,22 +28,24 @@ from bridge.runtime.megatron.replacement import fitting, replaced
 from bridge.runtime.megatron.step import Trainer
 
 SHARDING: dict[str, Any] = {
-    "distrib_optim_sharding_type": "fully_reshardable",  # the default cannot be loaded, dp_reshardable drops the step
+    # the default cannot be loaded, dp_reshardable drops the step
+    "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
 """How Megatron shards the optimizer's state."""
 _SHAPE = (
-    *(
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "kv_channels",
-    ),
-    *("num_moe_experts", "multi_latent_attention", "mtp_num_layers"),
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_moe_experts",
+    "multi_latent_attention",
+    "mtp_num_layers",
 )
+"""Fields of a model config that decide the shapes of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,28 +60,35 @@ class Position:
 
 def layout() -> dict[str, int]:
     """Return the sizes of the parallel layout that decide whose random states are whose."""
-    sizes = {
-        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
-        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
-    }
-    return {name: size for name, size in sizes.items() if size is not None}
+    sizes: dict[str, int] = {}
+    virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    if virtual is not None:
+        sizes["virtual_pipeline_model_parallel_size"] = virtual
+    tensor = parallel_state.get_tensor_model_parallel_world_size()
+    sizes["tensor_model_parallel_size"] = tensor
+    pipeline = parallel_state.get_pipeline_model_parallel_world_size()
+    sizes["pipeline_model_parallel_size"] = pipeline
+    return sizes
 
 
 def identity(trainer: Trainer) -> dict[str, Any]:
     """Return the settings that must be equal between a checkpoint and the run that resumes it."""
     config = trainer.config
-    return {
-        **{f"model.{name}": getattr(config, name) for name in _SHAPE},
+    optimizer = trainer.optimizer
+    is_half = optimizer.config.fp16 or optimizer.config.bf16
+    settings = {f"model.{name}": getattr(config, name) for name in _SHAPE}
+    settings |= {
         "model.vocab_size, padded": padded_vocab_size(config),
         "model.share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
-        "optimizer.use_distributed_optimizer": any(
-            hasattr(part, "gbuf_ranges") for part in parts(trainer.optimizer)
-        ),
-        "optimizer.fp16 or bf16": bool(
-            trainer.optimizer.config.fp16 or trainer.optimizer.config.bf16
-        ),
+        "optimizer.use_distributed_optimizer": bool(_distributed_parts(optimizer)),
+        "optimizer.fp16 or bf16": bool(is_half),
     }
+    return settings
+
+
+def _distributed_parts(optimizer: Any) -> list[Any]:
+    """Return the distributed optimizers that an optimizer consists of."""
+    return [part for part in parts(optimizer) if hasattr(part, "gbuf_ranges")]
 
 
 def _random_states() -> ShardedObject:
@@ -87,27 +96,26 @@ def _random_states() -> ShardedObject:
 
     Data-parallel ranks have equal ones.
     """
-    kind, key, *rest = np.random.get_state()  # noqa: NPY002 the state Megatron's data code may draw from
+    # Megatron's data code may draw from this state
+    kind, key, *rest = np.random.get_state()  # noqa: NPY002
+    plain_key = np.asarray(key).tolist()  # so that loading runs no code of the file
     states = {
         "random": random.getstate(),
-        "numpy": (
-            kind,
-            np.asarray(key).tolist(),
-            *rest,
-        ),  # plain data, so that loading runs no code of the file
+        "numpy": (kind, plain_key, *rest),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
     }
     sizes = layout()
+    ranks = (
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_tensor_model_parallel_rank(),
+    )
     return ShardedObject(
         "rng_state",
         [states],
         (sizes["pipeline_model_parallel_size"], sizes["tensor_model_parallel_size"]),
-        (
-            parallel_state.get_pipeline_model_parallel_rank(),
-            parallel_state.get_tensor_model_parallel_rank(),
-        ),
+        ranks,
         replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
 
@@ -152,26 +160,41 @@ def _gathered_with_padding(
     without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0) it looks for it where it is.
     """
     state = gather(*arguments, **named)
-    for number, buffer in enumerate(buffers if state is not None else ()):
+    if state is None:
+        return None
+    for number, buffer in enumerate(buffers):
         sizes = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in buffer.buckets]
+        if not any(unpadded < padded for unpadded, padded in sizes[:-1]):
+            continue
         for tensors in state[number].values():
-            for name, held in tensors.items():
-                if isinstance(held, torch.Tensor) and any(
-                    own < padded for own, padded in sizes[:-1]
-                ):
-                    tensors[name] = _padded(held, sizes)
+            for name, tensor in tensors.items():
+                if isinstance(tensor, torch.Tensor):
+                    tensors[name] = _padded(tensor, sizes)
     return state
 
 
-def _padded(held: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
+def _padded(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Return parts of a tensor, each with zeros up to its padded size.
 
-    `sizes` has (own, padded) of each.
+    `sizes` has (unpadded, padded) of each.
     """
-    pieces = zip(torch.split(held, [own for own, _ in sizes]), sizes, strict=True)
-    return torch.cat(
-        [torch.nn.functional.pad(piece, (0, padded - own)) for piece, (own, padded) in pieces]
-    )
+    unpadded_sizes = [unpadded for unpadded, _ in sizes]
+    pieces = []
+    for piece, (unpadded, padded) in zip(torch.split(tensor, unpadded_sizes), sizes, strict=True):
+        pieces.append(torch.nn.functional.pad(piece, (0, padded - unpadded)))
+    return torch.cat(pieces)
+
+
+def _padded_gathers(optimizer: Any) -> list[tuple[Any, str, Any]]:
+    """Return the changes that put the padding back, none where this megatron-core wants none."""
+    changes: list[tuple[Any, str, Any]] = []
+    if not _wants_padding():
+        return changes
+    name = "get_parameter_state_dp_zero"
+    for part in _distributed_parts(optimizer):
+        gather = partial(_gathered_with_padding, getattr(part, name), part.buffers)
+        changes.append((part, name, gather))
+    return changes
 
 
 def sharded_state(
@@ -184,22 +207,13 @@ def sharded_state(
     }
     for updates in delayed_updates(trainer.model):
         updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
-    models = {
-        name: unwrapped(chunk).sharded_state_dict(metadata=metadata)
-        for name, chunk in named_chunks(trainer).items()
-    }
-    model = models if len(models) > 1 else models["model"]
-    gather = "get_parameter_state_dp_zero"
-    sharded = (
-        [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")]
-        if _wants_padding()
-        else []
-    )
-    padded = (
-        (one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers))
-        for one in sharded
-    )
-    with replaced(fitting(padded)):
+    models = {}
+    for name, chunk in named_chunks(trainer).items():
+        models[name] = unwrapped(chunk).sharded_state_dict(metadata=metadata)
+    model = models
+    if len(models) == 1:
+        model = models["model"]
+    with replaced(fitting(_padded_gathers(trainer.optimizer))):
         optimizer = trainer.optimizer.sharded_state_dict(
             model, is_loading=is_loading, metadata=metadata
         )

@@ -54,10 +54,8 @@ def build_splits(
         vocab_size=corpus.vocab_size,
         eod=END_OF_DOCUMENT,
         pad=-1,  # an id that does not occur, so that no token's loss is masked
-        unique_identifiers={
-            "kind": "ids",
-            "vocab_size": corpus.vocab_size,
-        },  # in the name of the cached sample index
+        # in the name of the cached sample index
+        unique_identifiers={"kind": "ids", "vocab_size": corpus.vocab_size},
     )
     config = GPTDatasetConfig(
         random_seed=seed,
@@ -77,7 +75,10 @@ def build_splits(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-    return Splits(train=built[0], validation=built[1] if validation_samples else None)
+    train, validation = built[:2]
+    if not validation_samples:
+        validation = None
+    return Splits(train=train, validation=validation)
 
 
 def _drop_damaged(folder: Path) -> None:
@@ -111,21 +112,24 @@ def _require_samples(
 
     Megatron's own error is obscure.
     """
-    documents = GPTDataset.build_low_level_dataset(
-        corpus.prefix, config
-    )  # unmaps its arrays when it is collected
+    # the data set unmaps its arrays when it is collected
+    documents = GPTDataset.build_low_level_dataset(corpus.prefix, config)
     lengths = documents.sequence_lengths
-    for part, name in ((0, "training"), (1, "validation"))[: 1 + with_validation]:
-        first, last = (
-            round(bound * len(lengths)) for bound in config.split_matrix[part] or (0.0, 0.0)
+    remedies = {"training": "Give more text, another split or shorter sequences."}
+    if with_validation:
+        remedies["validation"] = (
+            "Give more text, another split or shorter sequences, or switch validation off with "
+            "train.eval_iters=0."
         )
+    for bounds, (name, remedy) in zip(config.split_matrix, remedies.items(), strict=False):
+        start, end = bounds or (0.0, 0.0)
+        first = round(start * len(lengths))
+        last = round(end * len(lengths))
         tokens = int(lengths[first:last].sum())
         if tokens <= seq_length:
-            remedy = "Give more text, another split or shorter sequences"
-            remedy += ", or switch validation off with train.eval_iters=0." if part else "."
             raise DataError(
-                f"data.split: the {name} part of {corpus.name} must hold more than one sequence of {seq_length} "
-                f"tokens, got {tokens} tokens with {split!r}. {remedy}"
+                f"data.split: the {name} part of {corpus.name} must hold more than one sequence "
+                f"of {seq_length} tokens, got {tokens} tokens with {split!r}. {remedy}"
             )
 
 
@@ -146,25 +150,27 @@ def batches(
     samples, from `start` on, which were consumed already over all ranks. Context-parallel ranks
     share each sample; `context` is this one, and their number.
     """
-    turns = itertools.count(
-        start + data_parallel_rank * micro_batch_size, data_parallel_size * micro_batch_size
-    )
-    indices = (
-        [index % len(dataset) for index in range(first, first + micro_batch_size)]
-        for first in turns
-    )
+    first = start + data_parallel_rank * micro_batch_size
+    step = data_parallel_size * micro_batch_size
     loader = torch.utils.data.DataLoader(
         dataset,
-        batch_sampler=indices,
+        batch_sampler=_indices(first, step, micro_batch_size, len(dataset)),
         num_workers=num_workers,
         pin_memory=where.type == "cuda",
-        generator=torch.Generator(),  # else each loader draws from dropout's state, and resuming is not exact
+        # else each loader draws from dropout's state, and resuming is not exact
+        generator=torch.Generator(),
     )
-    for batch in loader:
-        yield {
-            name: own_part(tensor, *context).to(where, non_blocking=True)
-            for name, tensor in batch.items()
-        }
+    for samples in loader:
+        batch = {}
+        for name, tensor in samples.items():
+            batch[name] = own_part(tensor, *context).to(where, non_blocking=True)
+        yield batch
+
+
+def _indices(first: int, step: int, micro_batch_size: int, samples: int) -> Iterator[list[int]]:
+    """Yield the numbers of the samples of each micro-batch, for ever; the samples repeat."""
+    for begin in itertools.count(first, step):
+        yield [index % samples for index in range(begin, begin + micro_batch_size)]
 
 
 def unigram_entropy(splits: Splits, vocab_size: int) -> float:
@@ -176,7 +182,9 @@ def unigram_entropy(splits: Splits, vocab_size: int) -> float:
     split's own entropy. At most `COUNT_TOKENS` of each split are counted.
     """
     train = _counts(splits.train, vocab_size)
-    seen = train if splits.validation is None else _counts(splits.validation, vocab_size)
+    seen = train
+    if splits.validation is not None:
+        seen = _counts(splits.validation, vocab_size)
     log_probability = np.log((train + 1) / (train.sum() + vocab_size))
     return float(-(seen * log_probability).sum() / seen.sum())
 

@@ -60,21 +60,23 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     DataError where the file is missing, empty or half there, or `vocab_size` is missing,
     superfluous or too small.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = Path(cache_dir).expanduser() if cache_dir else home / "precision-bridge"
+    cache = _cache_folder(cache_dir)
     if path is not None:
-        fault, (prefix, there) = path_fault(path), _pair(path)
+        fault = path_fault(path)
         if fault is not None:
             raise DataError(str(fault))
+        prefix, there = _pair(path)
         if all(there.values()):
             return _open_pair(prefix, vocab_size, cache)
     if vocab_size is not None:
         raise DataError(
-            f"data.vocab_size: text is tokenised to bytes and always has {BYTES_VOCAB_SIZE} ids, got {vocab_size}. "
-            "Leave it at None; it belongs to an existing .bin/.idx pair."
+            f"data.vocab_size: text is tokenised to bytes and always has {BYTES_VOCAB_SIZE} ids, "
+            f"got {vocab_size}. Leave it at None; it belongs to an existing .bin/.idx pair."
         )
     name, text = _read_text(path)
-    pieces = [piece for part in text for piece in _pieces(part)]
+    pieces: list[bytes] = []
+    for part in text:
+        pieces.extend(_pieces(part))
     target = cache / f"bytes-{_digest(pieces)}"
     if torch.distributed.get_rank() == 0:
         damage = pair_fault(target) if _is_complete(target) else None
@@ -85,12 +87,22 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     torch.distributed.barrier()
     if not _is_complete(target):
         raise DataError(
-            f"data.cache_dir: rank 0 wrote {target}.bin, but rank {torch.distributed.get_rank()} does not see it, got "
-            f"{str(cache)!r}. Choose a folder that all machines share."
+            f"data.cache_dir: rank 0 wrote {target}.bin, but rank {torch.distributed.get_rank()} "
+            f"does not see it, got {str(cache)!r}. Choose a folder that all machines share."
         )
     return Corpus(
         prefix=str(target), vocab_size=BYTES_VOCAB_SIZE, name=name, index_dir=cache / "indices"
     )
+
+
+def _cache_folder(cache_dir: str | None) -> Path:
+    """Return the folder of tokenised text, by default the user's cache."""
+    if cache_dir:
+        return Path(cache_dir).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    if home:
+        return Path(home) / "precision-bridge"
+    return Path.home() / ".cache" / "precision-bridge"
 
 
 def path_fault(path: str) -> Finding | None:
@@ -99,51 +111,57 @@ def path_fault(path: str) -> Finding | None:
     A pair needs both files.
     """
     prefix, there = _pair(path)
-    rule = "no such file, and no .bin/.idx pair of that prefix"
-    remedy = "Give a text file or the prefix of a Megatron data set."
+    if all(there.values()):
+        return None
     if any(there.values()):
         present, absent = sorted(there, key=there.__getitem__, reverse=True)
-        rule, remedy = (
-            f"{prefix}{present} is there but {prefix}{absent} is not",
-            "A Megatron data set is both files.",
+        return Finding(
+            path="data.path",
+            rule=f"{prefix}{present} is there but {prefix}{absent} is not",
+            value=path,
+            remedy="A Megatron data set is both files.",
         )
-    is_text = (
-        not any(there.values())
-        and Path(path).suffix not in there
-        and Path(path).expanduser().is_file()
+    if Path(path).suffix not in there and Path(path).expanduser().is_file():
+        return None  # a text file
+    return Finding(
+        path="data.path",
+        rule="no such file, and no .bin/.idx pair of that prefix",
+        value=path,
+        remedy="Give a text file or the prefix of a Megatron data set.",
     )
-    if is_text or all(there.values()):
-        return None
-    return Finding(path="data.path", rule=rule, value=path, remedy=remedy)
 
 
 def _pair(path: str) -> tuple[Path, dict[str, bool]]:
     """Return the prefix that `path` may stand for, and suffix -> whether there is such a file."""
-    given = Path(path).expanduser()
-    prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given
-    return prefix, {suffix: Path(f"{prefix}{suffix}").is_file() for suffix in (".bin", ".idx")}
+    suffixes = (".bin", ".idx")
+    prefix = Path(path).expanduser()
+    if prefix.suffix in suffixes:
+        prefix = prefix.with_suffix("")
+    return prefix, {suffix: Path(f"{prefix}{suffix}").is_file() for suffix in suffixes}
 
 
 def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
     if vocab_size is None:
         raise DataError(
-            f"data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer has, got None "
-            f"for {str(prefix)!r}. Set it to the tokenizer's vocabulary size."
+            "data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer "
+            f"has, got None for {str(prefix)!r}. Set it to the tokenizer's vocabulary size."
         )
     fault = pair_fault(prefix)
     if fault is not None:
         raise DataError(f"data.path: {fault}. Copy the data set again, or make it again.")
-    ids = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(str(prefix)).index.dtype, mode="r")[
-        :SCAN_TOKENS
-    ]
-    largest = int(ids.max()) if ids.size else -1
+    dtype = IndexedDataset(str(prefix)).index.dtype
+    ids = np.memmap(f"{prefix}.bin", dtype=dtype, mode="r")[:SCAN_TOKENS]
+    largest = -1
+    if ids.size:
+        largest = int(ids.max())
     if largest < 0:
         raise DataError(
             f"data.path: {prefix}.bin holds no tokens. Give a data set with text in it."
         )
     if largest >= vocab_size:
         raise DataError(
-            f"data.vocab_size: must be larger than the largest token id {largest} in {prefix}.bin, got {vocab_size}. "
+            f"data.vocab_size: must be larger than the largest token id {largest} in {prefix}.bin, "
+            f"got {vocab_size}. "
             "Set it to the vocabulary size of the tokenizer that made the data."
         )
     return Corpus(
@@ -159,26 +177,23 @@ def pair_fault(prefix: Path) -> str | None:
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
-        magic, _, code, sequences, documents = _INDEX.unpack(
-            stream.read(_INDEX.size).ljust(_INDEX.size, b"\0")
-        )
-    size = _INDEX.size + 12 * sequences + 8 * documents
-    if (
-        magic != (b"MMIDIDX\x00\x00")
-        or code not in {dtype.value for dtype in DType}
-        or file.stat().st_size < size
-    ):
+        head = stream.read(_INDEX.size).ljust(_INDEX.size, b"\0")
+    magic, _, code, sequences, documents = _INDEX.unpack(head)
+    codes = {dtype.value for dtype in DType}
+    index_bytes = _INDEX.size + 12 * sequences + 8 * documents
+    is_index = magic == b"MMIDIDX\x00\x00" and code in codes
+    if not is_index or file.stat().st_size < index_bytes:
         return f"{file} is damaged"
-    data = np.memmap(file, mode="r")[_INDEX.size :]
-    lengths, pointers = (
-        data[: 4 * sequences].view(np.int32),
-        data[4 * sequences : 12 * sequences].view(np.int64),
-    )
-    needed = int(pointers[-1]) + int(lengths[-1]) * DType.size(code) if sequences else 0
-    found = Path(f"{prefix}.bin").stat().st_size
-    return (
-        None if found >= needed else f"{prefix}.bin has {found} bytes, and its index names {needed}"
-    )
+    needed_bytes = 0
+    if sequences:
+        data = np.memmap(file, mode="r")[_INDEX.size :]
+        lengths = data[: 4 * sequences].view(np.int32)
+        pointers = data[4 * sequences : 12 * sequences].view(np.int64)
+        needed_bytes = int(pointers[-1]) + int(lengths[-1]) * DType.size(code)
+    data_bytes = Path(f"{prefix}.bin").stat().st_size
+    if data_bytes < needed_bytes:
+        return f"{prefix}.bin has {data_bytes} bytes, and its index names {needed_bytes}"
+    return None
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
@@ -186,13 +201,13 @@ def _read_text(path: str | None) -> tuple[str, list[bytes]]:
     if path is None:
         from pydoc_data.topics import topics
 
-        return "CPython's reference documentation", [
-            text.encode() for _, text in sorted(topics.items())
-        ]
+        texts = [text.encode() for _, text in sorted(topics.items())]
+        return "CPython's reference documentation", texts
     content = Path(path).expanduser().read_bytes()
     if not content.strip():
         raise DataError(
-            f"data.path: the file holds no text, got {path!r}. Give a text file of some 100 kB or more."
+            f"data.path: the file holds no text, got {path!r}. "
+            "Give a text file of some 100 kB or more."
         )
     return Path(path).name, [content]
 
@@ -234,17 +249,17 @@ def _write(pieces: list[bytes], prefix: Path) -> None:
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         scratch = prefix.with_name(f".{prefix.name}-{uuid.uuid4().hex}")
-        builder = IndexedDatasetBuilder(
-            f"{scratch}.bin", dtype=DType.optimal_dtype(BYTES_VOCAB_SIZE)
-        )
-        for piece in random.Random(SHUFFLE_SEED).sample(pieces, len(pieces)):  # noqa: S311 an order, not a secret
+        dtype = DType.optimal_dtype(BYTES_VOCAB_SIZE)
+        builder = IndexedDatasetBuilder(f"{scratch}.bin", dtype=dtype)
+        order = random.Random(SHUFFLE_SEED)  # noqa: S311 an order, not a secret
+        for piece in order.sample(pieces, len(pieces)):
             ids = np.frombuffer(piece + bytes([END_OF_DOCUMENT]), dtype=np.uint8)
-            builder.add_document(ids.astype(DType.optimal_dtype(BYTES_VOCAB_SIZE)), [len(ids)])
+            builder.add_document(ids.astype(dtype), [len(ids)])
         builder.finalize(f"{scratch}.idx")
         for suffix in (".bin", ".idx"):
             Path(f"{scratch}{suffix}").replace(f"{prefix}{suffix}")
     except OSError as error:
         raise DataError(
-            f"data.cache_dir: cannot write the tokenised text, got {str(prefix.parent)!r} ({error.strerror}). Choose a "
-            "folder you can write to."
+            f"data.cache_dir: cannot write the tokenised text, got {str(prefix.parent)!r} "
+            f"({error.strerror}). Choose a folder you can write to."
         ) from error

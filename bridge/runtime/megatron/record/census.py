@@ -45,8 +45,9 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
         if module not in counted:
             counted.add(module)
             seen.layers += 1
-            tensor = output[0] if isinstance(output, tuple) else output
-            seen.bytes_of[dtype_of(tensor)] += tensor.nbytes
+            if isinstance(output, tuple):
+                output = output[0]
+            seen.bytes_of[dtype_of(output)] += output.nbytes
 
     def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
@@ -57,9 +58,8 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
             if not unwrapped(chunk).post_process:
                 hooks.callback(chunk.register_forward_hook(send).remove)
             for module in chunk.modules():
-                if isinstance(module, LINEAR) or hasattr(
-                    module, "quantizers"
-                ):  # as modules of Transformer Engine have
+                # modules of Transformer Engine have quantizers
+                if isinstance(module, LINEAR) or hasattr(module, "quantizers"):
                     hooks.callback(module.register_forward_hook(record).remove)
         yield seen
 
@@ -71,17 +71,16 @@ def take_census(
 
     `watch_activations` recorded the step.
     """
-    parameters = [parameter for chunk in model for parameter in chunk.parameters()]
+    parameters: list[torch.nn.Parameter] = []
+    for chunk in model:
+        parameters.extend(chunk.parameters())
+    gradients = [p.main_grad for p in parameters if hasattr(p, "main_grad")]
     layers = f"outputs of {activations.layers} linear layers in one step"
     return (
         *_rows("parameters", parameters, "the modules' parameters"),
         *_sized("activations", activations.bytes_of, layers),
         *_sized("sent between stages", activations.sent, "output of the stage"),
-        *_rows(
-            "gradients",
-            [p.main_grad for p in parameters if hasattr(p, "main_grad")],
-            "parameter.main_grad",
-        ),
+        *_rows("gradients", gradients, "parameter.main_grad"),
         *_reduction(model),
         *_master_weights(parameters, optimizer),
         *_optimizer_state(optimizer),
@@ -89,30 +88,38 @@ def take_census(
 
 
 def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
-    return [
-        CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from)
-        for dtype, size in sorted(sizes.items())
-    ]
+    rows = []
+    for dtype, size in sorted(sizes.items()):
+        rows.append(CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from))
+    return rows
 
 
 def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if is_quantised(tensor):
-            held = describe(tensor, columnwise=False)
-            sizes[f"{held.format} {held.scheme}"] += stored_bytes(tensor)
+            codes = describe(tensor, columnwise=False)
+            sizes[f"{codes.format} {codes.scheme}"] += stored_bytes(tensor)
         else:
             sizes[dtype_of(tensor)] += tensor.nbytes
     return _sized(kind, sizes, read_from)
 
 
 def _reduction(model: list[Any]) -> list[CensusRow]:
-    buckets = [bucket for group in bucket_groups(model) for bucket in group.buckets]
-    ranks = model[0].dp_cp_group.size()
-    where = f"bucket.grad_data of {len(buckets)} bucket{'s' * (len(buckets) != 1)}, reduced over {ranks} rank"
-    return _rows(
-        "gradient reduction", [bucket.grad_data for bucket in buckets], where + "s" * (ranks != 1)
-    )
+    gradients: list[torch.Tensor] = []
+    for group in bucket_groups(model):
+        gradients.extend(bucket.grad_data for bucket in group.buckets)
+    buckets = _counted(len(gradients), "bucket")
+    ranks = _counted(model[0].dp_cp_group.size(), "rank")
+    read_from = f"bucket.grad_data of {buckets}, reduced over {ranks}"
+    return _rows("gradient reduction", gradients, read_from)
+
+
+def _counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
@@ -120,17 +127,20 @@ def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> lis
 
     They are copies (or shards of copies), or the parameters' own memory.
     """
-    own_memory = {
-        p.untyped_storage().data_ptr() for p in parameters if not isinstance(p, StoredWeight)
-    }
+    memory_of_parameters = set()
+    for parameter in parameters:
+        if not isinstance(parameter, StoredWeight):
+            memory_of_parameters.add(parameter.untyped_storage().data_ptr())
     themselves: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
     for inner in inner_optimizers(optimizer):
         for group in inner.param_groups:
             for stepped in group["params"]:
                 master = inner.state[stepped].get("master_param", stepped)
-                shared = master.untyped_storage().data_ptr() in own_memory
-                (themselves if shared else copies).append(master)
+                if master.untyped_storage().data_ptr() in memory_of_parameters:
+                    themselves.append(master)
+                else:
+                    copies.append(master)
     return [
         *_rows("master weights", copies, "the optimizer's own copies"),
         *_rows("master weights", themselves, "the parameters themselves"),
@@ -138,7 +148,9 @@ def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> lis
 
 
 def _optimizer_state(optimizer: Any) -> list[CensusRow]:
-    states = [state for inner in inner_optimizers(optimizer) for state in inner.state.values()]
+    states: list[Any] = []
+    for inner in inner_optimizers(optimizer):
+        states.extend(inner.state.values())
     rows = []
     for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
         moments = [state[name] for state in states if isinstance(state.get(name), torch.Tensor)]

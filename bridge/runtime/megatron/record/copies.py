@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from bridge.precision.grouping import grouped
 from bridge.runtime.audit.compare import Mismatch, folded
 from bridge.runtime.audit.record import layer_order
 from bridge.runtime.megatron.agreement import from_all_ranks
@@ -49,19 +48,22 @@ def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
 
     A collective call.
     """
-    everywhere = (row for rows in from_all_ranks(lambda: copies) for row in rows)
-    wrong = {
-        (layer, module): None
-        for (layer, module, _), own in grouped(
-            ((row.layer, row.module, row.part), row) for row in everywhere
-        ).items()
-        if len({row.digest for row in own}) > 1 or not all(row.is_own for row in own)
-    }
-    ordered = sorted(wrong, key=lambda place: layer_order(place[0]))
-    return folded(
-        Mismatch(column="gathered", planned="", ran="", layers=(at,), modules=(name,))
-        for at, name in ordered
-    )
+    copies_of: dict[tuple[str, str, tuple[str, int, int]], list[Copy]] = {}
+    for of_rank in from_all_ranks(lambda: copies):
+        for copy in of_rank:
+            copies_of.setdefault((copy.layer, copy.module, copy.part), []).append(copy)
+    wrong: list[tuple[str, str]] = []
+    for (layer, module, _), of_ranks in copies_of.items():
+        digests = {copy.digest for copy in of_ranks}
+        is_right = len(digests) == 1 and all(copy.is_own for copy in of_ranks)
+        if not is_right and (layer, module) not in wrong:
+            wrong.append((layer, module))
+    mismatches = []
+    for layer, module in sorted(wrong, key=lambda place: layer_order(place[0])):
+        mismatches.append(
+            Mismatch(column="gathered", planned="", ran="", layers=(layer,), modules=(module,))
+        )
+    return folded(mismatches)
 
 
 @contextmanager
@@ -70,27 +72,32 @@ def watch_copies(model: list[Any], optimizer: Any) -> Iterator[list[Copy]]:
 
     It does so at the end of each chunk's first forward pass.
     """
-    found: list[Copy] = []
-    ranges = {parameter: one for part in parts(optimizer) for parameter, one in _ranges(part)}
+    copies: list[Copy] = []
+    ranges: dict[torch.nn.Parameter, slice | None] = {}
+    for part in parts(optimizer):
+        ranges.update(_ranges(part))
     seen: set[torch.nn.Module] = set()
 
     def look(chunk: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if ranges and chunk not in seen:
             seen.add(chunk)
             with torch.no_grad():
-                found.extend(_copies(chunk, ranges))
+                copies.extend(_copies(chunk, ranges))
 
     with ExitStack() as hooks:
         for chunk in model:
             hooks.callback(chunk.register_forward_hook(look).remove)
-        yield found
+        yield copies
 
 
 def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:
     """Yield the parameters of a distributed optimizer, each with this rank's part of it."""
     for parameter, (buffer, dtype, bucket) in getattr(part, "model_param_gbuf_map", {}).items():
-        own = part.gbuf_ranges[buffer][dtype][bucket]["param_map"].get(parameter)
-        yield parameter, slice(own["param"].start, own["param"].end) if own is not None else None
+        of_parameter = part.gbuf_ranges[buffer][dtype][bucket]["param_map"].get(parameter)
+        if of_parameter is None:
+            yield parameter, None
+        else:
+            yield parameter, slice(of_parameter["param"].start, of_parameter["param"].end)
 
 
 def _copies(
@@ -103,7 +110,10 @@ def _copies(
             continue
         layer, name = modules[model.get_submodule(path.rpartition(".")[0])]
         is_stored = is_quantised(parameter)
-        values = (parameter.dequantize() if is_stored else parameter.detach()).reshape(-1)
+        if is_stored:
+            values = parameter.dequantize().reshape(-1)
+        else:
+            values = parameter.detach().reshape(-1)
         sample = values[:: max(1, len(values) // SAMPLE)].contiguous().cpu()
         yield Copy(
             layer=layer,
@@ -136,13 +146,12 @@ def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_store
         or master.numel() != own.stop - own.start
     ):
         return True
-    held = values[own]
+    own_values = values[own]
     if not is_stored:
-        return torch.equal(held, master.to(held.dtype))
+        return torch.equal(own_values, master.to(own_values.dtype))
     row = describe(parameter, columnwise=False)
     wanted = in_range(master, row.format, scale_of(parameter))
     norm = wanted.norm()
-    return (
-        bool((held.float() - wanted).norm() <= error_limit(row.format, row.scheme) * norm)
-        or not norm > 0
-    )
+    error = (own_values.float() - wanted).norm()
+    is_near = bool(error <= error_limit(row.format, row.scheme) * norm)
+    return is_near or not norm > 0

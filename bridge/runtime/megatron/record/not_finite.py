@@ -42,8 +42,11 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     Smallest and largest value keep either. The norm of the largest magnitude would say the same;
     torch computes it on a CPU without vector instructions.
     """
-    looked_at = [tensor for tensor in tensors if tensor.dtype in WIDE and tensor.numel()]
-    edges = [edge.float() for tensor in looked_at for edge in tensor.aminmax()]
+    edges: list[torch.Tensor] = []
+    for tensor in tensors:
+        if tensor.dtype in WIDE and tensor.numel():
+            smallest, largest = tensor.aminmax()
+            edges += [smallest.float(), largest.float()]
     return not edges or bool(torch.stack(edges).isfinite().all())
 
 
@@ -54,24 +57,38 @@ def first_not_finite(model: list[Any]) -> str | None:
     gradients further back are not finite either, the fault came through the dgrad of the layer in
     front; a single one is a fault of its own GEMM.
     """
-    parts = from_all_ranks(lambda: list(_gradients(model)))
-    everywhere = sorted((one for part in parts for one in part), reverse=True)
-    wrong = [index for index, one in enumerate(everywhere) if not one.is_finite]
+    gradients: list[_Gradient] = []
+    for of_rank in from_all_ranks(lambda: list(_gradients(model))):
+        gradients.extend(of_rank)
+    gradients.sort(reverse=True)  # in the order of the backward pass
+    ahead: list[_Gradient] = []
+    wrong: list[str] = []
+    for gradient in gradients:
+        if gradient.is_finite and not wrong:
+            ahead.append(gradient)
+        if not gradient.is_finite and gradient.name not in wrong:
+            wrong.append(gradient.name)
     if not wrong:
         return None
-    first = everywhere[wrong[0]].name
-    names = list(dict.fromkeys(everywhere[index].name for index in wrong))
-    if len(names) == 1:
+    first = wrong[0]
+    if len(wrong) == 1:
         return f"in the wgrad of {first} alone"
-    ahead = [one.name for one in everywhere[: wrong[0]] if one.is_matrix and one.name != first]
-    source = f"after the dgrad of {ahead[-1]}" if ahead else "after the loss"
-    return f"{source}, first in the wgrad of {first}, then in those of {len(names) - 1} modules further back"
+    source = "after the loss"
+    for gradient in ahead:
+        if gradient.is_matrix and gradient.name != first:
+            source = f"after the dgrad of {gradient.name}"
+    further = len(wrong) - 1
+    return (
+        f"{source}, first in the wgrad of {first}, then in those of {further} modules further back"
+    )
 
 
 def _part(layer: int, path: str) -> int:
     if layer:
         return 1
-    return 0 if "embedding" in path else 2
+    if "embedding" in path:
+        return 0
+    return 2
 
 
 def _gradients(model: list[Any]) -> Iterator[_Gradient]:
@@ -80,6 +97,9 @@ def _gradients(model: list[Any]) -> Iterator[_Gradient]:
         begins: dict[tuple[int, str], int] = {}
         for index, (path, module) in enumerate(unwrapped(chunk).named_modules()):
             layer, name = layers.get(module, (0, path))
+            full_name = name
+            if layer:
+                full_name = f"layer {layer}, {name}"
             begin = begins.setdefault((layer, name.partition(".")[0]), index)
             for parameter in module.parameters(recurse=False):
                 gradient = getattr(parameter, "main_grad", parameter.grad)
@@ -88,7 +108,7 @@ def _gradients(model: list[Any]) -> Iterator[_Gradient]:
                         part=_part(layer, path),
                         layer=layer,
                         order=(begin, name.endswith("linear_proj"), index),
-                        name=f"layer {layer}, {name}" if layer else name,
+                        name=full_name,
                         is_matrix=parameter.ndim > 1,
                         is_finite=are_finite([gradient]),
                     )

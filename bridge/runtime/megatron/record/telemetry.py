@@ -44,7 +44,8 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int,
     names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
         for layer, number in numbered_layers(chunk).items():
-            names |= {module: (number, name) for name, module in layer.named_modules()}
+            for name, module in layer.named_modules():
+                names[module] = number, name
     return names
 
 
@@ -73,13 +74,13 @@ class Telemetry:
     def __init__(self, model: Sequence[torch.nn.Module]) -> None:
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
-        names = global_layer_names(model)
-        self._layers = [
-            (layer, where) for layer, where in names.items() if isinstance(layer, EmulatedLinear)
-        ]
-        self._of_te = [
-            (layer, where) for layer, where in names.items() if hasattr(layer, "quantizers")
-        ]
+        self._layers: list[tuple[Any, tuple[int, str]]] = []
+        self._of_te: list[tuple[Any, tuple[int, str]]] = []
+        for layer, where in global_layer_names(model).items():
+            if isinstance(layer, EmulatedLinear):
+                self._layers.append((layer, where))
+            if hasattr(layer, "quantizers"):
+                self._of_te.append((layer, where))
         self._seen: set[_Place] = set()
 
     @contextmanager
@@ -111,7 +112,11 @@ class Telemetry:
     def add(self, place: _Place, source: torch.Tensor, operand: GemmOperand) -> None:
         """Add the row of an operand."""
         (layer, module), role, fp8 = place
-        amax = float(source.abs().max()) if operand.amax is None else operand.amax
+        amax = operand.amax
+        if amax is None:
+            amax = float(source.abs().max())
+        errors = what_if_db(source, role, fp8_format=fp8, amax=amax)
+        what_if = {f"{scheme}_db": error for scheme, error in errors.items()}
         row = QuantisationRow(
             step=self.step or 0,
             layer=layer,
@@ -119,55 +124,52 @@ class Telemetry:
             operand=role,
             format=operand.spec.format,
             **quantisation_error(source, operand),
-            **{
-                f"{scheme}_db": value
-                for scheme, value in what_if_db(source, role, fp8_format=fp8, amax=amax).items()
-            },
+            **what_if,
         )
         self.rows.append(row)
 
-    def _add_held(self, place: _Place, source: torch.Tensor, held: Quantised) -> None:
-        """Add the row of codes and scales that are held already."""
-        self.add(place, source, stored_operand(held, place.role))
-        scale = (
-            1 / held.scale_inv.item()
-            if held.spec.whole_tensor and held.scale_inv is not None
-            else None
-        )
-        self.rows[-1] = replace(self.rows[-1], amax=held.amax.item(), scale=scale)
+    def _add_quantised(self, place: _Place, source: torch.Tensor, quantised: Quantised) -> None:
+        """Add the row of codes and scales that are there already."""
+        self.add(place, source, stored_operand(quantised, place.role))
+        scale = None
+        if quantised.spec.whole_tensor and quantised.scale_inv is not None:
+            scale = 1 / quantised.scale_inv.item()
+        self.rows[-1] = replace(self.rows[-1], amax=quantised.amax.item(), scale=scale)
 
     def _measure_stored(self, place: _Place, weight: StoredWeight) -> None:
         master = getattr(weight, "main_param", None)
         if master is not None and master.numel() == weight.numel():
-            self._add_held(
-                place,
-                master.detach().view(weight.shape).to(weight.store.gathered_dtype),
-                weight.stored,
-            )
+            source = master.detach().view(weight.shape).to(weight.store.gathered_dtype)
+            self._add_quantised(place, source, weight.stored)
 
-    def _watch(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
+    def _watch(self, source: torch.Tensor, quantizer: Any, quantised: Quantised) -> None:
         """Measure a tensor that TE quantises on its CPU, if it is row-wise and new in its place."""
-        place = next(self._places(source, quantizer), None)
-        if found.codes is None or place is None or not self.is_new(place):
+        place = self._place_of(source, quantizer)
+        if quantised.codes is None or place is None or not self.is_new(place):
             return
-        matrix, spec = source.reshape(-1, source.shape[-1]), found.spec
+        matrix = source.reshape(-1, source.shape[-1])
+        spec = quantised.spec
         if not spec.whole_tensor:
-            self._add_held(place, matrix, found)
+            self._add_quantised(place, matrix, quantised)
             return
-        scale = quantizer.scale.item() if spec.scheme == "delayed" else None
+        scale = None
+        if spec.scheme == "delayed":
+            scale = quantizer.scale.item()
         self.add(place, matrix, make_operand(matrix, spec, place.role, scale=scale))
 
-    def _places(self, source: torch.Tensor, quantizer: Any) -> Iterator[_Place]:
-        """Yield the operands that a tensor may be; a cached weight has a copy of its quantizer."""
+    def _place_of(self, source: torch.Tensor, quantizer: Any) -> _Place | None:
+        """Return the operand that a tensor is, None where it is none of a linear layer's.
+
+        A weight is known by its memory, since a cached weight has a copy of its quantizer.
+        """
         for layer, where in self._of_te:
-            if (
-                getattr(layer, "weight", None) is not None
-                and source.data_ptr() == layer.weight.data_ptr()
-            ):
-                yield _Place(where, "weight", layer.config.fp8)
+            weight = getattr(layer, "weight", None)
+            if weight is not None and source.data_ptr() == weight.data_ptr():
+                return _Place(where, "weight", layer.config.fp8)
             for key, role in TE_ROLES.items():
-                if any(own is quantizer for own in layer.quantizers[key][:1]):
-                    yield _Place(where, role, layer.config.fp8)
+                if any(first is quantizer for first in layer.quantizers[key][:1]):
+                    return _Place(where, role, layer.config.fp8)
+        return None
 
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, those of one step or all.
@@ -175,10 +177,9 @@ class Telemetry:
         A collective call.
         """
         group = parallel_state.get_pipeline_model_parallel_group()
-        parts = from_all_ranks(
-            lambda: [row for row in self.rows if step in (None, row.step)], group=group
-        )
-        rows = [row for part in parts for row in part]
-        return sorted(
-            rows, key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand))
-        )
+        of_step = [row for row in self.rows if step in (None, row.step)]
+        rows: list[QuantisationRow] = []
+        for of_stage in from_all_ranks(lambda: of_step, group=group):
+            rows.extend(of_stage)
+        rows.sort(key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
+        return rows
