@@ -32,25 +32,23 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
     digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
     rank = torch.distributed.get_rank()
     digests = from_all_ranks(lambda: digest)
-    differing = [number for number, own in enumerate(digests) if own != digests[0]]
+    differing = [number for number, of_rank in enumerate(digests) if of_rank != digests[0]]
     if not differing:
         return
     other = differing[0]
-    seen = from_all_ranks(
-        lambda: (socket.gethostname(), dict(fingerprint)) if rank in (0, other) else None
-    )
-    (first_host, first), (other_host, others) = (found for found in seen if found is not None)
-    paths = [path for path in sorted({*first, *others}) if first.get(path) != others.get(path)]
-    lines = [
-        f"  {path}: {others.get(path, 'unset')} on rank {other} ({other_host}), {first.get(path, 'unset')} on rank 0 "
-        f"({first_host})"
-        for path in paths[:SHOWN]
-    ]
-    if len(paths) > SHOWN:
-        lines.append(f"  and {len(paths) - SHOWN} more")
+
+    def settings() -> tuple[str, dict[str, str]] | None:
+        if rank not in (0, other):
+            return None
+        return socket.gethostname(), dict(fingerprint)
+
+    of_ranks = from_all_ranks(settings)
+    of_first, of_other = (of_rank for of_rank in of_ranks if of_rank is not None)
+    lines = _differences(of_first, of_other, other)
     if len(differing) > 1:
         lines.append(
-            f"  {len(differing)} of {len(seen)} ranks differ from rank 0; rank {other} is the first of them."
+            f"  {len(differing)} of {len(of_ranks)} ranks differ from rank 0; "
+            f"rank {other} is the first of them."
         )
     rule = f"must be the same on every rank, and rank {other} differs from rank 0"
     remedy = "Start every rank with the same command, environment and packages."
@@ -59,12 +57,35 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
     )
 
 
+def _differences(
+    of_first: tuple[str, dict[str, str]], of_other: tuple[str, dict[str, str]], other: int
+) -> list[str]:
+    """Return lines on the settings in which rank 0 and another rank differ."""
+    first_host, first = of_first
+    other_host, others = of_other
+    paths = []
+    for path in sorted({*first, *others}):
+        if first.get(path) != others.get(path):
+            paths.append(path)
+    lines = []
+    for path in paths[:SHOWN]:
+        lines.append(
+            f"  {path}: {others.get(path, 'unset')} on rank {other} ({other_host}), "
+            f"{first.get(path, 'unset')} on rank 0 ({first_host})"
+        )
+    if len(paths) > SHOWN:
+        lines.append(f"  and {len(paths) - SHOWN} more")
+    return lines
+
+
 def from_first_rank(compute: Callable[[], T]) -> T:
     """Return on every rank what `compute` returns on the first one.
 
     An error of `SHARED` is raised on every rank.
     """
-    sent = [_outcome(compute) if torch.distributed.get_rank() == 0 else None]
+    sent: list[Any] = [None]
+    if torch.distributed.get_rank() == 0:
+        sent = [_outcome(compute)]
     if torch.distributed.get_world_size() > 1:
         torch.distributed.broadcast_object_list(sent, src=0)
     result: T = _results(sent)[0]
@@ -76,11 +97,12 @@ def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
 
     An error of `SHARED` is raised on all of them.
     """
-    own, ranks = _outcome(compute), torch.distributed.get_world_size(group)
-    seen: list[Any] = [own] * ranks
+    outcome = _outcome(compute)
+    ranks = torch.distributed.get_world_size(group)
+    outcomes: list[Any] = [outcome] * ranks
     if ranks > 1:
-        torch.distributed.all_gather_object(seen, own, group=group)
-    return _results(seen)
+        torch.distributed.all_gather_object(outcomes, outcome, group=group)
+    return _results(outcomes)
 
 
 def _outcome(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:

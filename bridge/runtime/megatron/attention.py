@@ -34,7 +34,8 @@ from torch import Tensor
 from bridge.errors import RunConfigError
 from bridge.runtime.megatron.causal_attention import attended, chunks_of, in_order, multiplied_dtype
 
-# Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a head.
+# Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a
+# head.
 
 
 class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
@@ -69,52 +70,60 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         **kwargs: Any,
     ) -> Tensor:
         """Return the attended values, [S, B, N * D]."""
-        config, softmax = self.config, self.scale_mask_softmax
-        is_plain = (
-            attention_mask is None
-            and self.attn_mask_type == AttnMaskType.causal
+        others = (*args[1:], kwargs.get("attention_bias"), kwargs.get("packed_seq_params"))
+        is_plain = attention_mask is None and all(other is None for other in others)
+        group = parallel_state.get_context_parallel_group()
+        if is_plain and self._is_fused(query, key):
+            if group.size() == 1:
+                return self._attended(query, key, value)
+            return self._attended_over(group, query, key, value)
+        if group.size() > 1:
+            raise RunConfigError.of(
+                "model.context_parallel_size",
+                "attention with a mask, a window or dropout has no context parallelism here",
+                group.size(),
+                "Set it to 1.",
+            )
+        output: Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
+        return output
+
+    def _is_fused(self, query: Tensor, key: Tensor) -> bool:
+        """Return whether the fused operator computes what the settings of this layer ask for."""
+        softmax = self.scale_mask_softmax
+        return (
+            self.attn_mask_type == AttnMaskType.causal
             and query.shape[0] == key.shape[0]
             and softmax.window_size is None
             and softmax.scale is None
             and self.softmax_offset is None
-            and (config.attention_softmax_in_fp32 or query.dtype == torch.float32)
+            and (self.config.attention_softmax_in_fp32 or query.dtype == torch.float32)
             and not (self.training and self.attention_dropout.p)
-            and not any(value is not None for value in (*args[1:], kwargs.get("attention_bias")))
-            and kwargs.get("packed_seq_params") is None
         )
-        group = parallel_state.get_context_parallel_group()
-        if not is_plain:
-            if group.size() > 1:
-                rule = "attention with a mask, a window or dropout has no context parallelism here"
-                raise RunConfigError.of(
-                    "model.context_parallel_size", rule, group.size(), "Set it to 1."
-                )
-            output: Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
-            return output
-        if group.size() == 1:
-            return self._attended(query, key, value)
-        key, value = (
-            in_order(gather_from_sequence_parallel_region(own, group=group), group.size())
-            for own in (key, value)
-        )
+
+    def _attended_over(self, group: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attended values of this rank's two chunks of a context-parallel group."""
+        ranks = group.size()
+        keys = in_order(gather_from_sequence_parallel_region(key, group=group), ranks)
+        values = in_order(gather_from_sequence_parallel_region(value, group=group), ranks)
         chunks = query.chunk(2)
-        ends = [len(chunks[0]) * (number + 1) for number in chunks_of(group.rank(), group.size())]
-        return torch.cat(
-            [self._attended(q, key[:end], value[:end]) for q, end in zip(chunks, ends, strict=True)]
-        )
+        size = len(chunks[0])
+        outputs = []
+        for number, chunk in zip(chunks_of(group.rank(), ranks), chunks, strict=True):
+            end = size * (number + 1)
+            outputs.append(self._attended(chunk, keys[:end], values[:end]))
+        return torch.cat(outputs)
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attended values, [S, B, N * D].
 
         The last query is at the place of the last key.
         """
-        dtype = query.dtype
-        q_BNSD, k_BGSD, v_BGSD = (
-            tensor_SBXD.permute(1, 2, 0, 3).to(multiplied_dtype(dtype))
-            for tensor_SBXD in (query, key, value)
-        )
+        dtype = multiplied_dtype(query.dtype)
+        q_BNSD = query.permute(1, 2, 0, 3).to(dtype)
+        k_BGSD = key.permute(1, 2, 0, 3).to(dtype)
+        v_BGSD = value.permute(1, 2, 0, 3).to(dtype)
         out_BNSD = attended(q_BNSD, k_BGSD, v_BGSD, scale=self.softmax_scale, is_causal=True)
-        return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)
+        return out_BNSD.to(query.dtype).permute(2, 0, 1, 3).flatten(2)
 
 
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
@@ -143,4 +152,5 @@ def _whole_latent(_layer: Any, _inputs: Any, output: tuple[Tensor, Any]) -> tupl
     The input is this rank's part of both.
     """
     part, bias = output
-    return scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(part)), bias
+    whole = gather_from_tensor_model_parallel_region(part)
+    return scatter_to_sequence_parallel_region(whole), bias

@@ -15,7 +15,7 @@ from megatron.core import fp4_utils
 from megatron.core.fp8_utils import get_fp8_recipe
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
-from bridge.precision.matchers import matchers_in, quant_recipes
+from bridge.precision.matchers import Effect, matchers_in, quant_recipes
 from bridge.rules.variables import concerning, environment_findings, set_lines, variables_in
 from bridge.runtime.megatron.device import cpu_as_cuda
 from bridge.runtime.megatron.emulation.delayed import checkpoint
@@ -53,16 +53,16 @@ def choose_backend_of_phases(
     It is that of the first phase with FP8 or FP4 matmuls. Arguments and errors as for
     `choose_backend`, of each phase.
     """
-    chosen = [choose_backend(requested, model, environ) for model in models]
-    low = [
-        backend
-        for backend, model in zip(chosen, models, strict=True)
-        if scheme_of(model) is not None
-    ]
+    backends = [choose_backend(requested, model, environ) for model in models]
+    low: list[Backend] = []
+    notes: dict[str, None] = {}
+    for backend, model in zip(backends, models, strict=True):
+        if scheme_of(model) is not None:
+            low.append(backend)
+            notes.update(dict.fromkeys(backend.notes))
     if not low:
-        return chosen[0]
-    notes = tuple(dict.fromkeys(note for backend in low for note in backend.notes))
-    return replace(low[0], notes=notes)
+        return backends[0]
+    return replace(low[0], notes=tuple(notes))
 
 
 def choose_backend(
@@ -80,50 +80,49 @@ def choose_backend(
             environment contradicts the config.
     """
     scheme = scheme_of(config)
-    effects = [
-        effect
-        for one in matchers_in(getattr(config, "quant_recipe", None))
-        for effect in one.effects
-    ]
+    effects: list[Effect] = []
+    for matcher in matchers_in(getattr(config, "quant_recipe", None)):
+        effects.extend(matcher.effects)
     schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
     if requested == "te_cpu" or installed_te() is not None:
         return _te_on_cpu(requested, config, schemes, environ)
-    missing = _missing(schemes) if requested != "emulated" else []
-    if requested == "te" and missing:
-        raise BackendUnavailableError(
-            f"precision_backend: Transformer Engine cannot run here, got 'te'. Missing: {'; '.join(missing)}. Use "
-            "auto or emulated, use te_cpu for its Python on this CPU, or run this where it works."
+    notes: tuple[str, ...]
+    if requested == "emulated":
+        why = "as asked for"
+        notes = (
+            "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls.",
         )
-    if requested != "emulated" and not missing:
-        return Backend(
-            name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environ))
-        )
+    else:
+        missing = _missing(schemes)
+        if not missing:
+            notes = ("Layers: Transformer Engine.", *_te_notes(config, environ))
+            return Backend(name="te", notes=notes)
+        if requested == "te":
+            raise BackendUnavailableError(
+                "precision_backend: Transformer Engine cannot run here, got 'te'. "
+                f"Missing: {'; '.join(missing)}. "
+                "Use auto or emulated, use te_cpu for its Python on this CPU, or run this where it "
+                "works."
+            )
+        why = f"Transformer Engine cannot run here: {'; '.join(missing)}"
+        notes = ()
     if scheme is None and not any(effect.chooses_in_high for effect in effects):
-        unused = (
-            "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
-        )
-        return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
-    why = (
-        "as asked for"
-        if requested == "emulated"
-        else f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    )
+        return Backend(name="local", notes=notes)
     return _emulated(config, why, environ, schemes)
 
 
 def _emulated(
     config: Any, why: str, environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> Backend:
+    """Return the emulation, with notes on the variables that it does not read."""
     override = _refuse_options(environ, schemes)
     precision = gemm_precision(config)
     kind = "chosen per module"
     if precision is not None:
-        is_per_module = quant_recipes(getattr(config, "quant_recipe", None))
-        kind = (
-            f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
-        )
-    note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
-    notes = [note]
+        kind = f"{precision.scheme}, {precision.format}"
+        if quant_recipes(getattr(config, "quant_recipe", None)):
+            kind += ", and per module"
+    notes = [f"FP8/FP4 matmuls: emulated ({kind}), {why}."]
     for row, text in variables_in(environ):
         if row.name == OVERRIDE and override is not None:
             notes.append(f"{row.name}={text}: the emulation follows it, and {row.effect}.")
@@ -135,17 +134,19 @@ def _emulated(
 def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -> str | None:
     """Return the `backward_override` of a run; refuse other variables that change its recipes."""
     override = None
-    for scheme in dict.fromkeys(scheme for scheme in schemes if scheme is not None):
+    for scheme in dict.fromkeys(schemes):
+        if scheme is None:
+            continue
         for row, text in concerning(scheme, environ, attention=False):
             if not row.keyword or not row.is_active(text):
                 continue
-            if row.name == OVERRIDE:
-                override = text if scheme not in row.refused_by else override
-            else:
+            if row.name != OVERRIDE:
                 raise BackendUnavailableError(
-                    f"precision_backend: the emulation has no {row.keyword}, which {row.name}={text} switches on for "
-                    f"{scheme}, got 'emulated'. Unset it."
+                    f"precision_backend: the emulation has no {row.keyword}, "
+                    f"which {row.name}={text} switches on for {scheme}, got 'emulated'. Unset it."
                 )
+            if scheme not in row.refused_by:
+                override = text
     return override
 
 
@@ -156,24 +157,25 @@ def _te_on_cpu(
 
     A backend that does not fit is refused.
     """
-    found = installed_te()
+    installed = installed_te()
     if requested != "te_cpu":
         raise BackendUnavailableError(
-            f"precision_backend: this process was declared for te_cpu and keeps Transformer Engine to its end, got "
-            f"{requested!r}. Start the run in a process of its own."
+            "precision_backend: this process was declared for te_cpu and keeps Transformer Engine "
+            f"to its end, got {requested!r}. Start the run in a process of its own."
         )
-    if found is None:
+    if installed is None:
         raise BackendUnavailableError(TOO_LATE)
-    machine = Target(gpu=gpu_of_capability(found.capability), te=parse_version(found.version))
-    missing = _missing(schemes, machine)
+    gpu = gpu_of_capability(installed.capability)
+    missing = _missing(schemes, Target(gpu=gpu, te=parse_version(installed.version)))
     if missing:
         raise BackendUnavailableError(
-            f"precision_backend: Transformer Engine would refuse this run on the declared GPU, got 'te_cpu'. Missing: "
-            f"{'; '.join(missing)}. Name another GPU with target."
+            "precision_backend: Transformer Engine would refuse this run on the declared GPU, "
+            f"got 'te_cpu'. Missing: {'; '.join(missing)}. Name another GPU with target."
         )
     note = (
-        f"Layers: the Python of Transformer Engine {found.version} on this CPU, with the branches of compute "
-        f"capability {dotted(found.capability)}; its compiled part is modelled."
+        f"Layers: the Python of Transformer Engine {installed.version} on this CPU, with the "
+        f"branches of compute capability {dotted(installed.capability)}; "
+        "its compiled part is modelled."
     )
     return Backend(name="te_cpu", notes=(note, *_te_notes(config, environ)))
 
@@ -183,9 +185,10 @@ def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> li
 
     The schemes of single modules count too.
     """
-    return list(
-        dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine))
-    )
+    missing: dict[str, None] = {}
+    for scheme in schemes:
+        missing.update(dict.fromkeys(missing_for_te(scheme, machine)))
+    return list(missing)
 
 
 def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
@@ -213,7 +216,9 @@ def te_recipe(config: Any) -> Any:
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
             return get_fp8_recipe(config)
-    return fp4_utils.get_fp4_recipe(config) if getattr(config, "fp4", None) else None
+    if getattr(config, "fp4", None):
+        return fp4_utils.get_fp4_recipe(config)
+    return None
 
 
 _TE_CHECKPOINTS = (
@@ -237,11 +242,16 @@ def running(backend: Backend) -> Iterator[None]:
         if backend.name == "emulated":
             stack.enter_context(megatron_stores())
             stack.enter_context(backward_overridden(backend.backward_override))
-            held = (import_module(name) for name in _TE_CHECKPOINTS if find_spec(name) is not None)
-            changes = [
-                (module, "te_checkpoint", checkpoint)
-                for module in held
-                if hasattr(module, "te_checkpoint")
-            ]
-            stack.enter_context(replaced(fitting(changes)))
+            stack.enter_context(replaced(fitting(_checkpoints())))
         yield
+
+
+def _checkpoints() -> list[tuple[Any, str, Any]]:
+    """Return the changes that put the emulation's recomputation in the place of `te_checkpoint`."""
+    changes = []
+    for name in _TE_CHECKPOINTS:
+        if find_spec(name) is not None:
+            module = import_module(name)
+            if hasattr(module, "te_checkpoint"):
+                changes.append((module, "te_checkpoint", checkpoint))
+    return changes

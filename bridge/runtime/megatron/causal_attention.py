@@ -17,7 +17,9 @@ from bridge.runtime.megatron import wide_gemm
 
 def multiplied_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which this CPU multiplies operands of a dtype."""
-    return torch.float32 if wide_gemm.is_widened(dtype) else dtype
+    if wide_gemm.is_widened(dtype):
+        return torch.float32
+    return dtype
 
 
 def attended(
@@ -34,15 +36,15 @@ def attended(
     to the keys up to its own place.
     """
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]
-    is_part = is_causal and queries != keys
+    mask = None
+    if is_causal and queries != keys:
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     return F.scaled_dot_product_attention(
         q_BNSD,
         k_BGSD,
         v_BGSD,
-        attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-        if is_part
-        else None,
-        is_causal=is_causal and not is_part,
+        attn_mask=mask,
+        is_causal=is_causal and mask is None,
         scale=scale,
         enable_gqa=q_BNSD.shape[1] != k_BGSD.shape[1],
     )
@@ -55,16 +57,19 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 
 def own_part(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     """Return a rank's part of a tensor whose second axis is the sequence."""
+    if ranks == 1:
+        return whole
     chunks = whole.chunk(2 * ranks, dim=1)
-    return (
-        torch.cat([chunks[number] for number in chunks_of(rank, ranks)], dim=1)
-        if ranks > 1
-        else whole
-    )
+    first, second = chunks_of(rank, ranks)
+    return torch.cat([chunks[first], chunks[second]], dim=1)
 
 
 def in_order(gathered: torch.Tensor, ranks: int) -> torch.Tensor:
     """Return the whole sequence: the parts of all ranks, one after the other along axis 0."""
-    held = [number for rank in range(ranks) for number in chunks_of(rank, ranks)]
-    parts = gathered.chunk(2 * ranks)
-    return torch.cat([parts[held.index(number)] for number in range(2 * ranks)])
+    parts = iter(gathered.chunk(2 * ranks))
+    part_of: dict[int, torch.Tensor] = {}
+    for rank in range(ranks):
+        for number in chunks_of(rank, ranks):
+            part_of[number] = next(parts)
+    ordered = [part_of[number] for number in range(2 * ranks)]
+    return torch.cat(ordered)

@@ -51,19 +51,27 @@ def _cuda_type_name(_original: object) -> Callable[..., Any]:
         if dtype is not None:
             return torch._C.TensorBase.type(self, dtype, *args, **kwargs)
         name = str(torch._C.TensorBase.type(self))
-        return name if name.startswith("torch.cuda.") else name.replace("torch.", "torch.cuda.", 1)
+        if name.startswith("torch.cuda."):
+            return name
+        return name.replace("torch.", "torch.cuda.", 1)
 
     return type_
 
 
 def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
     """An autocast query for which "cuda", which is the default too, means the CPU."""
-    asked = on_cpu(query)
-    return lambda *args, **kwargs: asked(*args, **kwargs) if args or kwargs else asked("cuda")
+    on_device = on_cpu(query)
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        if args or kwargs:
+            return on_device(*args, **kwargs)
+        return on_device("cuda")
+
+    return asked
 
 
 _STREAM = SimpleNamespace(
-    **dict.fromkeys(("wait_event", "wait_stream", "synchronize"), lambda *_: None)
+    wait_event=lambda *_: None, wait_stream=lambda *_: None, synchronize=lambda *_: None
 )
 """A stream of a device that does things in order anyway."""
 _STREAM.record_event = lambda *_: _STREAM
@@ -74,7 +82,9 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(move)
     def moved(tensor: Any, as_numpy: bool = False, *_stream: Any, **_named: Any) -> Any:
-        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+        if as_numpy and torch.is_tensor(tensor):
+            return tensor.numpy()
+        return tensor
 
     return moved
 
@@ -87,13 +97,19 @@ def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(send)
     def sent(*, tensor_send_prev: Any, tensor_send_next: Any, **others: Any) -> Any:
-        previous, following = (
-            None if tensor is None else tensor.detach()
-            for tensor in (tensor_send_prev, tensor_send_next)
+        return send(
+            tensor_send_prev=_alias(tensor_send_prev),
+            tensor_send_next=_alias(tensor_send_next),
+            **others,
         )
-        return send(tensor_send_prev=previous, tensor_send_next=following, **others)
 
     return sent
+
+
+def _alias(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    return tensor.detach()
 
 
 def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,19 +138,18 @@ def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
     shared = functools.cache(gloo.create_default_device)
 
     def started(self: Any, *args: Any, timeout: timedelta | None = None, **others: Any) -> None:
-        if (
-            timeout is None or len(args) != 3
-        ):  # a call with options of its own, or of another release
-            start(self, *args, **({} if timeout is None else {"timeout": timeout}), **others)
+        if timeout is None:  # a call with options of its own
+            start(self, *args, **others)
+            return
+        if len(args) != 3:  # a call of another release
+            start(self, *args, timeout=timeout, **others)
             return
         options = gloo._Options()  # noqa: SLF001  torch gives these no public names
         values = {"_devices": [shared()], "_threads": 1, "_timeout": timeout, **others}
         unknown = [name for name in values if not hasattr(options, name)]
         if unknown:
-            log_left_out(
-                "torch.distributed.ProcessGroupGloo.__init__",
-                f"its options have no {', '.join(unknown)}",
-            )
+            reason = f"its options have no {', '.join(unknown)}"
+            log_left_out("torch.distributed.ProcessGroupGloo.__init__", reason)
             start(self, *args, timeout=timeout, **others)
             return
         for name, value in values.items():
@@ -145,7 +160,12 @@ def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
 
 
 REPLACEMENTS: Rows = {
-    **{f"torch.{name}": on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
+    "torch.tensor": on_cpu,
+    "torch.zeros": on_cpu,
+    "torch.ones": on_cpu,
+    "torch.empty": on_cpu,
+    "torch.full": on_cpu,
+    "torch.arange": on_cpu,
     "torch.Tensor.type": _cuda_type_name,
     "torch.Tensor.cuda": lambda _original: lambda self, *_args, **_kwargs: self,
     "torch.cuda.current_device": always(_CPU),
@@ -154,7 +174,8 @@ REPLACEMENTS: Rows = {
     "torch.cuda.Stream": always(_STREAM),
     "torch.cuda.stream": always(nullcontext()),
     "torch.cuda.get_rng_state": rng_state,
-    # Not `torch.manual_seed`: that queues a seed for CUDA at each call, with the stack it was called from.
+    # Not `torch.manual_seed`: that queues a seed for CUDA at each call, with the stack it was
+    # called from.
     "torch.cuda.manual_seed": lambda _original: torch.default_generator.manual_seed,
     "megatron.core.tensor_parallel.random._get_cuda_rng_state": rng_state,
     "megatron.core.tensor_parallel.random._set_cuda_rng_state": set_rng_state,
@@ -163,7 +184,8 @@ REPLACEMENTS: Rows = {
     "megatron.core.distributed.param_and_grad_buffer.dist_all_gather_func": _in_place,
     "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _to_numpy_too,
     "torch.distributed.ProcessGroupGloo.__init__": _of_one_loop,
-    "torch.amp.autocast_mode.autocast.__init__": on_cpu,  # a subclass would miss names bound at import
+    # a subclass would miss names bound at import
+    "torch.amp.autocast_mode.autocast.__init__": on_cpu,
     "torch.is_autocast_enabled": _asked_about_cpu,
     "torch.get_autocast_dtype": _asked_about_cpu,
 }

@@ -83,9 +83,12 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
         activation = config.activation_func
         if isinstance(activation, str):
             if activation not in ACTIVATIONS:
-                rule = f"must be one of {', '.join(ACTIVATIONS)} or a function"
+                names = ", ".join(ACTIVATIONS)
                 raise RunConfigError.of(
-                    "model.activation_func", rule, activation, "Choose one of them."
+                    "model.activation_func",
+                    f"must be one of {names} or a function",
+                    activation,
+                    "Choose one of them.",
                 )
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
@@ -125,12 +128,15 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
     if config.vocab_size is None:
         config.vocab_size = vocab_size
     elif config.vocab_size < vocab_size:
-        rule, remedy = (
+        raise RunConfigError.of(
+            "model.vocab_size",
             f"must be at least the data's vocabulary of {vocab_size}",
+            config.vocab_size,
             "Leave it at None to take the data's.",
         )
-        raise RunConfigError.of("model.vocab_size", rule, config.vocab_size, remedy)
-    off = {} if has_cuda() else dict(_WITHOUT_CUDA)
+    off: dict[str, str] = {}
+    if not has_cuda():
+        off.update(_WITHOUT_CUDA)
     for switch, module in _EXTENSIONS.items():
         if not has_cuda() or importlib.util.find_spec(module) is None:
             off[switch] = f"its kernel needs {module}, which is not installed here"
@@ -138,11 +144,14 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
         off["moe_grouped_gemm"] = (
             "the kernel is Transformer Engine's; experts multiply one after the other"
         )
-    changed = [switch for switch in off if getattr(config, switch)]
-    for switch in changed:
-        setattr(config, switch, False)
-    named = "; ".join(f"model.{switch}=False ({off[switch]})" for switch in changed)
-    return config, [f"Changed for this machine: {named}."] if changed else []
+    changes = []
+    for switch, reason in off.items():
+        if getattr(config, switch):
+            setattr(config, switch, False)
+            changes.append(f"model.{switch}=False ({reason})")
+    if not changes:
+        return config, []
+    return config, [f"Changed for this machine: {'; '.join(changes)}."]
 
 
 def padded_vocab_size(config: Any) -> int:
@@ -173,22 +182,27 @@ def build_gpt(
     if backend in ("te", "te_cpu"):
         _require_te_storage(config, ddp)
     chunks = config.virtual_pipeline_model_parallel_size
-    stages = [None] if chunks is None else list(range(chunks))
-    models = [
-        _build_chunk(config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases)
-        for stage in stages
-    ]
-    # Only the first chunk's buckets are reduced early: the others have nothing to overlap with in time.
-    built = [
-        DistributedDataParallel(
+    stages: list[int | None] = [None]
+    if chunks is not None:
+        stages = list(range(chunks))
+    models = []
+    for stage in stages:
+        model = _build_chunk(
+            config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases
+        )
+        models.append(model)
+    wrapped = []
+    for index, model in enumerate(models):
+        # Only the first chunk's buckets are reduced early: the others have nothing to overlap with
+        # in time.
+        chunk = DistributedDataParallel(
             config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0
         )
-        for index, model in enumerate(models)
-    ]
-    for chunk in built:
+        wrapped.append(chunk)
+    for chunk in wrapped:
         _locate_parameters(chunk)
         release_at_end(chunk)
-    return built
+    return wrapped
 
 
 def _locate_parameters(chunk: Any) -> None:
@@ -214,13 +228,13 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
     Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1
     has `fp4_param_gather` for them.
     """
-    is_packed = (
-        getattr(config, "fp4", None) and scheme_of(config) and getattr(config, "fp4_param", False)
-    )
+    is_fp4 = getattr(config, "fp4", None) and scheme_of(config)
+    is_packed = is_fp4 and getattr(config, "fp4_param", False)
     if is_packed and ddp.use_distributed_optimizer and not hasattr(ddp, "fp4_param_gather"):
         raise RunConfigError(
-            "model.fp4_param: this Megatron Core cannot keep Transformer Engine's NVFP4 weights in the buffers of the "
-            "distributed optimizer, got True. Set mixed_precision.fp4_param_gather=false, or "
+            "model.fp4_param: this Megatron Core cannot keep Transformer Engine's NVFP4 weights in "
+            "the buffers of the distributed optimizer, got True. "
+            "Set mixed_precision.fp4_param_gather=false, or "
             "optimizer.use_distributed_optimizer=false."
         )
 
@@ -235,16 +249,14 @@ def _build_chunk(
     vp_stage: int | None,
     phases: Sequence[Any],
 ) -> torch.nn.Module:
+    is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
+    is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
     arguments: dict[str, Any] = {
         "config": config,
         "vocab_size": padded_vocab_size(config),
         "max_sequence_length": config.seq_length,
-        "pre_process": parallel_state.is_pipeline_first_stage(
-            ignore_virtual=False, vp_stage=vp_stage
-        ),
-        "post_process": parallel_state.is_pipeline_last_stage(
-            ignore_virtual=False, vp_stage=vp_stage
-        ),
+        "pre_process": is_first,
+        "post_process": is_last,
         "parallel_output": True,
         "share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
         "position_embedding_type": config.position_embedding_type,
@@ -253,11 +265,11 @@ def _build_chunk(
     }
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
-    has_chunks = vp_stage is not None and hasattr(recipe, "of_chunk")
-    own = (
-        [(config, "quant_recipe", recipe.of_chunk(vp_stage))] if has_chunks else []
-    )  # while it is built and matched
-    with marked_weights(config) as marks, replaced(own):
+    recipe_of_chunk: list[tuple[Any, str, Any]] = []
+    if vp_stage is not None and hasattr(recipe, "of_chunk"):
+        recipe_of_chunk = [(config, "quant_recipe", recipe.of_chunk(vp_stage))]
+    # the chunk's recipe is there while the chunk is built and matched
+    with marked_weights(config) as marks, replaced(recipe_of_chunk):
         if config.is_hybrid_model:
             model = build_hybrid(backend=backend, **arguments)
         else:
@@ -285,26 +297,27 @@ def parameter_count(model: list[Any]) -> int:
     under PP) count once. Each expert-parallel rank holds experts of its own.
     """
     rank = parallel_state.get_tensor_model_parallel_rank()
-    parameters = [parameter for chunk in model for parameter in chunk.parameters()]
-    dense = sum(
-        parameter.numel()
-        for parameter in parameters
-        if getattr(parameter, "allreduce", True)
-        and (rank == 0 or getattr(parameter, "tensor_model_parallel", False))
-        and not getattr(parameter, "shared", False)
-    )
-    experts = sum(
-        parameter.numel() for parameter in parameters if not getattr(parameter, "allreduce", True)
-    )
-    total, routed = (
-        torch.tensor(own, dtype=torch.int64, device=parameters[0].device)
-        for own in (dense, experts)
-    )
-    torch.distributed.all_reduce(total, group=parallel_state.get_model_parallel_group())
-    torch.distributed.all_reduce(
-        routed, group=parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-    )
-    return int(total) + int(routed)
+    parameters: list[torch.nn.Parameter] = []
+    for chunk in model:
+        parameters.extend(chunk.parameters())
+    dense, routed = 0, 0
+    for parameter in parameters:
+        is_counted_here = rank == 0 or getattr(parameter, "tensor_model_parallel", False)
+        if not getattr(parameter, "allreduce", True):
+            routed += parameter.numel()
+        elif is_counted_here and not getattr(parameter, "shared", False):
+            dense += parameter.numel()
+    where = parameters[0].device
+    of_experts = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    total = _summed(dense, parallel_state.get_model_parallel_group(), where)
+    return total + _summed(routed, of_experts, where)
+
+
+def _summed(number: int, group: Any, where: torch.device) -> int:
+    """Return the sum of a number over a group; a collective call."""
+    total = torch.tensor(number, dtype=torch.int64, device=where)
+    torch.distributed.all_reduce(total, group=group)
+    return int(total)
 
 
 def bucket_groups(model: list[Any]) -> list[Any]:
@@ -312,11 +325,11 @@ def bucket_groups(model: list[Any]) -> list[Any]:
 
     Gradients are reduced in them, and weights gathered.
     """
-    return [
-        group
-        for chunk in model
-        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
-    ]
+    groups: list[Any] = []
+    for chunk in model:
+        groups.extend(chunk.bucket_groups)
+        groups.extend(chunk.expert_parallel_bucket_groups)
+    return groups
 
 
 def unwrapped(module: Any) -> Any:

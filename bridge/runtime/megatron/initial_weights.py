@@ -43,13 +43,15 @@ scaling keeps the larger one of.
 @contextmanager
 def marked_weights(config: Any) -> Iterator[Marks]:
     """Let a config's initialisation functions write their marks; yield mark -> function."""
-    methods = {
-        name: getattr(config, name) for name in _MARKS if getattr(config, name, None) is not None
-    }
-    with replaced(
-        (config, name, partial(torch.nn.init.constant_, val=_MARKS[name])) for name in methods
-    ):
-        yield {_MARKS[name]: method for name, method in methods.items()}
+    marks: Marks = {}
+    changes: list[tuple[Any, str, Any]] = []
+    for name, mark in _MARKS.items():
+        method = getattr(config, name, None)
+        if method is not None:
+            marks[mark] = method
+            changes.append((config, name, partial(torch.nn.init.constant_, val=mark)))
+    with replaced(changes):
+        yield marks
 
 
 @torch.no_grad()
@@ -59,28 +61,34 @@ def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
     state = model.sharded_state_dict(
         metadata={"singleton_local_shards": False, "dp_cp_group": group}
     )
-    places = {id(entry.data): entry for entry in nested_values(state) if isinstance(entry, _PLACED)}
-    own = {
-        id(parameter): method
-        for module in model.modules()
-        for parameter, method in _drawn_by(module)
-    }
+    places: dict[int, Any] = {}
+    for entry in nested_values(state):
+        if isinstance(entry, _PLACED):
+            places[id(entry.data)] = entry
+    methods: dict[int, Callable[[torch.Tensor], Any]] = {}
+    for module in model.modules():
+        for parameter, method in _drawn_by(module):
+            methods[id(parameter)] = method
     for name, parameter in model.named_parameters():
-        kept = getattr(
-            parameter, "get_high_precision_init_val", None
-        )  # of a weight that is stored in FP8 or FP4
-        first = None if kept is None else kept()
-        mark = _mark_of(parameter if first is None else first, marks)
-        method = own.get(id(parameter)) if mark is None else marks[mark]
-        if method is None:
+        # of a weight that is stored in FP8 or FP4: the values that its master begins with
+        initial_value = getattr(parameter, "get_high_precision_init_val", None)
+        initial = None
+        if initial_value is not None:
+            initial = initial_value()
+        filled = parameter
+        if initial is not None:
+            filled = initial
+        mark = _mark_of(filled, marks)
+        method_here = methods.get(id(parameter))
+        if mark is not None:
+            method_here = marks[mark]
+        if method_here is None:
             continue
-        drawn = _drawn(places.get(id(parameter), name), parameter, method, seed)
-        drawn = drawn.to(
-            parameter.dtype if first is None else first.dtype
-        )  # the codes are those of the master
-        parameter.copy_(drawn)
-        if first is not None:
-            first.copy_(drawn)
+        place = places.get(id(parameter), name)
+        drawn = _drawn(place, parameter, method_here, seed).to(filled.dtype)
+        parameter.copy_(drawn)  # the codes are those of the master
+        if initial is not None:
+            initial.copy_(drawn)
 
 
 def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]:
@@ -126,8 +134,12 @@ def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
 
     The mark may be rounded to a low precision.
     """
-    smallest, largest = (float(value) for value in torch.aminmax(weight.float()))
-    return next((mark for mark in marks if 0.9 * mark < smallest <= largest < 1.1 * mark), None)
+    edges = torch.aminmax(weight.float())
+    smallest, largest = float(edges.min), float(edges.max)
+    for mark in marks:
+        if 0.9 * mark < smallest <= largest < 1.1 * mark:
+            return mark
+    return None
 
 
 def _drawn(
@@ -141,9 +153,8 @@ def _drawn(
     plain = torch.empty(parameter.shape, device=parameter.device)
     if isinstance(place, str):
         return _filled(plain, method, f"{seed} {place}")
-    if isinstance(
-        place, ShardedTensorFactory
-    ):  # a weight that is kept as several, the gate of an MLP say
+    # a weight that is kept as several, as the gate of an MLP is
+    if isinstance(place, ShardedTensorFactory):
         parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
         shards = dict_list_map_outplace(
             lambda part: _shard(part, plain.device, method, seed), parts
@@ -159,9 +170,8 @@ def _shard(
     axes = part.prepend_axis_num  # of layer and expert
     whole = torch.empty(part.global_shape[axes:], device=where)
     _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
-    for axis, (start, size) in enumerate(
-        zip(part.global_offset[axes:], part.local_shape, strict=True)
-    ):
+    places = zip(part.global_offset[axes:], part.local_shape, strict=True)
+    for axis, (start, size) in enumerate(places):
         whole = whole.narrow(axis, start, size)
     return whole
 
@@ -175,7 +185,10 @@ def _filled(
     trace for each, kept for ever.
     """
     number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
-    with torch.random.fork_rng(devices=[tensor.device] if tensor.is_cuda else []):
+    devices = []
+    if tensor.is_cuda:
+        devices.append(tensor.device)
+    with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(number)
         if tensor.is_cuda:
             torch.cuda.manual_seed_all(number)

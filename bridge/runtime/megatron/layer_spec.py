@@ -75,11 +75,10 @@ def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
         keywords = {name: with_classes(value, classes) for name, value in part.keywords.items()}
         return partial(with_classes(part.func, classes), *part.args, **keywords)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        parts = {
-            field.name: with_classes(getattr(part, field.name), classes)
-            for field in dataclasses.fields(part)
-        }
-        return dataclasses.replace(part, **parts)
+        values = {}
+        for field in dataclasses.fields(part):
+            values[field.name] = with_classes(getattr(part, field.name), classes)
+        return dataclasses.replace(part, **values)
     return part
 
 
@@ -126,15 +125,13 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     layers = get_gpt_decoder_layer_specs(
         _plain(config), with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
-    whole = TransformerBlockSubmodules(
-        layer_specs=_with_variant(config, layers, first=0, with_te=with_te)
-    )
+    layers = _with_variant(config, layers, first=0, with_te=with_te)
+    whole = TransformerBlockSubmodules(layer_specs=layers)
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec
-    return dataclasses.replace(
-        spec, layer_specs=[with_classes(layer, LOCAL) for layer in spec.layer_specs]
-    )
+    layers = [with_classes(layer, LOCAL) for layer in spec.layer_specs]
+    return dataclasses.replace(spec, layer_specs=layers)
 
 
 class WholeLinear:
@@ -172,28 +169,32 @@ def _with_variant(
     variant = config.experimental_attention_variant
     if variant is None:
         return list(layers)
+    provider = _OwnLayers()
+    if with_te:
+        provider = specs.TESpecProvider()
     is_delta = variant in DELTA_NET
-    if not is_delta and not config.bf16:
+    if is_delta:
+        has_variant = specs.get_linear_attention_pattern(config)
+        attention = specs.get_gated_delta_net_module_spec(config, provider)
+    elif config.bf16:
+        has_variant = [True] * config.num_layers
+        attention = specs.get_dsa_module_spec_for_backend(config, provider)
+    else:
         rule = "must be on for sparse attention, whose indexer rotates BF16 alone"
         raise RunConfigError.of("model.bf16", rule, config.bf16, "Choose a recipe in BF16.")
-    has_variant = (
-        specs.get_linear_attention_pattern(config) if is_delta else [True] * config.num_layers
-    )
-    spec = (
-        specs.get_gated_delta_net_module_spec if is_delta else specs.get_dsa_module_spec_for_backend
-    )
-    attention = spec(config, specs.TESpecProvider() if with_te else _OwnLayers())
-    return [
-        _changed(layer, attention, is_delta=is_delta, with_te=with_te)
-        if has_variant[number]
-        else layer
-        for number, layer in enumerate(layers, start=first)
-    ]
+    changed = []
+    for number, layer in enumerate(layers, start=first):
+        if has_variant[number]:
+            changed.append(_changed(layer, attention, is_delta=is_delta, with_te=with_te))
+        else:
+            changed.append(layer)
+    return changed
 
 
 def _changed(
     layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool
 ) -> ModuleSpec:
+    """Return a layer with another attention."""
     parts: dict[str, Any] = {"self_attention": attention}
     if is_delta and with_te:
         parts["input_layernorm"] = IdentityOp  # it is inside of the input projection
@@ -217,11 +218,10 @@ def _with_core_of(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
     if sparse.module is latent.module:
         inside = dataclasses.replace(latent.submodules, core_attention=core)
         return dataclasses.replace(latent, submodules=inside)
-    names = [
-        field.name
-        for field in dataclasses.fields(sparse.submodules)
-        if hasattr(latent.submodules, field.name)
-    ]
-    own = {name: getattr(latent.submodules, name) for name in names}
-    inside = dataclasses.replace(sparse.submodules, **{**own, "core_attention": core})
+    parts = {}
+    for field in dataclasses.fields(sparse.submodules):
+        if hasattr(latent.submodules, field.name):
+            parts[field.name] = getattr(latent.submodules, field.name)
+    parts["core_attention"] = core
+    inside = dataclasses.replace(sparse.submodules, **parts)
     return dataclasses.replace(sparse, submodules=inside)

@@ -38,24 +38,19 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     after that of the layer's input.
     """
     captured: Captured = {}
-    linears = {
-        module: where
-        for module, where in global_layer_names(model).items()
-        if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter)
-        and weight.ndim == 2
-    }
+    linears: dict[Any, tuple[int, str]] = {}
+    for module, where in global_layer_names(model).items():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.nn.Parameter) and weight.ndim == 2:
+            linears[module] = where
     with ExitStack() as hooks:
         for module, where in linears.items():
-            hooks.callback(
-                module.register_forward_hook(
-                    partial(_forward_hook, where, captured, loss_scale)
-                ).remove
-            )
+            hook = partial(_forward_hook, where, captured, loss_scale)
+            hooks.callback(module.register_forward_hook(hook).remove)
         yield captured
-    gradients = {
-        where: getattr(module.weight, "main_grad", module.weight.grad)
-        for module, where in linears.items()
-    }
+    gradients: dict[tuple[int, str], torch.Tensor | None] = {}
+    for module, where in linears.items():
+        gradients[where] = getattr(module.weight, "main_grad", module.weight.grad)
     passed = dict(captured)
     captured.clear()
     for place, result in passed.items():
@@ -79,7 +74,9 @@ def _forward_hook(
 
     Under recomputation the second pass has that one.
     """
-    _keep(captured, where, "fprop", output[0] if isinstance(output, tuple) else output)
+    if isinstance(output, tuple):
+        output = output[0]
+    _keep(captured, where, "fprop", output)
     if inputs[0].requires_grad:
         inputs[0].register_hook(
             lambda gradient: _keep(captured, where, "dgrad", gradient, loss_scale)
@@ -94,12 +91,13 @@ def _keep(
     scale: float = 1.0,
 ) -> None:
     """Keep a sample of a result, if it is the first of its place."""
-    place = Place(layer=where[0], module=where[1], gemm=gemm)
-    if result is not None and place not in captured:
-        taken = sample(
-            result.reshape(-1)[:SAMPLED] if "experts" in place.module.split(".") else result
-        )
-        captured[place] = taken / scale
+    layer, module = where
+    place = Place(layer=layer, module=module, gemm=gemm)
+    if result is None or place in captured:
+        return
+    if "experts" in module.split("."):
+        result = result.reshape(-1)[:SAMPLED]
+    captured[place] = sample(result) / scale
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,8 +111,12 @@ def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
 
     Infinite where a is zero.
     """
-    pairs = {place: (result, second[place]) for place, result in first.items() if place in second}
-    return {place: relative_error(*pad_sequence([*pair]).T) for place, pair in pairs.items()}
+    errors = {}
+    for place, result in first.items():
+        if place in second:
+            padded = pad_sequence([result, second[place]])
+            errors[place] = relative_error(*padded.T)
+    return errors
 
 
 def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -123,7 +125,9 @@ def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
     norm = float(torch.linalg.vector_norm(one.double()))
     if norm:
         return difference / norm
-    return math.inf if difference else 0.0
+    if difference:
+        return math.inf
+    return 0.0
 
 
 _Choose = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -149,16 +153,17 @@ class _Route:
         default_compute_topk: _Choose,
         **_named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        values, own = default_compute_topk(
+        values, preferred = default_compute_topk(
             scores, topk, num_groups=num_groups, group_topk=group_topk
         )
         if self.taken is None:
-            self.chosen.append(own)
-            return values, own
+            self.chosen.append(preferred)
+            return values, preferred
         experts = self.chosen[self.taken]
         self.taken += 1
-        self.tokens += len(own)
-        self.rerouted += int((own.sort().values != experts.sort().values).any(-1).sum())
+        self.tokens += len(preferred)
+        is_rerouted = (preferred.sort().values != experts.sort().values).any(-1)
+        self.rerouted += int(is_rerouted.sum())
         return scores.gather(1, experts), experts
 
 
@@ -177,13 +182,19 @@ class Routes:
 
     @contextmanager
     def taken(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
-        """Let a model's routers choose, or take what was chosen, in a ``with`` block of one pass."""
+        """Let a model's routers choose, or take what was chosen, for a ``with`` block.
+
+        The block is one pass.
+        """
         is_first = not self._of
         changes: list[tuple[Any, str, Any]] = []
         for module, where in global_layer_names(model).items():
             if isinstance(module, TopKRouter):
                 route = self._of.setdefault(where, _Route())
-                route.taken, route.tokens, route.rerouted = None if is_first else 0, 0, 0
+                route.tokens, route.rerouted = 0, 0
+                route.taken = 0
+                if is_first:
+                    route.taken = None
                 changes.append((module, "router_replay", route))
         with replaced(changes):
             yield
@@ -195,4 +206,7 @@ class Routes:
         The result is None without routers.
         """
         tokens = sum(route.tokens for route in self._of.values())
-        return sum(route.rerouted for route in self._of.values()) / tokens if tokens else None
+        rerouted = sum(route.rerouted for route in self._of.values())
+        if not tokens:
+            return None
+        return rerouted / tokens

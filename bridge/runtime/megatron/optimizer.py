@@ -52,24 +52,29 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
             continue
         if type(part) is DistributedOptimizer:
             part.__class__ = TorchAdamDistributedOptimizer
-            # Under delayed scaling Megatron takes dequantised shards for views of the weights; elsewhere it has None.
-            for shards, weights in zip(
-                part.shard_float16_groups, part.model_float16_groups, strict=True
-            ):
-                shards[:] = [
-                    None if isinstance(weight, StoredWeight) else shard
-                    for shard, weight in zip(shards, weights, strict=True)
-                ]
+            _forget_dequantised_shards(part)
         for group in inner.param_groups:
             group.update(fused=True, foreach=False)
             for parameter in group["params"]:
                 if not inner.state[parameter]:  # as torch would create it
-                    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    moments = {
-                        name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")
+                    inner.state[parameter] = {
+                        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
                     }
-                    inner.state[parameter] = {"step": step, **moments}
     return optimizer
+
+
+def _forget_dequantised_shards(part: Any) -> None:
+    """Give a distributed optimizer None for the shards of stored weights.
+
+    Under delayed scaling Megatron takes dequantised shards for views of the weights. Elsewhere it
+    has None.
+    """
+    for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
+        for index, (_, weight) in enumerate(zip(shards, weights, strict=True)):
+            if isinstance(weight, StoredWeight):
+                shards[index] = None
 
 
 def parts(optimizer: Any) -> list[Any]:
@@ -109,7 +114,10 @@ def build_scheduler(
     It counts samples, so that resuming can.
     """
     decay_iters = max(decay_iters, warmup_iters + 1)
-    is_wsd = decay_style == "WSD"
+    wsd_decay_steps, wsd_decay_style = None, None
+    if decay_style == "WSD":
+        wsd_decay_steps = max(1, decay_iters * global_batch_size // 10)
+        wsd_decay_style = "cosine"
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -122,8 +130,8 @@ def build_scheduler(
         end_wd=config.weight_decay,
         wd_incr_steps=decay_iters * global_batch_size,
         wd_incr_style="constant",
-        wsd_decay_steps=max(1, decay_iters * global_batch_size // 10) if is_wsd else None,
-        lr_wsd_decay_style="cosine" if is_wsd else None,
+        wsd_decay_steps=wsd_decay_steps,
+        lr_wsd_decay_style=wsd_decay_style,
     )
 
 
@@ -142,14 +150,15 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
     def later(chunk: Any, *args: Any, **named: Any) -> None:
         asked[chunk] = (args, named)
 
-    with replaced(fitting((chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks)):
+    changes = [(chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks]
+    with replaced(fitting(changes)):
         yield
     for chunk, (args, named) in asked.items():
         chunk.start_param_sync(*args, **named)
 
 
 def separate_gathers() -> AbstractContextManager[None]:
-    """Let Megatron gather the buckets of a group one after the other on gloo, in a ``with`` block.
+    """Let Megatron gather the buckets of a group one by one on gloo, in a ``with`` block.
 
     Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters
     into one group. Gloo coalesces by copying everything into one tensor of one dtype: the codes
@@ -159,11 +168,10 @@ def separate_gathers() -> AbstractContextManager[None]:
     Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron-core 0.16.1
     distributed/param_and_grad_buffer.py:276-300.
     """
-    groups, gather = (
-        param_and_grad_buffer._ParamAndGradBucketGroup,
-        param_and_grad_buffer.dist_all_gather_func,
-    )
-    start, ended = groups.start_param_sync, nullcontext(SimpleNamespace(wait=lambda: None))
+    groups = param_and_grad_buffer._ParamAndGradBucketGroup
+    gather = param_and_grad_buffer.dist_all_gather_func
+    start = groups.start_param_sync
+    ended = nullcontext(SimpleNamespace(wait=lambda: None))
 
     def gather_now(*parts: Any, **named: Any) -> Any:
         named.pop("async_op", None)
@@ -175,10 +183,10 @@ def separate_gathers() -> AbstractContextManager[None]:
     ]
 
     def start_param_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        uses_gloo = (
-            torch.distributed.get_backend(self.intra_distributed_optimizer_instance_group) == "gloo"
-        )
-        with replaced(fitting(one_by_one) if uses_gloo else []):
+        group = self.intra_distributed_optimizer_instance_group
+        if torch.distributed.get_backend(group) != "gloo":
+            return start(self, *args, **kwargs)
+        with replaced(fitting(one_by_one)):
             return start(self, *args, **kwargs)
 
     return replaced(fitting([(groups, "start_param_sync", start_param_sync)]))

@@ -48,9 +48,8 @@ def in_time(ask: Callable[[], T], seconds: float) -> T:
         except Exception as error:  # noqa: BLE001  raised in the caller's thread
             answer.set_exception(error)
 
-    threading.Thread(
-        target=work, daemon=True
-    ).start()  # an executor would wait for it at the end of the process
+    # an executor would wait for the thread at the end of the process
+    threading.Thread(target=work, daemon=True).start()
     try:
         return answer.result(timeout=seconds)
     except TimeoutError:
@@ -77,8 +76,8 @@ class Peers:
     def answering(self) -> Iterator[None]:
         """Answer the alarms of other ranks in a thread, for the length of a ``with`` block."""
         self._store.set(f"host {self._rank}", socket.gethostname())
-        own: Any = self._store
-        thread = threading.Thread(target=self._answer, args=(own.clone(),), daemon=True)
+        store: Any = self._store
+        thread = threading.Thread(target=self._answer, args=(store.clone(),), daemon=True)
         thread.start()
         try:
             yield
@@ -87,7 +86,8 @@ class Peers:
             with suppress(DistError):
                 if self._answers:
                     self._in_time(lambda: self._store.set(f"left {self._rank}", ""))
-            thread.join(None if self._answers else 0)
+            if self._answers:
+                thread.join()
 
     def finished(self, step: int) -> None:
         """Note the end of a step."""
@@ -97,9 +97,8 @@ class Peers:
     def ends(self, how: str) -> None:
         """Let ranks whose collectives fail because this one ends say why."""
         with suppress(DistError):
-            self._store.compare_set(
-                "verdict", "", f"ranks: rank {self._rank} ({socket.gethostname()}) {how}"
-            )
+            sentence = f"ranks: rank {self._rank} ({socket.gethostname()}) {how}"
+            self._store.compare_set("verdict", "", sentence)
 
     def blame(self) -> TrainingError | None:
         """Return the error that names the ranks behind a failed collective.
@@ -111,8 +110,9 @@ class Peers:
             return self._in_time(lambda: self._judged(waited))
         except DistError:
             return TrainingError(
-                "ranks: the store of the launch must answer every rank, and no longer does. The first rank, or the "
-                "agent of the launch, has ended or stalls: look at its log and its machine."
+                "ranks: the store of the launch must answer every rank, and no longer does. "
+                "The first rank, or the agent of the launch, has ended or stalls: look at its log "
+                "and its machine."
             )
 
     def _judged(self, waited: float) -> TrainingError | None:
@@ -122,17 +122,15 @@ class Peers:
         """
         for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
             self._store.set(word, "")
+        timeout_seconds = self._timeout.total_seconds()
         silent = self._without("here", until=time.monotonic() + 3 + 2 * self._seconds)
-        stalled = waited >= self._timeout.total_seconds() and self._without(
-            "failed", until=time.monotonic()
-        )
+        stalled: list[int] = []
+        if waited >= timeout_seconds:
+            stalled = self._without("failed", until=time.monotonic())
         if silent:
             self._accuse(silent, f"no longer answer after step {self.step}")
         elif stalled:
-            self._accuse(
-                stalled,
-                f"did not end step {self.step + 1} within {self._timeout.total_seconds():g} s",
-            )
+            self._accuse(stalled, f"did not end step {self.step + 1} within {timeout_seconds:g} s")
         elif not self._store.check(["verdict"]):
             return None
         return TrainingError(self._store.get("verdict").decode())
@@ -147,11 +145,13 @@ class Peers:
     def _accuse(self, ranks: list[int], fact: str) -> None:
         """Write the sentence that all ranks end with, unless another rank wrote one."""
         named = ", ".join(f"rank {rank} ({self._host(rank)})" for rank in ranks[:SHOWN])
-        more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
-        sentence = f"ranks: all {self._ranks} must take part in every step; {fact}: {named}{more}."
-        self._store.compare_set(
-            "verdict", "", f"{sentence} Look at the log and the machine of each."
+        if len(ranks) > SHOWN:
+            named += f" and {len(ranks) - SHOWN} more"
+        sentence = (
+            f"ranks: all {self._ranks} must take part in every step; {fact}: {named}. "
+            "Look at the log and the machine of each."
         )
+        self._store.compare_set("verdict", "", sentence)
 
     def _without(self, word: str, *, until: float) -> list[int]:
         """Return the ranks that have not written a word nor left.
@@ -160,23 +160,20 @@ class Peers:
         """
         missing = list(range(self._ranks))
         while missing:
-            keys = ((rank, (f"{word} {rank}", f"left {rank}")) for rank in missing)
-            missing = [
-                rank
-                for rank, (own, left) in keys
-                if not (self._store.check([own]) or self._store.check([left]))
-            ]
+            missing = [rank for rank in missing if not self._has_written(rank, word)]
             if time.monotonic() >= until:
                 break
             time.sleep(0.1)
         return missing
 
+    def _has_written(self, rank: int, word: str) -> bool:
+        """Return whether a rank has written a word, or left."""
+        return self._store.check([f"{word} {rank}"]) or self._store.check([f"left {rank}"])
+
     def _host(self, rank: int) -> str:
-        return (
-            self._store.get(f"host {rank}").decode()
-            if self._store.check([f"host {rank}"])
-            else "an unknown host"
-        )
+        if self._store.check([f"host {rank}"]):
+            return self._store.get(f"host {rank}").decode()
+        return "an unknown host"
 
     def _answer(self, store: Store) -> None:
         """Answer an alarm, in a thread with a connection of its own."""

@@ -31,11 +31,9 @@ from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import Yar
 from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossLoggingHelper
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-from torch._C._distributed_c10d import (
-    HashStore,
-    PrefixStore,
-    Store,
-)  # torch.distributed re-exports them untyped
+
+# torch.distributed re-exports them untyped
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
@@ -57,12 +55,12 @@ memory held now (Linux, man 5 proc).
 """
 _runs = itertools.count()
 _PARALLEL_SIZES = (
-    *(
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-    ),
-    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
 )
 
 
@@ -94,24 +92,23 @@ class _Launch:
     """The launcher's variables, read once from the environment."""
 
     def __init__(self) -> None:
-        self.rank, self.local_rank = (
-            int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK")
-        )
-        sizes = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        self.world_size, self.local_world_size = sizes
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
     def threads(self) -> int:
         """Return OMP_NUM_THREADS, or the CPUs of this process shared among the machine's ranks."""
         text = os.environ.get("OMP_NUM_THREADS", "")
-        stated = int(text) if text.isdecimal() else 0
+        stated = 0
+        if text.isdecimal():
+            stated = int(text)
         if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
             return stated
-        cpus = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else (os.cpu_count() or 1)
-        )
+        cpus = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            cpus = len(os.sched_getaffinity(0))
         return max(1, cpus // self.local_world_size)
 
 
@@ -134,7 +131,8 @@ def training_process(
             does not fit the parallel sizes.
         TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
     """
-    launch, notes = _Launch(), list[str]()
+    launch = _Launch()
+    notes: list[str] = []
     with ExitStack() as stack:
         request = stack.enter_context(noted_signals())
         stack.enter_context(quiet_loggers())
@@ -144,10 +142,9 @@ def training_process(
         torch.set_num_threads(launch.threads())
         timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
-        peers = (
-            Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
-        )
-        if peers is not None:
+        peers = None
+        if launch.world_size > 1:
+            peers = Peers(store, launch.rank, launch.world_size, timeout)
             stack.enter_context(peers.answering())
             stack.enter_context(_blamed(peers, request))
         if fingerprint is not None:
@@ -216,9 +213,8 @@ def _repair(stack: ExitStack) -> None:
     warnings.filterwarnings(
         "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
     )
-    warnings.filterwarnings(
-        "ignore", message="Mismatch dtype between input and weight"
-    )  # FP32 norms under autocast
+    # FP32 norms under autocast
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
 
 
 def _require_whole_replicas(model: Any, world_size: int) -> None:
@@ -235,8 +231,10 @@ def _require_whole_replicas(model: Any, world_size: int) -> None:
         if world_size % ranks:
             product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
             raise RunConfigError(
-                f"{path}: the number of processes must be a multiple of {product} = {ranks}, got {world_size} "
-                f"(WORLD_SIZE). Start the run with torchrun --nproc-per-node={ranks}, or change the parallel sizes."
+                f"{path}: the number of processes must be a multiple of {product} = {ranks}, "
+                f"got {world_size} (WORLD_SIZE). "
+                f"Start the run with torchrun --nproc-per-node={ranks}, or change the parallel "
+                "sizes."
             )
 
 
@@ -251,18 +249,19 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
     stack.enter_context(device.cpu_as_cuda())
     # A C++ compiler would take seconds per function, and its sums may be others.
     stack.enter_context(torch.compiler.set_stance("force_eager"))
-    if getattr(model, "is_hybrid_model", False) or getattr(
-        model, "experimental_attention_variant", None
-    ):
+    is_hybrid = getattr(model, "is_hybrid_model", False)
+    if is_hybrid or getattr(model, "experimental_attention_variant", None):
         stack.enter_context(stand_ins())
     notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
     slow = wide_gemm.slow_dtypes()
-    concerned = [dtype for dtype in slow if dtype in _gemm_dtypes(model)]
-    if stack.enter_context(wide_gemm.widened(slow)) and concerned:
-        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in concerned)
+    is_widened = stack.enter_context(wide_gemm.widened(slow))
+    of_model = _gemm_dtypes(model)
+    names = [str(dtype).removeprefix("torch.") for dtype in slow if dtype in of_model]
+    if is_widened and names:
         notes.append(
-            f"This CPU has no {names} matrix multiplication: operands are widened to float32, multiplied there, and "
-            "the result is rounded once to 16 bits (the same values as 16-bit operands with float32 accumulation)."
+            f"This CPU has no {' and '.join(names)} matrix multiplication: operands are widened to "
+            "float32, multiplied there, and the result is rounded once to 16 bits "
+            "(the same values as 16-bit operands with float32 accumulation)."
         )
     return torch.device("cpu")
 
@@ -272,11 +271,9 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
 
     The emulation of FP8 and FP4 multiplies in BF16.
     """
-    dtypes = (
-        {torch.bfloat16}
-        if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4"))
-        else set()
-    )
+    dtypes: set[torch.dtype] = set()
+    if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4")):
+        dtypes.add(torch.bfloat16)
     if getattr(model, "fp16", False):
         dtypes.add(torch.float16)
     if getattr(model, "enable_autocast", False):
@@ -293,17 +290,20 @@ def _start_distributed(
     has keys of its own in the launcher's store, so that one launch can train several times.
     """
     if psutil.Process().num_threads() > MANY_THREADS:
-        gc.collect()  # models, which refer to themselves, hold their process groups, and each group its threads
+        # models, which refer to themselves, hold their process groups, and each group its threads
+        gc.collect()
+    backend = "gloo"
+    if where.type == "cuda":
+        backend = "nccl"
     store: Store = HashStore()
     try:
         if launch.launched:
             meeting = rendezvous("env://", timeout=timeout)
-            shared, _, _ = in_time(
-                lambda: next(meeting), timeout.total_seconds() + 5
-            )  # torch waits for a silent store
+            # torch waits for a silent store
+            shared, _, _ = in_time(lambda: next(meeting), timeout.total_seconds() + 5)
             store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
         torch.distributed.init_process_group(
-            "nccl" if where.type == "cuda" else "gloo",
+            backend,
             store=store,
             rank=launch.rank,
             world_size=launch.world_size,
@@ -312,8 +312,9 @@ def _start_distributed(
     except DistError as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise TrainingError(
-            f"ranks: all {launch.world_size} must meet at {place} within {timeout.total_seconds():g} s, and did not "
-            "(train.distributed_timeout_minutes). One of them stalls, or was refused: look at the log of each."
+            f"ranks: all {launch.world_size} must meet at {place} within "
+            f"{timeout.total_seconds():g} s, and did not (train.distributed_timeout_minutes). "
+            "One of them stalls, or was refused: look at the log of each."
         ) from error
     stack.callback(torch.distributed.destroy_process_group)
     return PrefixStore("peers", store)
@@ -348,21 +349,17 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
     The end forgets them, its buffers, losses and states.
     """
     stack.callback(_release)
-    for embedding in (
-        RotaryEmbedding,
-        YarnRotaryEmbedding,
-    ):  # the keys of the cache hold a process group, with threads
-        stack.callback(embedding.forward.cache_clear)
+    # the keys of the caches hold a process group, with threads
+    stack.callback(RotaryEmbedding.forward.cache_clear)
+    stack.callback(YarnRotaryEmbedding.forward.cache_clear)
     stack.callback(_losses_of_experts().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
     stack.callback(DSAIndexerLossLoggingHelper.tracker.clear)
     stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
     stack.callback(parallel_state.destroy_global_memory_buffer)
     stack.callback(parallel_state.destroy_model_parallel)
-    parallel_state.initialize_model_parallel(
-        **{name: getattr(model, name) for name in _PARALLEL_SIZES},
-        distributed_timeout_minutes=timeout_minutes,
-    )
+    sizes = {name: getattr(model, name) for name in _PARALLEL_SIZES}
+    parallel_state.initialize_model_parallel(**sizes, distributed_timeout_minutes=timeout_minutes)
     # Pipeline stages get seeds of their own, as in Megatron-LM.
     staged = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(staged)
@@ -412,13 +409,19 @@ def peak_memory() -> int | None:
         status = (_PROCESS / "status").read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return 1024 * int(found[1]) if found else None
+    high_water_mark = re.search(r"VmHWM:\s+(\d+) kB", status)
+    if high_water_mark is None:
+        return None
+    return 1024 * int(high_water_mark[1])
 
 
 def apply_tf32(allow: bool) -> str:
     """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it."""
-    precision = "high" if allow else "highest"
+    precision, answer = "highest", "forbidden"
+    if allow:
+        precision, answer = "high", "allowed"
     torch.set_float32_matmul_precision(precision)
-    effect = "" if device.has_cuda() else "; without a CUDA device it has no effect"
-    return f"TF32 is {'allowed' if allow else 'forbidden'} (float32 matmul precision {precision!r}){effect}."
+    effect = ""
+    if not device.has_cuda():
+        effect = "; without a CUDA device it has no effect"
+    return f"TF32 is {answer} (float32 matmul precision {precision!r}){effect}."

@@ -9,11 +9,16 @@ from contextlib import contextmanager
 
 LEVELS = {
     "megatron": logging.WARNING,  # at INFO it prints whole configs
-    "megatron.core.models.gpt.gpt_model": logging.ERROR,  # 0.19 announces HybridModel at every construction
-    "megatron.core.distributed.distributed_data_parallel": logging.ERROR,  # 0.19: it computes a layout by itself
-    "megatron.core.tensor_parallel.random": logging.ERROR,  # fires at each RNG fork where the CPU has the one generator
-    "megatron.core.dist_checkpointing.strategies.torch": logging.ERROR,  # 0.19: on asynchronous saving, not used here
-    "torch.utils.cpp_extension": logging.ERROR,  # 0.17 and later make it report a missing CUDA at import
+    # 0.19 announces HybridModel at every construction
+    "megatron.core.models.gpt.gpt_model": logging.ERROR,
+    # 0.19: it computes a layout by itself
+    "megatron.core.distributed.distributed_data_parallel": logging.ERROR,
+    # fires at each RNG fork where the CPU has the one generator
+    "megatron.core.tensor_parallel.random": logging.ERROR,
+    # 0.19: on asynchronous saving, not used here
+    "megatron.core.dist_checkpointing.strategies.torch": logging.ERROR,
+    # 0.17 and later make it report a missing CUDA at import
+    "torch.utils.cpp_extension": logging.ERROR,
 }
 """Logger -> its level, where nobody set one."""
 

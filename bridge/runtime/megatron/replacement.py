@@ -24,6 +24,7 @@ Rows = Mapping[str, Callable[[Any], Any]]
 """Dotted path of a callable -> original -> replacement."""
 logger = logging.getLogger(__name__)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def changes(rows: Rows) -> Iterator[tuple[Any, str, Any]]:
@@ -60,11 +61,8 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 def fitting(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[tuple[Any, str, Any]]:
     """Yield the changes (owner, name, value) whose value can take the place of the present one."""
     for owner, name, value in changes:
-        if _is_fitting(
-            f"{getattr(owner, '__name__', type(owner).__name__)}.{name}",
-            getattr(owner, name, None),
-            value,
-        ):
+        owner_name = getattr(owner, "__name__", type(owner).__name__)
+        if _is_fitting(f"{owner_name}.{name}", getattr(owner, name, None), value):
             yield owner, name, value
 
 
@@ -84,21 +82,20 @@ def misfit(original: object, replacement: object) -> str | None:
         ours = inspect.signature(replacement, follow_wrapped=False)
     except (TypeError, ValueError):
         return None
-    takes_any_name = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in theirs.values())
+    kinds = {parameter.kind for parameter in theirs.values()}
+    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
+    only_by_name = set()
     for name, parameter in ours.parameters.items():
         if parameter.kind in _NAMED and name not in theirs and not takes_any_name:
             return f"it has no parameter {name!r}"
-    only_by_name = {
-        name for name, one in ours.parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    by_place, by_name = [], {}
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            only_by_name.add(name)
+    by_place: list[inspect.Parameter] = []
+    by_name: dict[str, inspect.Parameter] = {}
     for name, parameter in theirs.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or name in only_by_name:
             by_name[name] = parameter
-        elif parameter.kind in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        ):
+        elif parameter.kind in _PLACED:
             by_place.append(parameter)
     try:
         ours.bind(*by_place, **by_name)
@@ -123,8 +120,10 @@ def log_left_out(path: str, reason: str) -> None:
 
 
 def _not_cuda(argument: Any) -> Any:
-    is_cuda = isinstance(argument, (str, torch.device)) and str(argument).startswith("cuda")
-    return "cpu" if is_cuda else argument
+    """Return "cpu" for an argument that names a CUDA device, any other as it is."""
+    if isinstance(argument, (str, torch.device)) and str(argument).startswith("cuda"):
+        return "cpu"
+    return argument
 
 
 def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,9 +135,8 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("pin_memory", None)
-        return function(
-            *map(_not_cuda, args), **{name: _not_cuda(value) for name, value in kwargs.items()}
-        )
+        named = {name: _not_cuda(value) for name, value in kwargs.items()}
+        return function(*map(_not_cuda, args), **named)
 
     return called
 
@@ -148,7 +146,11 @@ def first_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
     The result is None for a call without arguments.
     """
-    return args[0] if args else next(iter(kwargs.values()), None)
+    if args:
+        return args[0]
+    for value in kwargs.values():
+        return value
+    return None
 
 
 def always(value: Any) -> Callable[[Any], Callable[..., Any]]:

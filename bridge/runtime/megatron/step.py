@@ -57,8 +57,9 @@ def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Te
     the mean. The schedule multiplies the other by the number of these ranks and divides it by
     that of the micro-batches, in place.
     """
+    group = parallel_state.get_context_parallel_group()
     mask = loss_mask_BS.view(-1)
-    tokens, group = mask.sum(), parallel_state.get_context_parallel_group()
+    tokens = mask.sum()
     if group.size() > 1:
         torch.distributed.all_reduce(tokens, group=group)
     loss = (losses_BS.float().view(-1) * mask).sum() / tokens
@@ -80,7 +81,9 @@ def _one_or_all(hooks: list[Any]) -> Any:
 
     An interleaved pipeline takes a list for its chunks.
     """
-    return hooks if len(hooks) > 1 else hooks[0]
+    if len(hooks) > 1:
+        return hooks
+    return hooks[0]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,25 +102,31 @@ class Trainer:
     global_batch_size: int
 
     def __post_init__(self) -> None:
-        model, optimizer, config = self.model, self.optimizer, self.config
-        self.num_microbatches = self.global_batch_size // (
-            self.micro_batch_size * self.process.data_parallel_size
-        )
+        samples = self.micro_batch_size * self.process.data_parallel_size
+        self.num_microbatches = self.global_batch_size // samples
         self._schedule = get_forward_backward_func()
-        scalers = [getattr(part, "grad_scaler", None) for part in parts(optimizer)]
+        optimizers = parts(self.optimizer)
+        scalers = [getattr(part, "grad_scaler", None) for part in optimizers]
         self._scalers = [scaler for scaler in scalers if scaler is not None]
-        self._checks_gradients = len(self._scalers) == len(
-            scalers
-        )  # Megatron looks for NaN and Inf as it unscales
-        config.grad_scale_func = optimizer.scale_loss
-        config.finalize_model_grads_func = finalize_model_grads
-        ddp = model[0].ddp_config
+        # Megatron looks for NaN and Inf as it unscales
+        self._checks_gradients = len(self._scalers) == len(optimizers)
+        self.config.grad_scale_func = self.optimizer.scale_loss
+        self.config.finalize_model_grads_func = finalize_model_grads
+        self._give_hooks()
+
+    def _give_hooks(self) -> None:
+        """Give the config the hooks of data parallelism that the schedules call."""
+        config = self.config
+        ddp = self.model[0].ddp_config
         if ddp.overlap_grad_reduce:
-            config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
+            no_syncs = [chunk.no_sync for chunk in self.model]
+            config.no_sync_func = _one_or_all(no_syncs)
             if ddp.align_param_gather:
-                config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
+                grad_syncs = [chunk.start_grad_sync for chunk in self.model]
+                config.grad_sync_func = _one_or_all(grad_syncs)
         if ddp.overlap_param_gather and ddp.align_param_gather:
-            config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
+            param_syncs = [chunk.start_param_sync for chunk in self.model]
+            config.param_sync_func = _one_or_all(param_syncs)
 
     def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
         """Train on one global batch.
@@ -125,30 +134,43 @@ class Trainer:
         `stop` is asked at its end for the signal that this rank is to stop on, or 0.
         """
         losses = self.forward_backward(batches)
-        groups = self.optimizer.param_groups
-        learning_rate = float(
-            next((group for group in groups if group.get("default_config", True)), groups[0])["lr"]
-        )
-        loss_scale, may_fall = self.loss_scale, self.loss_scale_may_fall
+        learning_rate = self._learning_rate()
+        loss_scale = self.loss_scale
+        loss_scale_may_fall = self.loss_scale_may_fall
         updated, grad_norm = False, None
         if self._checks_gradients or self._everywhere(are_finite(self._gradients())):
-            with one_gather(
-                [chunk for chunk in self.model if not chunk.ddp_config.overlap_param_gather]
-            ):
+            gathered_now = []
+            for chunk in self.model:
+                if not chunk.ddp_config.overlap_param_gather:
+                    gathered_now.append(chunk)
+            with one_gather(gathered_now):
                 updated, grad_norm, _ = self.optimizer.step()
         if updated:
             self.scheduler.step(increment=self.global_batch_size)
         loss, number = self._mean_over_ranks(losses, stop())
+        not_finite, norm = None, None
+        if not updated:
+            not_finite = first_not_finite(self.model)
+        elif grad_norm is not None:
+            norm = float(grad_norm)
         return StepResult(
             loss=loss,
             skipped=not updated,
-            not_finite=None if updated else first_not_finite(self.model),
-            is_stuck=not updated and not may_fall,
-            grad_norm=float(grad_norm) if updated and grad_norm is not None else None,
+            not_finite=not_finite,
+            is_stuck=not updated and not loss_scale_may_fall,
+            grad_norm=norm,
             loss_scale=loss_scale,
             learning_rate=learning_rate,
             stop=number,
         )
+
+    def _learning_rate(self) -> float:
+        """Return the rate of the first parameter group that follows the run's schedule."""
+        groups = self.optimizer.param_groups
+        for group in groups:
+            if group.get("default_config", True):
+                return float(group["lr"])
+        return float(groups[0]["lr"])
 
     def forward_backward(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
         """Compute the gradients of one global batch.
@@ -217,11 +239,10 @@ class Trainer:
     ) -> list[torch.Tensor]:
         """Run micro-batches through the pipeline; the losses come back on the last stage only."""
         sources: Any = batches
-        if (
-            len(self.model) > 1
-        ):  # every chunk of an interleaved pipeline goes through the same micro-batches
-            own = list(islice(batches, num_microbatches))
-            sources = [iter(own) for _ in self.model]
+        if len(self.model) > 1:
+            # every chunk of an interleaved pipeline goes through the same micro-batches
+            micro_batches = list(islice(batches, num_microbatches))
+            sources = [iter(micro_batches) for _ in self.model]
         losses: list[torch.Tensor] = self._schedule(
             forward_step_func=_forward,
             data_iterator=sources,
@@ -235,17 +256,20 @@ class Trainer:
 
     def has_finite_state(self) -> bool:
         """Return whether weights, masters and the optimizer's state are finite on every rank."""
-        weights = [parameter for chunk in self.model for parameter in chunk.parameters()]
-        held = [
-            parameter.dequantize() if isinstance(parameter, StoredWeight) else parameter
-            for parameter in weights
-        ]
+        values: list[Any] = []
+        for chunk in self.model:
+            for parameter in chunk.parameters():
+                if isinstance(parameter, StoredWeight):
+                    values.append(parameter.dequantize())
+                else:
+                    values.append(parameter)
         for inner in inner_optimizers(self.optimizer):
-            held += [parameter for group in inner.param_groups for parameter in group["params"]]
-            held += [value for state in inner.state.values() for value in state.values()]
-        return self._everywhere(
-            are_finite(value for value in held if isinstance(value, torch.Tensor))
-        )
+            for group in inner.param_groups:
+                values.extend(group["params"])
+            for state in inner.state.values():
+                values.extend(state.values())
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        return self._everywhere(are_finite(tensors))
 
     def _gradients(self) -> Iterator[torch.Tensor]:
         """Yield the gradient buffers of this rank, reduced.
@@ -276,13 +300,15 @@ class Trainer:
 
         Both are known on every rank.
         """
-        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=self.process.device)
+        if losses:
+            mean = torch.stack(losses).mean()
+        else:
+            mean = torch.zeros((), device=self.process.device)
         if self.process.world_size == 1:
             return float(mean), stop
         torch.distributed.all_reduce(mean)
-        last_stages = (
-            self.process.world_size // parallel_state.get_pipeline_model_parallel_world_size()
-        )
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        last_stages = self.process.world_size // stages
         return float(mean) / last_stages, self.largest(stop)
 
     def largest(self, number: int) -> int:

@@ -41,9 +41,11 @@ class StopRequest:
         Any other ends the process.
         """
         if self.is_noted_only and not self.number:
-            self.number, self._noted_at = number, time.monotonic()
+            self.number = number
+            self._noted_at = time.monotonic()
             return True
-        if not self.number or self._has_copy or time.monotonic() - self._noted_at > COPY_SECONDS:
+        is_late = time.monotonic() - self._noted_at > COPY_SECONDS
+        if not self.number or self._has_copy or is_late:
             return False
         self._has_copy = True
         return True

@@ -5,9 +5,11 @@ scalar loop, thirty to fifty times slower than FP32. There is an exact alternati
 the hardware units do the same:
 
 1. widen both operands to FP32; every BF16 and FP16 value is an FP32 value, so this is exact;
-2. multiply in FP32. The product of two BF16 values has at most 16 significant bits and of two FP16 values 22, so each
-   product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit GEMM with FP32 accumulation;
-3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss scaling sees overflows.
+2. multiply in FP32. The product of two BF16 values has at most 16 significant bits and of two FP16
+   values 22, so each product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit
+   GEMM with FP32 accumulation;
+3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss
+   scaling sees overflows.
 
 While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for operands of
 the slow types only: AVX-512 with BF16 but without FP16 multiplies BF16 itself. FP32 and everything
@@ -77,7 +79,9 @@ def _sum(
     """
     wide = _wide(first, second)
     out = _empty_product(*wide)
-    start = out if beta == 0 else added
+    start = added
+    if beta == 0:
+        start = out
     if start.dtype is first.dtype:
         start = start.to(out.dtype)
     return operator(start, *wide, beta=beta, alpha=alpha, out=out).to(first.dtype)

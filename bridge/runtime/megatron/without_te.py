@@ -16,46 +16,42 @@ from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
 
 _FUSED = (
-    *("fused_permute", "fused_permute_with_probs", "fused_unpermute"),
-    *("fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs"),
+    "fused_permute",
+    "fused_permute_with_probs",
+    "fused_unpermute",
+    "fused_sort_chunks_by_index",
+    "fused_sort_chunks_by_index_with_probs",
 )
 """Names that transformer_config.py:1829 imports from the module of the experts,
 in a check that then names TE.
 """
-_ROUTER = (
-    () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)
-)  # :1192, NameError
 _ASKS_FOR_INFERENCE = "is_inference_column_parallel_linear"
-_PREDICTION = (
-    ((multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False),)
-    if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE)
-    else ()
-)
-"""From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of
-layers that needs TE is None there.
-"""
+_OF_RELEASE: list[tuple[Any, str, Any]] = []
+"""Changes of layers that some releases alone need."""
+if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError
+    _OF_RELEASE.append((moe_utils, "te_general_gemm", None))
+if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE):
+    # From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of layers that needs TE is None
+    # there.
+    _OF_RELEASE.append((multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False))
 
 OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
     *((moe_utils, name, None) for name in _FUSED),
 )
-"""What is replaced while Megatron checks a config, so that it accepts FP8 with experts.
+"""Replaced while Megatron checks a config, so that it accepts FP8 with experts.
 
-The check is about experts without tokens
-(transformer_config.py:1601), which emulated layers accept.
+The check is about experts without tokens (transformer_config.py:1601), which emulated layers
+accept.
 """
 OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
-    (
-        multi_latent_attention,
-        "HAVE_TE",
-        False,
-    ),  # :184, TypeError: it counts as there, its layers do not
-    *_ROUTER,
-    *_PREDICTION,
+    # :184, TypeError: it counts as there, its layers do not
+    (multi_latent_attention, "HAVE_TE", False),
+    *_OF_RELEASE,
 )
-"""What is replaced while Megatron builds and runs layers with experts, latent
-attention or prediction layers.
+"""Replaced while Megatron builds and runs layers with experts, latent attention or prediction
+layers.
 """
 if str(get_te_version()) not in ("None", "0.0.0"):  # it is there; 0.0.0 from megatron-core 0.19 on
     OF_CONFIGS = OF_LAYERS = ()
