@@ -40,10 +40,10 @@ class Part:
     def bytes(self) -> int:
         """Bytes of their values."""
         kind = self.dtype.partition("_")[0]  # float8 of float8_e4m3fn
-        bits = "".join(filter(str.isdigit, kind))
-        if not bits:  # bool
+        digits = "".join(filter(str.isdigit, kind))
+        if not digits:  # bool
             return self.elements
-        return self.elements * int(bits) // 8
+        return self.elements * int(digits) // 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,13 +101,16 @@ class Contents:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents as plain data."""
+        parts = []
+        for part in self.parts:
+            parts.append({**asdict(part), "bytes": part.bytes})
         return {
             "path": str(self.path),
             "manifest_sha256": self.manifest_digest,
             "run": dict(self.run),
             "files": self.files,
             "bytes": self.bytes,
-            "parts": [{**asdict(part), "bytes": part.bytes} for part in self.parts],
+            "parts": parts,
         }
 
 
@@ -181,9 +184,11 @@ def _part_of(key: str) -> str:
 
 
 def _differing(
-    heading: str, one: Mapping[str, object], two: Mapping[str, object]
+    heading: str, first: Mapping[str, object], second: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
-    for name in {**one, **two}:
-        before, now = str(one.get(name, "absent")), str(two.get(name, "absent"))
+    """Yield name and both values of each entry that differs between two mappings."""
+    for name in {**first, **second}:
+        before = str(first.get(name, "absent"))
+        now = str(second.get(name, "absent"))
         if before != now:
             yield {heading: name, "a": before, "b": now}

@@ -38,19 +38,16 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
         raise _in_use(folder, key) from None
     except OSError as error:
         lock.release()
-        rule, why = (
-            "must be a folder that can be written to",
-            error.strerror or type(error).__name__,
-        )
+        reason = error.strerror or type(error).__name__
         raise CheckpointError(
-            f"{key}: {rule}, got {str(folder)!r} ({why}). Choose another."
+            f"{key}: must be a folder that can be written to, got {str(folder)!r} ({reason}). "
+            "Choose another."
         ) from error
+    note = None
+    if before is not None:
+        note = f"{folder}: the lock of {before}, which no longer runs, was taken over."
     try:
-        yield (
-            f"{folder}: the lock of {before}, which no longer runs, was taken over."
-            if before
-            else None
-        )
+        yield note
     finally:
         path.unlink(missing_ok=True)
         lock.release()
@@ -73,8 +70,8 @@ def require_unlocked(folder: Path, key: str) -> None:
 def _in_use(folder: Path, key: str) -> CheckpointError:
     holder = _holder(folder / LOCK) or "another process"
     return CheckpointError(
-        f"{key}: one run may write into a folder, got {str(folder)!r}, which {holder} writes into. Choose another "
-        "folder, or wait for the end of that run."
+        f"{key}: one run may write into a folder, got {str(folder)!r}, which {holder} writes into. "
+        "Choose another folder, or wait for the end of that run."
     )
 
 
@@ -82,4 +79,6 @@ def _holder(path: Path) -> str | None:
     """Return the process that a lock names, as a noun, or None for an empty or damaged file."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(4096)
-    return text if _HOLDER.fullmatch(text) else None
+    if _HOLDER.fullmatch(text):
+        return text
+    return None

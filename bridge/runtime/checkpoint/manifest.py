@@ -53,13 +53,7 @@ class Manifest:
                 data = stream.read(_LARGEST + 1)
             if len(data) > _LARGEST:
                 raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is too large")
-            found = json.loads(data)
-            files = {str(name): dict(facts) for name, facts in found["files"].items()}
-            sizes = {name: int(facts["bytes"]) for name, facts in files.items()}
-            checksums = {
-                name: str(facts[ALGORITHM]) for name, facts in files.items() if ALGORITHM in facts
-            }
-            manifest = cls(sizes=sizes, checksums=checksums, run=dict(found.get("run") or {}))
+            manifest = cls._of(json.loads(data))
         except FileNotFoundError:
             raise DamagedCheckpointError(
                 checkpoint, f"{MANIFEST}, which is written last, is missing"
@@ -71,6 +65,18 @@ class Manifest:
         if not manifest.is_sound():
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
         return manifest
+
+    @classmethod
+    def _of(cls, content: Any) -> Manifest:
+        """Return the manifest of the content of its file; an error of any kind where it is none."""
+        sizes: dict[str, int] = {}
+        checksums: dict[str, str] = {}
+        for name, facts in content["files"].items():
+            of_file = dict(facts)
+            sizes[str(name)] = int(of_file["bytes"])
+            if ALGORITHM in of_file:
+                checksums[str(name)] = str(of_file[ALGORITHM])
+        return cls(sizes=sizes, checksums=checksums, run=dict(content.get("run") or {}))
 
     def is_sound(self) -> bool:
         """Return whether it lists files of its own folder, with a checksum each or none at all."""
@@ -99,15 +105,15 @@ class Manifest:
     def outline_fault(self, checkpoint: Path) -> str | None:
         """Return which file is missing, resized or in no manifest, as a clause, or None."""
         try:
-            found = outline(checkpoint)
+            present = outline(checkpoint)
         except OSError as error:
             return _unreadable(error)
         for name, size in self.sizes.items():
-            if name not in found:
+            if name not in present:
                 return f"{name} is missing"
-            if found[name] != size:
-                return f"{name} has {found[name]} bytes, and had {size} when it was written"
-        for name in found:
+            if present[name] != size:
+                return f"{name} has {present[name]} bytes, and had {size} when it was written"
+        for name in present:
             if name not in self.sizes:
                 return f"{name} is not in {MANIFEST}"
         return None
@@ -116,11 +122,11 @@ class Manifest:
         """Return which of some files has other content than when written, as a clause, or None."""
         names = list(names)
         try:
-            found = checksums(checkpoint, names)
+            present = checksums(checkpoint, names)
         except OSError as error:
             return _unreadable(error)
         for name in names:
-            if found[name] != self.checksums[name]:
+            if present[name] != self.checksums[name]:
                 return f"{name} has other content than when it was written"
         return None
 
@@ -131,9 +137,10 @@ def damage(checkpoint: Path) -> str | None:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
         return error.reason
-    return manifest.outline_fault(checkpoint) or manifest.content_fault(
-        checkpoint, manifest.checksums
-    )
+    fault = manifest.outline_fault(checkpoint)
+    if fault is not None:
+        return fault
+    return manifest.content_fault(checkpoint, manifest.checksums)
 
 
 def digest(checkpoint: Path) -> str:
@@ -161,13 +168,15 @@ def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
 
     They are those that the rank of this number wrote, and may have in its cache.
     """
-    found = []
+    of_rank = []
     for name in names:
+        writer = 0
         match = _WRITER.match(name)
-        writer = 0 if match is None else int(match[1])
+        if match is not None:
+            writer = int(match[1])
         if writer % ranks == rank:
-            found.append(name)
-    return found
+            of_rank.append(name)
+    return of_rank
 
 
 def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
@@ -177,7 +186,8 @@ def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _unreadable(error: OSError) -> str:
-    return f"it cannot be read ({(error.strerror or type(error).__name__).lower()})"
+    reason = error.strerror or type(error).__name__
+    return f"it cannot be read ({reason.lower()})"
 
 
 def _checksum(path: Path) -> str:

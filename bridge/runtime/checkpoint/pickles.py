@@ -32,14 +32,14 @@ LISTING: Mapping[str, tuple[str, ...]] = {
     f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
     f"{_CHECKPOINT}.planner": ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
     f"{_CHECKPOINT}.metadata": (
-        *(
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-        ),
-        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
     ),
 }
 """Module -> the names that a ``.metadata`` needs. Read in torch 2.11 and 2.13,
@@ -51,15 +51,15 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "torch.storage": ("_load_from_bytes",),
     "collections": ("OrderedDict",),
     "transformer_engine.common.recipe": (
-        *(
-            "DelayedScaling",
-            "Float8BlockScaling",
-            "Float8CurrentScaling",
-            "Format",
-            "MMParams",
-            "MXFP8BlockScaling",
-        ),
-        *("NVFP4BlockScaling", "QParams", "_FormatHelper"),
+        "DelayedScaling",
+        "Float8BlockScaling",
+        "Float8CurrentScaling",
+        "Format",
+        "MMParams",
+        "MXFP8BlockScaling",
+        "NVFP4BlockScaling",
+        "QParams",
+        "_FormatHelper",
     ),
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
     "megatron.core.safe_globals": ("safe_load_from_bytes",),  # 0.19 puts it in the place of torch's
@@ -121,9 +121,9 @@ class _StandIn(metaclass=_Named):
     """Stands for an object of a class that is not imported, with what the pickle gives it."""
 
     def __new__(cls, *arguments: object, **_named: object) -> Self:
-        made = super().__new__(cls)
-        vars(made)["arguments"] = arguments
-        return made
+        stand_in = super().__new__(cls)
+        vars(stand_in)["arguments"] = arguments
+        return stand_in
 
     def __init__(self, *arguments: object, **named: object) -> None:
         """Take anything: the class that this stands for is not known here."""
@@ -157,9 +157,8 @@ class _Reader(pickle.Unpickler):
 
     def __init__(self, data: bytes, allowed: Mapping[str, tuple[str, ...]]) -> None:
         for code, number, _position in pickletools.genops(data):
-            if code.name.endswith("PUT") and (number or 0) > len(
-                data
-            ):  # for which Python would take gigabytes
+            # a memo of that length, for which Python would take gigabytes
+            if code.name.endswith("PUT") and (number or 0) > len(data):
                 raise pickle.UnpicklingError(f"numbers an object {number}")
         super().__init__(io.BytesIO(data))
         self.allowed = allowed
@@ -177,12 +176,14 @@ class _Reader(pickle.Unpickler):
 
 def read_listing(checkpoint: Path) -> Listing:
     """Return what a checkpoint's ``.metadata`` lists. Neither torch nor code of the file is run."""
-    path, reason = checkpoint / METADATA, f"{METADATA} is missing"
+    path = checkpoint / METADATA
+    reason = f"{METADATA} is missing"
     try:
         if path.is_file():
             return _listing(_Reader(path.read_bytes(), LISTING).load())
     except OSError as error:
-        reason = f"{METADATA} cannot be read ({(error.strerror or 'an error').lower()})"
+        why = error.strerror or "an error"
+        reason = f"{METADATA} cannot be read ({why.lower()})"
     except _NotAllowedError as error:
         reason = _foreign(METADATA, str(error))
     except Exception:  # noqa: BLE001  a damaged pickle raises errors of any class
@@ -193,7 +194,7 @@ def read_listing(checkpoint: Path) -> Listing:
 def pickle_fault(checkpoint: Path) -> str | None:
     """Return why the pickles of a checkpoint must not be read, as a clause, or None.
 
-    None means plain data.
+    The answer is None where they are plain data.
     """
     for path in checkpoint.glob("*"):
         if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
@@ -261,24 +262,24 @@ def _random_state_classes() -> list[Any]:
     return [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *named]
 
 
-def _listing(found: Any) -> Listing:
+def _listing(metadata: Any) -> Listing:
     """Return the content of an unpickled ``.metadata``, whose objects are stand-ins."""
     tensors = {}
-    for key, entry in found.state_dict_metadata.items():
+    for key, entry in metadata.state_dict_metadata.items():
         if type(entry).__name__ == "TensorStorageMetadata":
             (shape,) = entry.size.arguments
             dtype = entry.properties.state[0].__name__
             tensors[str(key)] = Tensor(dtype=str(dtype), shape=tuple(map(int, shape)))
-    objects, files = [], set()
-    for index, info in found.storage_data.items():
+    objects: list[Stored] = []
+    files: set[str] = set()
+    for index, info in metadata.storage_data.items():
         file = str(info.relative_path)
         if "/" in file or "\0" in file or file in ("", ".", ".."):
             raise ValueError(file)
         files.add(file)
         if index.fqn not in tensors:
-            objects.append(
-                Stored(
-                    key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)
-                )
+            stored = Stored(
+                key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)
             )
+            objects.append(stored)
     return Listing(tensors=tensors, objects=tuple(objects), files=frozenset(files))

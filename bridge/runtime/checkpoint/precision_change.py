@@ -25,11 +25,10 @@ HISTORY = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
 """Fields that only say something next to the same field of another run in delayed scaling."""
 DERIVED = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
 """Fields that follow from the mode."""
-_ROUTES = {
-    name: [route for route in ROUTES if route.field == name]
-    for names in GROUPS.values()
-    for name in names
-}
+_ROUTES: dict[str, list[Route]] = {}
+for _names in GROUPS.values():
+    for _name in _names:
+        _ROUTES[_name] = [route for route in ROUTES if route.field == _name]
 """Field -> its routes, in the order in which changes are listed."""
 
 
@@ -45,7 +44,10 @@ class Change:
     meaning: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.before} in the checkpoint, {self.now} in this run ({self.outcome}: {self.meaning})"
+        return (
+            f"{self.path}: {self.before} in the checkpoint, {self.now} in this run "
+            f"({self.outcome}: {self.meaning})"
+        )
 
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
@@ -56,7 +58,8 @@ def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
-    mode_before, mode_now = _mode(before), _mode(now)
+    mode_before = _mode(before)
+    mode_now = _mode(now)
     if mode_before != mode_now:
         outcome, meaning = _of_mode(mode_before, mode_now)
         yield Change(path=MODE, before=mode_before, now=mode_now, outcome=outcome, meaning=meaning)
@@ -76,10 +79,12 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
     path = f"{route.owner}.{route.attribute}"
     if route.field == "modules":
         path = MODULES
-    one, two = before.get(path), now.get(path)
-    if one is None or two is None or one == two:
+    value_before = before.get(path)
+    value_now = now.get(path)
+    if value_before is None or value_now is None or value_before == value_now:
         return None
-    acted, acts = _acts(field, before), _acts(field, now)
+    acted = _acts(field, before)
+    acts = _acts(field, now)
     if route.field in HISTORY and not (acted and acts):
         return None
     if not (acted or acts) or (route.field == "fp8_recipe" and not acts):
@@ -88,12 +93,17 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
     meaning = subject.meaning
     if field.twin is not None:
         meaning = _STORED
-    if route.field == "fp8_amax_history_len" or (route.field == "fp8_recipe" and two == "delayed"):
+    is_scheme = route.field == "fp8_recipe"
+    if route.field == "fp8_amax_history_len" or (is_scheme and value_now == "delayed"):
         meaning = _BEGINS
-    elif route.field == "fp8_recipe" and one == "delayed":
+    elif is_scheme and value_before == "delayed":
         meaning = _UNUSED
     return Change(
-        path=path, before=str(one), now=str(two), outcome=subject.outcome, meaning=meaning
+        path=path,
+        before=str(value_before),
+        now=str(value_now),
+        outcome=subject.outcome,
+        meaning=meaning,
     )
 
 

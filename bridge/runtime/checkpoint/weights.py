@@ -38,20 +38,20 @@ def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
     if fault is not None:
         raise DamagedCheckpointError(checkpoint, fault)
     tensors = read_listing(checkpoint).tensors
-    found: dict[str, Tensor] = {}
+    linear: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if not LINEAR.search(key) or key.startswith(STATE) or len(tensor.shape) < 2:
             continue
         master = _master_of(key, tensors)
         if master is None:
-            found[key] = tensor
+            linear[key] = tensor
         else:
-            found[master] = tensors[master]
-    if not found:
+            linear[master] = tensors[master]
+    if not linear:
         raise CheckpointError(
             f"{checkpoint}: holds no weight of a linear layer. Give a checkpoint of a GPT or Mamba."
         )
-    return found
+    return linear
 
 
 def _master_of(key: str, tensors: Mapping[str, Tensor]) -> str | None:

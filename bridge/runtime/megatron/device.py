@@ -132,7 +132,7 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
 def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
     """`ProcessGroupGloo.__init__` whose groups share the thread that wakes each 10 ms.
 
-    Torch starts one per group.
+    Torch starts a thread per group.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
     shared = functools.cache(gloo.create_default_device)

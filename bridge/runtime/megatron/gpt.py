@@ -157,7 +157,7 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
 def padded_vocab_size(config: Any) -> int:
     """Return the rows of the embedding: the padded vocabulary.
 
-    Every tensor-parallel rank gets as many rows.
+    Every tensor-parallel rank gets the same number of rows.
     """
     multiple = int(config.make_vocab_size_divisible_by) * int(config.tensor_model_parallel_size)
     return -(-int(config.vocab_size) // multiple) * multiple
@@ -239,19 +239,11 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
         )
 
 
-def _build_chunk(
-    config: Any,
-    ddp: Any,
-    where: torch.device,
-    *,
-    seed: int,
-    backend: str,
-    vp_stage: int | None,
-    phases: Sequence[Any],
-) -> torch.nn.Module:
+def _model_arguments(config: Any, vp_stage: int | None) -> dict[str, Any]:
+    """Return the arguments that a GPT and a hybrid model have in common."""
     is_first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
     is_last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
-    arguments: dict[str, Any] = {
+    return {
         "config": config,
         "vocab_size": padded_vocab_size(config),
         "max_sequence_length": config.seq_length,
@@ -263,6 +255,19 @@ def _build_chunk(
         "rotary_percent": config.rotary_percent,
         "rotary_base": config.rotary_base,
     }
+
+
+def _build_chunk(
+    config: Any,
+    ddp: Any,
+    where: torch.device,
+    *,
+    seed: int,
+    backend: str,
+    vp_stage: int | None,
+    phases: Sequence[Any],
+) -> torch.nn.Module:
+    arguments = _model_arguments(config, vp_stage)
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
     recipe_of_chunk: list[tuple[Any, str, Any]] = []

@@ -110,7 +110,7 @@ def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tenso
 def _convolution(module: Any) -> list[torch.Tensor]:
     """Return weight and bias of a layer's convolution.
 
-    It is a module, or from megatron-core 0.19 on parameters.
+    The convolution is a module, or parameters from megatron-core 0.19 on.
     """
     if hasattr(module, "conv1d"):
         return list(module.conv1d.parameters())

@@ -72,7 +72,7 @@ def _forward_hook(
 ) -> None:
     """Keep a layer's output, and the gradient of its input.
 
-    Under recomputation the second pass has that one.
+    Under recomputation the second pass has the gradient of the input.
     """
     if isinstance(output, tuple):
         output = output[0]

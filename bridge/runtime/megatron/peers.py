@@ -156,7 +156,7 @@ class Peers:
     def _without(self, word: str, *, until: float) -> list[int]:
         """Return the ranks that have not written a word nor left.
 
-        It returns as soon as there is none, or at a time.
+        It returns as soon as there is no such rank, or at a time.
         """
         missing = list(range(self._ranks))
         while missing:

@@ -346,7 +346,7 @@ def _release() -> None:
 def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, seed: int) -> None:
     """Create Megatron's process groups and seed everything.
 
-    The end forgets them, its buffers, losses and states.
+    At the end Megatron forgets the groups, its buffers, losses and states.
     """
     stack.callback(_release)
     # the keys of the caches hold a process group, with threads

@@ -274,7 +274,7 @@ class Trainer:
     def _gradients(self) -> Iterator[torch.Tensor]:
         """Yield the gradient buffers of this rank, reduced.
 
-        With sharding, its own part of them and its addends.
+        With sharding, each holds the rank's own part, and its addends.
         """
         for chunk in self.model:
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):

@@ -33,7 +33,7 @@ _installed: dict[torch.dtype, Any] = {}
 def slow_dtypes() -> tuple[torch.dtype, ...]:
     """Return the 16-bit types whose CPU GEMM is a scalar loop here.
 
-    Empty where oneDNN has kernels for both.
+    The tuple is empty where oneDNN has kernels for both.
     """
     has_kernel = {
         torch.bfloat16: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),

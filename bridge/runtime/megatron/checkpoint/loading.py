@@ -179,7 +179,7 @@ def _outline(
 ) -> tuple[Manifest | None, str | None]:
     """Return the manifest of a checkpoint and why it must not be read.
 
-    A trusted one may have none.
+    A trusted checkpoint may have no manifest.
     """
     if trust and not is_finished(checkpoint):
         logger.warning(
@@ -325,7 +325,7 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
 def _reason(error: BaseException) -> str:
     """Return the first line of an error.
 
-    Of torch's collective one, that of the first rank that failed.
+    Of a collective error of torch it is that of the first rank that failed.
     """
     first = error
     if isinstance(error, CheckpointException):

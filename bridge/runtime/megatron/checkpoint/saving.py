@@ -74,7 +74,7 @@ def _write(
 ) -> None:
     """Write the files of a checkpoint, then the pointer and the manifest.
 
-    OSError, on every rank, where one cannot.
+    OSError, on every rank, where one of them cannot be written.
     """
     from_first_rank(lambda: _make_room(target))
     with trainer.parameters_in_place(), _written_by_threads():

@@ -94,7 +94,7 @@ def _distributed_parts(optimizer: Any) -> list[Any]:
 def _random_states() -> ShardedObject:
     """Return this rank's random states as an entry of the checkpoint.
 
-    Data-parallel ranks have equal ones.
+    Data-parallel ranks have equal states.
     """
     # Megatron's data code may draw from this state
     kind, key, *rest = np.random.get_state()  # noqa: NPY002

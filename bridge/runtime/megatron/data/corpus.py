@@ -79,10 +79,13 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
         pieces.extend(_pieces(part))
     target = cache / f"bytes-{_digest(pieces)}"
     if torch.distributed.get_rank() == 0:
-        damage = pair_fault(target) if _is_complete(target) else None
-        if damage is not None:
-            log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
-        if damage is not None or not _is_complete(target):
+        is_usable = _is_complete(target)
+        if is_usable:
+            damage = pair_fault(target)
+            if damage is not None:
+                log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
+                is_usable = False
+        if not is_usable:
             _write(pieces, target)
     torch.distributed.barrier()
     if not _is_complete(target):

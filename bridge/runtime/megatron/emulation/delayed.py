@@ -79,7 +79,7 @@ class DelayedUpdates:
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
         """Return the callback for the end of a layer's backward pass.
 
-        A region's first layer to ask is its last.
+        The first layer of a region to ask is the last one in the backward pass.
         """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
         first = self._firsts.setdefault(region, layer)

@@ -117,7 +117,7 @@ def _in_module(
 ) -> GemmPrecision | None:
     """Return what the payload of a per-module recipe, or None, makes of a layer's own precision.
 
-    The result is None is high. `part` is `TRAINING` or `EVALUATION`, which is that of training
+    None is high precision. `part` is `TRAINING` or `EVALUATION`, which is that of training
     where the payload has none.
     """
     if payload is None:

@@ -94,7 +94,7 @@ class StoredWeight(torch.Tensor):
     def place_codes(self, memory: torch.Tensor) -> None:
         """Move the row-wise codes into other memory, one byte per element.
 
-        FP4 codes fill the first half of it.
+        FP4 codes fill the first half of the memory.
         """
         codes, _ = self.stored.copy(columnwise=False)
         placed = memory.view(-1)[: codes.numel()].view(codes.shape).copy_(codes)
@@ -103,7 +103,7 @@ class StoredWeight(torch.Tensor):
     def get_high_precision_init_val(self) -> torch.Tensor:
         """Return the weight as it was before it was first quantised.
 
-        Megatron's masters begin there.
+        Megatron's masters begin with it.
         """
         initial = self.store.initial
         if initial is None:

@@ -172,7 +172,7 @@ def stand_ins() -> Iterator[None]:
 def _modules_of(layer: str) -> list[types.ModuleType]:
     """Return the module of a layer, and those inside of it where it is a package.
 
-    Empty where a release has none.
+    The list is empty where a release has none.
     """
     if find_spec(layer) is None:
         return []

@@ -78,7 +78,7 @@ def _inside_chunks(
 ) -> torch.Tensor:
     """Return what the tokens of a chunk add to the later ones, (B, C, K, H, P).
 
-    Decays are summed from its start.
+    Decays are summed from the start of the chunk.
     """
     since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
     past = torch.ones(since_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()

@@ -133,20 +133,20 @@ def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
     )
 
 
-def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_stored: bool) -> bool:
+def _is_own(parameter: Any, values: torch.Tensor, part: slice | None, *, is_stored: bool) -> bool:
     """Return whether this rank's part of a weight is its master, rounded.
 
-    True without a master of its own.
+    It is True where the rank has no master of the weight.
     """
     master = getattr(parameter, "main_param", None)
     if (
-        own is None
+        part is None
         or master is None
         or not master.is_floating_point()
-        or master.numel() != own.stop - own.start
+        or master.numel() != part.stop - part.start
     ):
         return True
-    own_values = values[own]
+    own_values = values[part]
     if not is_stored:
         return torch.equal(own_values, master.to(own_values.dtype))
     row = describe(parameter, columnwise=False)

@@ -109,7 +109,7 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
 def _name_of(role: Any) -> str:
     """Return the name of the module that asks for a quantizer.
 
-    Empty where it is none of a linear layer's.
+    The name is empty where the quantizer is none of a linear layer's.
     """
     if role is None:
         return ""

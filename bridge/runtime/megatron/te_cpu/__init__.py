@@ -1,6 +1,6 @@
 """Transformer Engine on a CPU: its own Python, over torch code in place of its compiled module.
 
-    install.py     Transformer Engine's Python is found and imported: stand-in, then it, then patches
+    install.py     Transformer Engine's Python is found and imported: stand-in, package, patches
     patches.py     every callable that is replaced, as rows; patches.yaml has the line that needs it
     extension.py   the module `transformer_engine_torch`, put together from the files below
       enums.py       its enums, as rows

@@ -28,7 +28,7 @@ from bridge.runtime.pytorch.record.te import GEMM_OF_LAYOUT, is_quantised
 
 
 def generic_gemm(
-    *given: Any,
+    *arguments: Any,
     comm_overlap: Any = None,
     extra_output: Any = None,
     alpha: float = 1.0,
@@ -37,7 +37,7 @@ def generic_gemm(
 ) -> list[Any]:
     """Return result, gradient of the bias, None for the input of a GELU, and extra output.
 
-    The result is None where there is none.
+    An entry is None where nothing of its kind is asked for.
     """
     (
         A,
@@ -56,16 +56,14 @@ def generic_gemm(
         _,
         accumulate,
         _,
-    ) = given
-    others = {
+    ) = arguments
+    features = {
         "overlap with communication (userbuffers)": comm_overlap is not None,
         "a fused GELU": gelu,
         "a quantised result": quantizer is not None,
         "a factor": alpha != 1.0 or beta not in (None, 0.0, 1.0),
     }
-    for name, is_asked_for in others.items():
-        if is_asked_for:
-            raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
+    _require_none_of(features)
     dtype = _dtype_of_result(output_dtype, D, A)
     added, bias_gradient = None, None
     if bias is not None and bias.numel() > 0:
@@ -84,6 +82,13 @@ def generic_gemm(
     if D is not None:
         out = D.copy_(out.reshape(D.shape))
     return [out, bias_gradient, None, extra_output]
+
+
+def _require_none_of(features: dict[str, bool]) -> None:
+    """Refuse a feature that is asked for; none of them has a CPU version."""
+    for name, is_asked_for in features.items():
+        if is_asked_for:
+            raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
 
 
 def _dtype_of_result(output_dtype: Any, out: Any, left: Any) -> torch.dtype:
@@ -145,7 +150,7 @@ def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1])
 
 
-def te_general_grouped_gemm(*given: Any) -> Any:
+def te_general_grouped_gemm(*arguments: Any) -> Any:
     """Multiply each pair of a group.
 
     An expert without tokens leaves zeros, or with `accumulate` the sum as it is.
@@ -168,7 +173,7 @@ def te_general_grouped_gemm(*given: Any) -> Any:
         accumulate,
         split,
         *_,
-    ) = given
+    ) = arguments
     outs = D
     if single_output:
         whole = D

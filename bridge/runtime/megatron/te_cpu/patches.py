@@ -60,7 +60,7 @@ def _dequantized(_original: Any) -> Any:
 def patches(capability: tuple[int, int]) -> Rows:
     """Return every replacement, in order.
 
-    Patches.yaml says who needs each, and the failure without.
+    The file patches.yaml says who needs each, and the failure without.
     """
     properties = SimpleNamespace(
         major=capability[0],
