@@ -63,6 +63,7 @@ class ConfigFile:
         self.whole = {key: dict(value) if isinstance(value, dict) else value for key, value in reading.sections.items()}
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
+        self.by_key |= {path: file for path, file in reading.origins.items() if path in self.by_key}
         self.choice: str | None = None
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None

@@ -5,7 +5,7 @@ Each is read, or named; where one that is not read would change the plan or the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,14 @@ def own_names(table: FrameworkTable, arguments: Mapping[str, Any], variables: Ma
     )
 
 
+def dropped_from(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
+    """Take the fields of arguments that a framework does not forward out of the sections."""
+    for name in own.dropped:
+        for path in fields_of(name):
+            role, _, attribute = path.partition(".")
+            sections[role].pop(attribute, None)
+
+
 def generation_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return each option of the engine that generates samples -> its value."""
     found = {}
@@ -97,7 +105,7 @@ def _on(
     """Yield each name that is on, with its value and the row that knows it; options first, then variables."""
     for name, value in arguments.items():
         row = table.own_names(name)
-        if row is not None and row.is_on(value):
+        if row is not None and row.is_on(value) and _holds(row.where, arguments):
             yield _option(name), value, row
     for name, text in variables.items():
         for row in table.variables:
@@ -113,12 +121,21 @@ def _is_packed(arguments: Mapping[str, Any]) -> bool:
 def _dropped(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[tuple[Drop, str]]:
     """Yield each name that is given and not forwarded, with its row."""
     for row in table.drops:
-        conditions = {path.removeprefix(ARGUMENT): values for path, values in row.where.items()}
-        if not all(str(arguments.get(name)) in values for name, values in conditions.items()):
+        if not _holds(row.where, arguments):
             continue
         for name, value in arguments.items():
             if row.names.fullmatch(name) and value not in (None, False):
                 yield row, name
+
+
+def _holds(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments have the values that a row asks for."""
+    for path, values in where.items():
+        given = str(arguments.get(path.removeprefix(ARGUMENT)))
+        fits = [value for value in values if str(value) == given]
+        if not fits:
+            return False
+    return True
 
 
 def _ignored(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[str]:

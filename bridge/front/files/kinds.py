@@ -24,6 +24,8 @@ MOST_SAVED_BYTES = 64 * 2**20
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
+FRAMEWORK = re.compile(rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults)['\"]?\s*:", re.MULTILINE)
+"""In a file of a framework on top of Megatron Core."""
 FILES = ("config.yaml", "run_config.yaml", "common.pt")
 ITERATION = "iter_*"
 """Folder of one iteration in a folder of checkpoints."""
@@ -37,6 +39,12 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     """
     limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
     data = strict_yaml.read_bytes(path, error=RunConfigError, limit=limit)
+    if path.suffix in OURS and FRAMEWORK.search(data):
+        from bridge.front.files.framework_files import read_framework  # few files are a framework's
+
+        found = read_framework(_mapping(data, path), path, choice or RunChoice())
+        if found is not None:
+            return found
     if path.suffix not in OURS or ARGUMENTS.search(data):
         from bridge.front.files import foreign, megatron_lm  # reads shell scripts, which few files are
 

@@ -18,7 +18,7 @@ from bridge.front.files.deepspeed_engine import without_those_of_the_engine
 from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
 from bridge.front.files.foreign import no_run_of_megatron
-from bridge.front.files.framework_names import OwnReading, own_names
+from bridge.front.files.framework_names import OwnReading, dropped_from, own_names
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.interop.contract import ImportReport
@@ -134,10 +134,10 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     kind = _kind_of(run)
     sections = sections_of(run.given)
     if written.has_end is None:
-        _put_malformed(sections, run.given)
+        put_malformed(sections, run.given)
     if precision is not None:
         sections["mixed_precision"] = precision
-    other = elsewhere(written, run.given, document.path, mode=_mode(run.given))
+    other = elsewhere(written, run.given, document.path, mode=mode_of_arguments(run.given))
     if "mixed_precision" in other.sections:  # of an engine, whatever the arguments say
         sections = {role: without_those_of_the_engine(fields) for role, fields in sections.items()}
     for role, fields in other.sections.items():
@@ -150,7 +150,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     framework, own = written.framework, OwnReading()
     if framework is not None:
         own = own_names(framework, run.given.values | run.given.unread, environment)
-        _drop(sections, own)
+        dropped_from(sections, own)
     if framework is not None and framework.release:
         release, reason = parse_version(framework.release["megatron_core"]), framework.release["because"]
     if written.has_end:  # the release that wrote all arguments
@@ -196,7 +196,7 @@ def _chosen(document: Document, variables: Mapping[str, str], number: int) -> tu
         raise RunConfigError(str(error)) from None
 
 
-def _put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
+def put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
     """Put values that are stated and of a wrong type into the sections, where a rule names them."""
     for name, text in list(given.unread.items()):
         paths = fields_of(name)
@@ -263,7 +263,7 @@ def _branches(runs: Sequence[Arguments], number: int) -> tuple[int, ...]:
     )
 
 
-def _mode(given: Values) -> str:
+def mode_of_arguments(given: Values) -> str:
     """Return the mode that the arguments of a run state."""
     for name in ("fp16", "bf16"):
         if given.values.get(name):
@@ -354,14 +354,6 @@ def _refuse_no_arguments(run: _Run, path: str) -> None:
         given: object = next(iter(run.given.values), {})
         place = f"{path}: {run.written.label or 'arguments'}"
         raise RunConfigError.of(place, rule, given, "Give a file of its arguments.")
-
-
-def _drop(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
-    """Take the fields of arguments that a framework does not forward out of the sections."""
-    for name in own.dropped:
-        for path in fields_of(name):
-            role, _, attribute = path.partition(".")
-            sections[role].pop(attribute, None)
 
 
 def _read_as(run: _Run) -> tuple[str, ...]:

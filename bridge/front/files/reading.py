@@ -66,6 +66,8 @@ class FileReading:
     """The framework below it, whose arguments or classes its settings are; empty: it has its own."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Setting ("model.hidden_size") that another file states -> that file's name."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Dotted key of the file, or its beginning -> ours, where they differ; an override may be written with either."""
     environment: Mapping[str, str] = field(default_factory=dict)

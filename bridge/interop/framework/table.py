@@ -28,9 +28,10 @@ A row of `start` sets the values of `sets`, and of `copies` (setting -> the sett
 
 A row of `own` has `names` (a pattern of the whole name, with underscores) and `for`, what they are for. Names that bear
 on the run have `opens`, the settings that they may change, or `says`, a sentence with {option} and {value}; a name that
-changes the layers has `unplans: true`. `harmless` are the values that switch it off.
-A row of `drops` has `names` (as in `own`), `where` (as in `start`), `because`, `source`, and where it is known `mended`,
-the release or commit that forwards them.
+changes the layers has `unplans: true`. `harmless` are the values that switch it off; `where` is
+argument -> the values of which it needs another argument to have one.
+A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`, the
+release or commit that forwards them.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class OwnNames:
     unplans: bool
     """They change the layers, so that there is no plan."""
     harmless: Sequence[Any]
+    where: Mapping[str, Sequence[Any]]
     source: str
 
     def is_on(self, value: object) -> bool:
@@ -230,6 +232,7 @@ def _own_names(columns: Mapping[str, Any]) -> OwnNames:
         says=columns.get("says", ""),
         unplans=columns.get("unplans", False),
         harmless=columns.get("harmless", ()),
+        where=columns.get("where", {}),
         source=columns["source"],
     )
 
