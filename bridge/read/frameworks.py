@@ -28,6 +28,10 @@ CONVERTED = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
     "`precision-bridge convert {quoted}` reads what it states of the precision."
 )
+READ = (
+    "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` read it, and `convert` does "
+    "not."
+)
 UNREAD = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
 
 
@@ -46,12 +50,18 @@ class Framework:
     """What to give the other commands, a sentence."""
     yields: bool = False
     """A system that reads the command line goes before it."""
+    is_read: bool = False
+    """`check`, `plan` and `memory` read the file."""
     table: str = ""
     """Its table in `bridge.read.framework`, by which its runs are read; empty: they are not."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
-        sentence = CONVERTED if self.is_converted else UNREAD
+        sentence = UNREAD
+        if self.is_read:
+            sentence = READ
+        elif self.is_converted:
+            sentence = CONVERTED
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
         return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
 
@@ -109,7 +119,8 @@ class _Row:
         for file in self.files:
             seen = file.table.recognise(document)
             if seen is not None:
-                return replace(self.found(seen.evidence), runs=file.runs, is_converted=file.is_converted)
+                kinds = {"is_converted": file.is_converted, "is_read": file.is_read}
+                return replace(self.found(seen.evidence), runs=file.runs, **kinds)
         for target in targets:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")
@@ -142,7 +153,8 @@ class _File:
     def __init__(self, columns: Mapping[str, Any], framework: _Row) -> None:
         self.runs: str = columns.get("runs", framework.runs)
         self.is_converted: bool = columns.get("converts", framework.is_converted)
-        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts")}
+        self.is_read: bool = columns.get("reads", False)
+        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts", "reads")}
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 

@@ -48,7 +48,7 @@ RULES = (
         setting="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
         when=all_of("scheme is blockwise", _is_refused),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
-        remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
+        remedies=("set it to 0", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
     ),
     error(
