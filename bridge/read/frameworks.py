@@ -87,8 +87,15 @@ class _Row:
         self.files = [_File(row, self) for row in columns.get("files", ())]
 
     def found(self, evidence: str) -> Framework:
-        words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
-        return Framework(**words, is_converted=self.is_converted, yields=self.yields, table=self.table)
+        return Framework(
+            name=self.name,
+            evidence=evidence,
+            runs=self.runs,
+            instead=self.instead,
+            is_converted=self.is_converted,
+            yields=self.yields,
+            table=self.table,
+        )
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
@@ -119,8 +126,8 @@ class _Row:
         for file in self.files:
             seen = file.table.recognise(document)
             if seen is not None:
-                kinds = {"is_converted": file.is_converted, "is_read": file.is_read}
-                return replace(self.found(seen.evidence), runs=file.runs, **kinds)
+                found = self.found(seen.evidence)
+                return replace(found, runs=file.runs, is_converted=file.is_converted, is_read=file.is_read)
         for target in targets:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")
