@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from bridge.read.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read.framework import primus
 
 
