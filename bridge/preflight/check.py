@@ -75,6 +75,7 @@ class Setup(RunContext):
         other_layers: The kind of the model where its layers are none of a language model's: rules that read them are
             not asked.
         refused: Words of the command line that the program's parser refuses.
+        not_forwarded: Settings of the file that its framework does not forward.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
@@ -94,6 +95,7 @@ class Setup(RunContext):
         mode_decided_by: str | None = None,
         other_layers: str | None = None,
         refused: Sequence[Finding] = (),
+        not_forwarded: Sequence[Finding] = (),
         **sections: Any,
     ) -> None:
         unknown: dict[str, Any] = {}
@@ -110,7 +112,9 @@ class Setup(RunContext):
             views={role: View(values) for role, values in run.values.items()},
             rows=run.rows,
             target=run.target,
-            program=Program(is_own=is_own, is_bridge=is_bridge, is_resumed=is_resumed, refused=refused),
+            program=Program(
+                is_own=is_own, is_bridge=is_bridge, is_resumed=is_resumed, refused=refused, not_forwarded=not_forwarded
+            ),
             unknown=unknown,
             malformed=malformed,
             origins=origins,
@@ -361,6 +365,7 @@ def check_run(
     mode_decided_by: str | None = None,
     other_layers: str | None = None,
     refused: Sequence[Finding] = (),
+    not_forwarded: Sequence[Finding] = (),
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 
@@ -378,6 +383,7 @@ def check_run(
         mode_decided_by: What decides the mode where nothing states it, as a noun.
         other_layers: The kind of the model where its layers are none of a language model's.
         refused: Words of the command line that the program's parser refuses.
+        not_forwarded: Settings of the file that its framework does not forward.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -400,6 +406,7 @@ def check_run(
         "mode_decided_by": mode_decided_by,
         "other_layers": other_layers,
         "refused": refused,
+        "not_forwarded": not_forwarded,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(Setup(**given, **known, choice=choice), reasons)

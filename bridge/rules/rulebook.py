@@ -11,6 +11,7 @@ from bridge.rules.topics import (
     blackwell,
     checkpoint,
     environment,
+    frameworks,
     layers,
     loss_scale,
     mode,
@@ -51,6 +52,7 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Checkpoints and adapters": checkpoint.RULES,
     "Target": target.RULES,
     "Runs of this project": OWN_RUN,
+    "Frameworks": frameworks.RULES,
 }
 """Topic -> its rules, in the order of their ids."""
 
