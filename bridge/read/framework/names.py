@@ -124,7 +124,7 @@ def ranks_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> int | None:
     ranks = 1
     for name, default in table.ranks.items():
         number = whole_number(arguments.get(name, default))
-        if number is None:
+        if not number:
             return None
         ranks *= number
     return ranks
