@@ -11,12 +11,19 @@ Megatron derives after construction (`ffn_hidden_size`, `kv_channels`, ...) are 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
+from bridge.model.compressed import (
+    COMPRESSED_HYBRID,
+    RATIOS,
+    CompressedAttention,
+    HyperConnections,
+    kind_of_ratio,
+)
 from bridge.model.hybrid import HybridPattern, model_fault
 from bridge.model.section import Section, read_section
 from bridge.model.variants import DELTA_NET, SPARSE, DeltaNet, Indexer, unplanned
@@ -25,7 +32,14 @@ from bridge.target.fields import whole_number
 DENSE = "transformer"
 MOE = "moe"
 SWITCHES = (
-    *("gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "attention_output_gate"),
+    *(
+        "gated_linear_unit",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "qk_layernorm",
+        "qk_l2_norm",
+        "attention_output_gate",
+    ),
     "share_embeddings_and_output_weights",
 )
 """Switches of the model that the shape has by Megatron's names."""
@@ -98,7 +112,8 @@ class ModelShape:
     kv_channels: int
     kinds: tuple[str, ...]
     """Kind of each layer: transformer, delta_net, sparse or sparse_shared (it takes another layer's choice of keys),
-    each with _moe where it has experts; in a hybrid mamba, attention, latent_attention, mlp or moe."""
+    or one of `compressed.RATIOS`, each with _moe where it has experts; in a hybrid mamba, attention, latent_attention,
+    mlp or moe."""
     is_hybrid: bool = False
     """Each layer is one block, of the kind that a letter of the pattern names."""
     vocab_size: int = 0
@@ -131,6 +146,8 @@ class ModelShape:
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
     indexer: Indexer | None = None
+    compressed: CompressedAttention | None = None
+    hyper_connections: HyperConnections | None = None
 
     @property
     def is_moe(self) -> bool:
@@ -204,7 +221,11 @@ class _Reader:
             self.whole(name)
         self.faults += self.pattern.faults if self.pattern is not None else ()
         delta_net, indexer = self._delta_net(), self._indexer()
-        kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(layers, indexer)
+        depths = self._depths()
+        ratio_kinds = self._ratio_kinds(layers, depths) if self.is_compressed else ()
+        kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(
+            layers, indexer, ratio_kinds
+        )
         self._check_heads(sizes)
         embedding = "rope" if self.pattern is None else "none"
         normalization = self.text("normalization", "RMSNorm" if self.has_latent else "LayerNorm")
@@ -219,15 +240,21 @@ class _Reader:
             layer_norm_bias=normalization == "LayerNorm",
             has_softmax_offset=self.text("softmax_type") == "learnable",
             position_embedding_type=self.text("position_embedding_type", embedding),
-            mtp_num_layers=self._depths(),
+            mtp_num_layers=depths,
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
-            mtp_kind=kinds[-1].replace("sparse_shared", "sparse"),  # its layers count from 1, which chooses keys
+            mtp_kind=self._mtp_kind(kinds[-1], ratio_kinds[layers:]),
             mtp_kinds=self.pattern.mtp_kinds if self.pattern is not None else (),
             experts=self._experts(sizes["ffn_hidden_size"]),
             latent=self._latent() if self.has_latent else None,
-            state_space=self._state_space(sizes["hidden_size"]) if "mamba" in self._kinds_of_pattern else None,
+            state_space=self._state_space(sizes["hidden_size"])
+            if "mamba" in self._kinds_of_pattern
+            else None,
             delta_net=delta_net,
             indexer=indexer,
+            compressed=self._compressed(sizes["num_attention_heads"])
+            if self.is_compressed
+            else None,
+            hyper_connections=self._hyper_connections(),
             **{name: self.flag(name) for name in SWITCHES},
         )
 
@@ -239,6 +266,10 @@ class _Reader:
     def has_latent(self) -> bool:
         return self.flag("multi_latent_attention") or "latent_attention" in self._kinds_of_pattern
 
+    @property
+    def is_compressed(self) -> bool:
+        return self.variant == COMPRESSED_HYBRID and self.pattern is None
+
     def _layers(self) -> int:
         if self.pattern is None:
             return self.whole("num_layers", most=MOST)
@@ -247,30 +278,48 @@ class _Reader:
     def _sizes(self) -> dict[str, Any]:
         is_hybrid = self.pattern is not None
         attends = not is_hybrid or {"attention", "latent_attention"} & {*self._kinds_of_pattern}
-        hidden, heads = self.whole("hidden_size"), self.whole("num_attention_heads", least=1 if attends else 0)
+        hidden, heads = (
+            self.whole("hidden_size"),
+            self.whole("num_attention_heads", least=1 if attends else 0),
+        )
         return {
             "hidden_size": hidden,
             "num_attention_heads": heads,
             "num_query_groups": self.whole("num_query_groups", heads, least=min(heads, 1)),
             "kv_channels": self.whole("kv_channels", hidden // heads if heads else 0),
-            "ffn_hidden_size": self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1),
+            "ffn_hidden_size": self.whole(
+                "ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1
+            ),
         }
 
     def _check_heads(self, sizes: Mapping[str, int]) -> None:
         """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
         hidden, heads, groups, channels = (sizes[name] for name in OF_HEADS)
-        if not heads or {f"model.{name}" for name in OF_HEADS} & {fault.path for fault in self.faults}:
+        if not heads or {f"model.{name}" for name in OF_HEADS} & {
+            fault.path for fault in self.faults
+        }:
             return  # a size that is impossible by itself was replaced
-        is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
+        is_rotary = (
+            self.text("position_embedding_type") == "rope"
+        )  # stated: Megatron's default is another
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
         has_channels = self.section.given("kv_channels") is not None
         has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
-            self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
+            self._refuse(
+                "num_query_groups",
+                f"must divide the {heads} attention heads",
+                groups,
+                "Use a divisor",
+            )
         elif hidden % heads and not has_widths:
-            near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
+            near = min(
+                range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads))
+            )
             rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
-            self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
+            self._refuse(
+                "hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels"
+            )
         elif channels % 2 and not self.has_latent and rotates_whole_heads:
             rule = "must be even under rotary position embeddings"
             if has_channels:
@@ -295,7 +344,12 @@ class _Reader:
     def _at_most(self, name: str, number: int, most: int) -> int:
         if number <= most:
             return number
-        self._refuse(name, f"must be at most {most}", number, "Use fewer" if most == MOST else "Use a smaller number")
+        self._refuse(
+            name,
+            f"must be at most {most}",
+            number,
+            "Use fewer" if most == MOST else "Use a smaller number",
+        )
         return 1
 
     def flag(self, name: str) -> bool:
@@ -308,10 +362,14 @@ class _Reader:
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
         self.faults.append(model_fault(name, rule, value, f"{remedy}."))
 
-    def _kinds(self, layers: int, indexer: Indexer | None) -> tuple[str, ...]:
+    def _kinds(
+        self, layers: int, indexer: Indexer | None, ratio_kinds: Sequence[str]
+    ) -> tuple[str, ...]:
         """Return the kind of each layer: its attention, with _moe where it has experts."""
         attention = [DENSE] * layers
-        if indexer is not None:
+        if ratio_kinds:
+            attention = list(ratio_kinds[:layers])
+        elif indexer is not None:
             chooses = (indexer.is_in_layer(number) for number in range(1, layers + 1))
             attention = ["sparse" if is_chooser else "sparse_shared" for is_chooser in chooses]
         elif self.variant in DELTA_NET:
@@ -320,7 +378,9 @@ class _Reader:
         if not self.section.given("num_moe_experts"):
             return tuple(attention)
         expert = self._layer_flags("moe_layer_freq", layers)
-        return tuple(f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True))
+        return tuple(
+            f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True)
+        )
 
     def _depths(self) -> int:
         """Return the passes through prediction layers; the pattern of a hybrid model has one part for each."""
@@ -329,7 +389,9 @@ class _Reader:
             return stated
         return self.pattern.depths
 
-    def _layer_flags(self, name: str, layers: int, *, counts_softmax: bool = False) -> tuple[bool, ...]:
+    def _layer_flags(
+        self, name: str, layers: int, *, counts_softmax: bool = False
+    ) -> tuple[bool, ...]:
         """Return which layers have a kind of module: the field is a number, a list, or a list's expression.
 
         A number N takes each Nth layer from the first (experts), or all but each Nth layer (`counts_softmax`).
@@ -343,7 +405,12 @@ class _Reader:
         if isinstance(frequency, list | tuple) and len(frequency) == layers:
             return tuple(bool(flag) for flag in frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
-        self._refuse(name, rule, len(frequency) if isinstance(frequency, list | tuple) else given, "Correct it")
+        self._refuse(
+            name,
+            rule,
+            len(frequency) if isinstance(frequency, list | tuple) else given,
+            "Correct it",
+        )
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:
@@ -401,12 +468,74 @@ class _Reader:
             conv_width=self.whole("linear_conv_kernel_dim"),
         )
 
+    def _mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
+        """Return the kind of the layer inside a prediction layer."""
+        if not ratio_kinds:
+            return last.replace(
+                "sparse_shared", "sparse"
+            )  # its layers count from 1, which chooses keys
+        if len({*ratio_kinds}) > 1:
+            rule = "cannot plan: prediction layers of several kinds"
+            self._refuse(
+                "csa_compress_ratios", rule, list(ratio_kinds), "Give all of them the same ratio"
+            )
+        return f"{ratio_kinds[0]}_{MOE}" if last.endswith(MOE) else ratio_kinds[0]
+
+    def _ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
+        """Return the kind of each layer of the hybrid attention, those of prediction layers behind the others."""
+        given = self.section.given("csa_compress_ratios")
+        ratios = _list_of(given) if isinstance(given, str) else given
+        needed, is_dense = layers + depths, self.flag("csa_dense_mode")
+        listed = ratios if isinstance(ratios, list | tuple) else []
+        if len(listed) < needed or any(ratio not in RATIOS.values() for ratio in listed):
+            rule = f"must be a list of 0, 4 or 128 for each of the {layers} layers and {depths} prediction layers"
+            self._refuse("csa_compress_ratios", rule, given, "Correct it")
+            listed = [0] * needed
+        return tuple(kind_of_ratio(ratio, is_dense=is_dense) for ratio in listed[:needed])
+
+    def _compressed(self, heads: int) -> CompressedAttention:
+        self._require_latent()
+        if self.whole("tensor_model_parallel_size") > 1:
+            ranks = self.whole("tensor_model_parallel_size")
+            rule = f"must be 1 with experimental_attention_variant={COMPRESSED_HYBRID}, as Megatron asserts"
+            self._refuse("tensor_model_parallel_size", rule, ranks, "Set it to 1")
+        groups, width = self.whole("o_groups"), heads * self.whole("v_head_dim")
+        if width % groups:
+            rule = f"must divide the {width} outputs of all heads"
+            self._refuse("o_groups", rule, groups, "Use a divisor")
+        return CompressedAttention(output_groups=groups, output_rank=self.whole("o_lora_rank"))
+
+    def _hyper_connections(self) -> HyperConnections | None:
+        """Return the residual streams, by the field of the development branch or that of the main branch."""
+        for name in ("enable_hyper_connections", "enable_mhc_connections"):
+            if self.flag(name) and self.pattern is not None:
+                remedy = "Override it for a plan without them"
+                self._refuse(name, "cannot plan: hyper-connections of a hybrid model", True, remedy)
+                return None
+        if self.flag("enable_hyper_connections"):
+            streams = self.whole("num_residual_streams")
+            return HyperConnections(streams=streams, is_fp32=True, is_contraction_learned=True)
+        if self.flag("enable_mhc_connections"):
+            streams = self.whole("mhc_num_residual_streams")
+            return HyperConnections(streams=streams, is_fp32=False, is_contraction_learned=False)
+        return None
+
+    def _require_latent(self) -> None:
+        if not self.flag("multi_latent_attention"):
+            rule = f"must be on with experimental_attention_variant={self.variant}, which Megatron has for multi-latent"
+            self._refuse("multi_latent_attention", f"{rule} attention", False, "Set it to true")
+
     def _indexer(self) -> Indexer | None:
+        has_indexer = self.is_compressed and not self.flag("csa_dense_mode")
+        if has_indexer:
+            return Indexer(
+                num_heads=self.whole("dsa_indexer_n_heads"),
+                head_dim=self.whole("dsa_indexer_head_dim"),
+                topk=self.whole("dsa_indexer_topk"),
+            )
         if self.variant != SPARSE or self.pattern is not None:
             return None
-        if not self.flag("multi_latent_attention"):
-            rule = "must be on with experimental_attention_variant=dsa, which Megatron has for multi-latent attention"
-            self._refuse("multi_latent_attention", rule, False, "Set it to true")
+        self._require_latent()
         return Indexer(
             num_heads=self.whole("dsa_indexer_n_heads"),
             head_dim=self.whole("dsa_indexer_head_dim"),
@@ -432,7 +561,11 @@ def _list_of(expression: str) -> Any:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
             left, right = value(node.left), value(node.right)
             small = all(part < 100_000 for part in (left, right) if isinstance(part, int))
-            if isinstance(node.op, ast.Mult) and small and isinstance(left, list) != isinstance(right, list):
+            if (
+                isinstance(node.op, ast.Mult)
+                and small
+                and isinstance(left, list) != isinstance(right, list)
+            ):
                 return left * right
             if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
                 return left + right

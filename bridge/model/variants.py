@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import Finding
+from bridge.model.compressed import COMPRESSED_HYBRID
 from bridge.model.hybrid import HybridPattern, model_fault
 from bridge.model.section import Section
 from bridge.target.fields import FIELDS
@@ -68,7 +69,6 @@ UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
     "experimental_attention_variant": "layers of {kind}",
     "mla_down_proj_fusion": "one projection takes the place of two",
-    "enable_mhc_connections": "the residual stream is mixed by modules of its own",
     "use_kitchen": "linear layers come from another library",
     "moe_use_legacy_grouped_gemm": "experts are one module without linear layers",
     "moe_extended_tp": "experts are split in another way",
@@ -80,13 +80,16 @@ UNPLANNED = {
 """Field -> the change of the modules that the plan does not know."""
 
 
-ATTENTION_VARIANTS = {"gdn2": "the second gated delta net", "dsv4_hybrid": "DeepSeek-V4's hybrid attention"}
+ATTENTION_VARIANTS = {"gdn2": "the second gated delta net"}
 """Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
 
 
 SHARDS = {
     "tensor_parallel_num_weight_shards": ("tensor_model_parallel_size",),
-    "expert_tensor_parallel_num_weight_shards": ("expert_tensor_parallel_size", "tensor_model_parallel_size"),
+    "expert_tensor_parallel_num_weight_shards": (
+        "expert_tensor_parallel_size",
+        "tensor_model_parallel_size",
+    ),
 }
 """Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
 
@@ -94,13 +97,14 @@ SHARDS = {
 def _is_known(model: Section, name: str) -> bool:
     """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
     if name == "experimental_attention_variant":
-        return model.given(name) in (None, *DELTA_NET, SPARSE)
+        return model.given(name) in (None, *DELTA_NET, SPARSE, COMPRESSED_HYBRID)
     ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
     return name in SHARDS and model.given(name) == (ranks or [1])[0]
 
 
 REMEDY = (
-    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the rest of the run."
+    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the "
+    "rest of the run."
 )
 
 
@@ -110,7 +114,11 @@ def unplanned(model: Section) -> list[Finding]:
     A field that a newer Megatron Core has, and no release that is known here, counts where it is not at its default.
     """
     rows = [
-        (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
+        (
+            name,
+            why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")),
+            model.given(name),
+        )
         for name, why in UNPLANNED.items()
         if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
     ]
@@ -119,10 +127,14 @@ def unplanned(model: Section) -> list[Finding]:
     pattern = HybridPattern.of(model)
     letters = pattern.unplanned if pattern is not None else {}
     if pattern is not None and letters:
-        rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
+        rows.append(
+            (pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters))
+        )
     return [model_fault(name, f"cannot plan: {why}", value, REMEDY) for name, why, value in rows]
 
 
 def _differs(value: Any, default: Any) -> bool:
     value = getattr(value, "name", value)
-    return value not in (None, default) and not (default is None and value in (1, "1"))  # a size of None is 1
+    return value not in (None, default) and not (
+        default is None and value in (1, "1")
+    )  # a size of None is 1

@@ -10,8 +10,9 @@ from functools import partial
 
 from bridge.model.layout import Place
 from bridge.plan.precision_plan import LOW, PlanModule, PrecisionPlan
+from bridge.precision.copies import Copies
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE, Scheme
+from bridge.precision.schemes import WHOLE, Scheme, scheme_row
 
 FP32_BYTES = 4
 
@@ -46,11 +47,33 @@ def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     return round(padded(rows, 128) * padded(-(-columns // max(tile)), 4) * size) + per_tensor
 
 
+def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -> int:
+    """Return the bytes of the copies of a weight of two formats; `high` are the bytes of an element of the weight.
+
+    A copy in high precision is the weight itself, or a tensor of its own where a quantizer makes it from the other one.
+    """
+    row, column = copies.weight.row, copies.weight.column
+    total = 0.0
+    if row.scheme is not None:
+        total += rows * columns * element_bytes(row.format) + scale_bytes(
+            scheme_row(row.scheme), rows, columns
+        )
+    if column.scheme is not None:
+        total += rows * columns * element_bytes(column.format) + scale_bytes(
+            scheme_row(column.scheme), columns, rows
+        )
+    elif column.is_of_row and not copies.keeps_row:
+        total += rows * columns * high
+    return round(total)
+
+
 def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
     """Return the bytes per element of a linear's quantised input, the scales of its column-wise copy included."""
     if scheme is None or is_per_tensor(scheme):
         return element_bytes(dtype)
-    return element_bytes(dtype) + element_bytes(scheme.scale_format or "fp32") / max(scheme.operand("input").column)
+    return element_bytes(dtype) + element_bytes(scheme.scale_format or "fp32") / max(
+        scheme.operand("input").column
+    )
 
 
 def is_per_tensor(scheme: Scheme | None) -> bool:
@@ -80,6 +103,8 @@ class Parameter:
     """Format in which its GEMMs take it; its storage where they take it as it is."""
     scheme: Scheme | None = None
     """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
+    copies: Copies | None = None
+    """The copies of its layer's operands, where the copies of the weight have two formats."""
     is_expert: bool = False
     is_frozen: bool = False
     """It is not trained, and lies in none of Megatron's buffers."""
@@ -90,6 +115,11 @@ class Parameter:
     def numel(self) -> int:
         """Elements on this rank."""
         return self.rows * self.columns
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether it is kept in FP32: its gradient is, and it needs no master."""
+        return self.storage == "fp32"
 
     @property
     def is_stored_low(self) -> bool:
@@ -117,12 +147,14 @@ class _Chunk:
         over_stages = self.parallel.pipeline > 1 and (tied or shape.mtp_num_layers > 0)
         if place.embedding or mtp:
             shared = over_stages and not (place.embedding and place.output)
-            yield from self._modules("embedding", self.layers["embedding"].modules, shares_embedding=shared)
+            yield from self._modules(
+                "embedding", self.layers["embedding"].modules, shares_embedding=shared
+            )
         for index in place.layers:
             yield from self._shared(str(index + 1))
-        norm, head = self.layers["output"].modules
+        *norms, head = self.layers["output"].modules
         if place.output:
-            yield from self._modules("output", (norm,))
+            yield from self._modules("output", norms)
         for label in (f"mtp {number}" for number in range(1, shape.mtp_layers + 1 if mtp else 1)):
             *first, last = self.layers[label].modules
             yield from self._modules(label, first)
@@ -152,14 +184,25 @@ class _Chunk:
                 yield from self._module(label, planned, shares_embedding=shares_embedding)
 
     def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
-        shared = [planned for planned in experts if planned.kind == "adapter" and planned.module.count == 1]
-        one = [parameter for planned in experts if planned not in shared for parameter in self._module(label, planned)]
+        shared = [
+            planned
+            for planned in experts
+            if planned.kind == "adapter" and planned.module.count == 1
+        ]
+        one = [
+            parameter
+            for planned in experts
+            if planned not in shared
+            for parameter in self._module(label, planned)
+        ]
         for _ in range(experts[0].module.count // self.parallel.expert):
             yield from one
         for planned in shared:
             yield from self._module(label, planned)
 
-    def _module(self, label: str, planned: PlanModule, *, shares_embedding: bool = False) -> Iterator[Parameter]:
+    def _module(
+        self, label: str, planned: PlanModule, *, shares_embedding: bool = False
+    ) -> Iterator[Parameter]:
         module, mode = planned.module, self.plan.settings.mode
         weight = planned.row("weight")
         storage = weight.storage if weight is not None else mode
@@ -170,15 +213,34 @@ class _Chunk:
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
         is_expert = module.is_expert and self.parallel.expert > 1
-        made = partial(Parameter, layer=label, module=module.name, is_expert=is_expert, is_frozen=module.is_frozen)
-        vector = partial(made, rows=1, storage=mode, computes=mode)
+        made = partial(
+            Parameter,
+            layer=label,
+            module=module.name,
+            is_expert=is_expert,
+            is_frozen=module.is_frozen,
+        )
+        kept = "fp32" if module.is_fp32 else mode
+        vector = partial(made, rows=1, storage=kept, computes=kept)
         for name, length in module.vectors:
             yield vector(name=name, columns=length // ranks if module.split == "column" else length)
         if outputs and module.kind == "norm":
             yield vector(name="weight", columns=outputs)
         elif outputs and module.kind != "attention":
             shares = shares_embedding and module.name != "position_embeddings"
-            matrix = partial(made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares)
-            yield matrix(storage=storage, computes=computes, scheme=scheme)
+            matrix = partial(
+                made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares
+            )
+            yield matrix(
+                storage=storage, computes=computes, scheme=scheme, copies=_of_two_formats(planned)
+            )
         if module.bias:
             yield vector(name="bias", columns=outputs)
+
+
+def _of_two_formats(planned: PlanModule) -> Copies | None:
+    """Return the copies of a module's operands where those of its weight have two formats."""
+    copies = planned.copies
+    if copies is None or copies.weight.row.format == copies.weight.column.format:
+        return None
+    return copies

@@ -37,6 +37,7 @@ from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
+from bridge.precision.copies import Copies
 from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Effect, recipe_of
 from bridge.precision.modules import ModuleRow
@@ -52,7 +53,7 @@ from bridge.target.versions import Version
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
-NO_SETTINGS = frozenset({"recipes", "notes", "absorbs"})
+NO_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
 """Parts of the settings that the plan shows elsewhere."""
 MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 
@@ -68,6 +69,8 @@ class PlanModule:
     rows: tuple[PlanRow, ...]
     scheme: str | None = None
     """The scaling scheme of its GEMMs; None: none of them is in FP8 or FP4."""
+    copies: Copies | None = field(default=None, compare=False, repr=False)
+    """The copies of its operands; None: none of its GEMMs is in FP8 or FP4."""
 
     def row(self, item: str) -> PlanRow | None:
         """Return the row of a GEMM or tensor, or None."""
@@ -146,6 +149,7 @@ class PrecisionPlan:
         model: ModelOwner | Mapping[str, Any],
         optimizer: OptimizerOwner | Mapping[str, Any] | None = None,
         ddp: DdpOwner | Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> PrecisionPlan:
         """Return the plan of a precision and config objects, as `synchronize` would write them. Nothing is written.
 
@@ -154,6 +158,7 @@ class PrecisionPlan:
             model: Megatron's model fields, as an object or a mapping; a missing field has Megatron's default.
             optimizer: `OptimizerConfig` fields, for master weights and states.
             ddp: `DistributedDataParallelConfig` fields, for gradients.
+            environment: Environment variables of the run, of which some change Transformer Engine's recipes.
 
         Raises:
             RunConfigError: No such model can be built, or it has modules that the plan does not know.
@@ -161,7 +166,9 @@ class PrecisionPlan:
         """
         if isinstance(precision, str):
             precision = get_mixed_precision_config(precision)
-        return precision_plan(precision, model, optimizer=optimizer, ddp=ddp)
+        return precision_plan(
+            precision, model, optimizer=optimizer, ddp=ddp, environment=environment
+        )
 
     @property
     def trains_weights(self) -> bool:
@@ -178,7 +185,8 @@ class PrecisionPlan:
         return tuple(
             layer.number
             for layer in self.layers
-            if layer.number is not None and any(module.scheme is not None for module in layer.modules)
+            if layer.number is not None
+            and any(module.scheme is not None for module in layer.modules)
         )
 
     def linears(self) -> tuple[int, int]:
@@ -187,10 +195,17 @@ class PrecisionPlan:
 
     def schemes(self) -> dict[str, int]:
         """Return how many linear layers compute in each scaling scheme; a layer's experts count once."""
-        return dict(Counter(module.scheme for module in self._linears() if module.scheme is not None))
+        return dict(
+            Counter(module.scheme for module in self._linears() if module.scheme is not None)
+        )
 
     def _linears(self) -> list[PlanModule]:
-        return [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
+        return [
+            module
+            for layer in self.layers
+            for module in layer.modules
+            if module.kind in ("linear", "head")
+        ]
 
     def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...
@@ -216,19 +231,31 @@ class PrecisionPlan:
             raise _unknown(f"module of layer {layer}", module, list(names))
         row = found[0].row(item)
         if row is None:
-            raise _unknown(f"GEMM or tensor of {found[0].name}", item, [row.item for row in found[0].rows])
+            raise _unknown(
+                f"GEMM or tensor of {found[0].name}", item, [row.item for row in found[0].rows]
+            )
         return row
 
     def folded(self) -> list[tuple[tuple[PlanLayer, ...], tuple[PlanModule, ...]]]:
         """Return the layers in groups of equal rows, in the order in which each group begins."""
-        names = ["" if layer.number is not None else layer.label.partition(" ")[0] for layer in self.layers]
-        groups = grouped(((name, layer.modules), layer) for name, layer in zip(names, self.layers, strict=True))
+        names = [
+            "" if layer.number is not None else layer.label.partition(" ")[0]
+            for layer in self.layers
+        ]
+        groups = grouped(
+            ((name, layer.modules), layer) for name, layer in zip(names, self.layers, strict=True)
+        )
         return [(tuple(layers), modules) for (_, modules), layers in groups.items()]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every row as a flat mapping."""
         for layer in self.layers:
-            place = {"layer": layer.label, "stage": layer.stage, "chunk": layer.chunk, "kind": layer.kind}
+            place = {
+                "layer": layer.label,
+                "stage": layer.stage,
+                "chunk": layer.chunk,
+                "kind": layer.kind,
+            }
             for module in layer.modules:
                 for row in module.rows:
                     yield {**place, "module": module.name, **asdict(row)}
@@ -238,7 +265,11 @@ class PrecisionPlan:
         low, linears = self.linears()
         return {
             "precision": self.label,
-            "settings": {name: value for name, value in asdict(self.settings).items() if name not in NO_SETTINGS},
+            "settings": {
+                name: value
+                for name, value in asdict(self.settings).items()
+                if name not in NO_SETTINGS
+            },
             "layers": self.shape.num_layers,
             "stages": self.parallel.pipeline,
             "low_precision_linears": low,
@@ -249,7 +280,11 @@ class PrecisionPlan:
                     "layers": [layer.label for layer in layers],
                     "stages": [layer.stage for layer in layers],
                     "kind": layers[0].kind,
-                    "rows": [{"module": module.name, **asdict(row)} for module in modules for row in module.rows],
+                    "rows": [
+                        {"module": module.name, **asdict(row)}
+                        for module in modules
+                        for row in module.rows
+                    ],
                 }
                 for layers, modules in self.folded()
             ],
@@ -268,7 +303,14 @@ class PrecisionPlan:
                 if before != after and {before, after} != {"", "-"}:
                     cells.append(((*cell, before, after), label))
         return [
-            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
+            PlanDifference(
+                layers=tuple(layers),
+                module=module,
+                item=item,
+                column=column,
+                before=before,
+                after=after,
+            )
             for (module, item, column, before, after), layers in grouped(cells).items()
         ]
 
@@ -292,7 +334,10 @@ class PrecisionPlan:
     def stages(self) -> list[list[Place]]:
         """The model chunks of each pipeline stage."""
         places = self.parallel.places(self.shape.num_layers)
-        return [[place for place in places if place.stage == stage] for stage in range(self.parallel.pipeline)]
+        return [
+            [place for place in places if place.stage == stage]
+            for stage in range(self.parallel.pipeline)
+        ]
 
 
 def precision_plan(
@@ -303,6 +348,7 @@ def precision_plan(
     optimizer: Any = None,
     ddp: Any = None,
     mcore: Version | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> PrecisionPlan:
     """Return the formats in which a model will compute, keep and send its tensors.
 
@@ -313,12 +359,15 @@ def precision_plan(
         optimizer: `OptimizerConfig` fields, for masters and states.
         ddp: `DistributedDataParallelConfig` fields, for gradients.
         mcore: Version of megatron-core that builds the model; None: the newest that is known.
+        environment: Environment variables of the run, of which some change Transformer Engine's recipes.
 
     Raises:
         RunConfigError: No such model can be built, or it has modules that the plan does not know.
     """
     given = {"model": model, "optimizer": optimizer, "ddp": ddp}
-    return plan_of(predict(precision, given, target=Target(mcore=mcore)), parallel)
+    return plan_of(
+        predict(precision, given, target=Target(mcore=mcore), environment=environment), parallel
+    )
 
 
 def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
@@ -333,7 +382,9 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     adapter = Adapter.of(run.sections["peft"], run.model)
     is_frozen = bool(run.values["model"]["freeze_language_model"])
     return PrecisionPlan(
-        label=nearest_label(precision) if precision is not None else label_of_owners(run.values["model"]),
+        label=nearest_label(precision)
+        if precision is not None
+        else label_of_owners(run.values["model"]),
         settings=settings,
         shape=shape,
         parallel=layout,
@@ -394,7 +445,9 @@ def _maker(
             own = tuple(replace(one, is_frozen=True) for one in own)
         recipe = recipe_of(settings.recipes, chunk)
         effects = [  # only Transformer Engine's linear layers read a per-module recipe
-            recipe.effect(paths.path(label, at, one.name)) if recipe is not None and one.kind == "linear" else None
+            recipe.effect(paths.path(label, at, one.name))
+            if recipe is not None and one.kind == "linear"
+            else None
             for one in own
         ]
         return _planned(own, settings, low, tuple(effects))
@@ -402,7 +455,12 @@ def _maker(
     def made(label: str, place: Place, kind: str, *, low: bool = False, at: int = 0) -> PlanLayer:
         number = int(label) if label.isdigit() else None
         name = (numbers[place.stage, place.chunk], label, at) if by_name else (0, "", 0)
-        where: dict[str, Any] = {"label": label, "number": number, "stage": place.stage, "chunk": place.chunk}
+        where: dict[str, Any] = {
+            "label": label,
+            "number": number,
+            "stage": place.stage,
+            "chunk": place.chunk,
+        }
         return PlanLayer(**where, kind=kind, low=low, modules=modules(kind, low, *name))
 
     return made
@@ -419,7 +477,9 @@ def _planned(
     )
 
 
-def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Effect | None) -> PlanModule:
+def _planned_module(
+    module: Module, settings: Settings, *, low: bool, effect: Effect | None
+) -> PlanModule:
     """Return a module with its rows; a per-module recipe leaves the weight stored as the run stores it."""
     own, is_low = settings.of_module(effect, low=low)
     rows = module_rows(module, own, low=is_low)
@@ -427,14 +487,26 @@ def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Ef
         stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
         rows = tuple(replace(row, storage=stored.get(row.item, row.storage)) for row in rows)
     has_low = any(row.item in MULTIPLIED and LOW & {*row.format.split(" x ")} for row in rows)
-    scheme = own.scheme if has_low else None
-    return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows, scheme=scheme)
+    if not has_low:
+        return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows)
+    copies = own.copies(is_grouped=module.is_expert and own.are_experts_grouped)
+    return PlanModule(
+        name=module.name,
+        kind=module.kind,
+        module=module,
+        rows=rows,
+        scheme=own.scheme,
+        copies=copies,
+    )
 
 
 def compact(labels: Sequence[str], limit: int = 6) -> str:
     """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54)"; words are kept as they are."""
     numbers = [int(label) for label in labels if label.isdecimal()]
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])
+    ]
     ranges = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     if len(ranges) > limit:
         ranges = [", ".join(ranges[: limit - 1]) + f", ... {ranges[-1]} ({len(numbers)} layers)"]

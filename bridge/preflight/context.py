@@ -41,7 +41,9 @@ class CheckContext(RunContext):
             Engine where the target has a GPU.
     """
 
-    def __init__(self, run: Run, *, prediction: Prediction | None = None, backend: str | None = None) -> None:
+    def __init__(
+        self, run: Run, *, prediction: Prediction | None = None, backend: str | None = None
+    ) -> None:
         self.run = run
         self.prediction = prediction or run.prediction
         views = {role: View(values) for role, values in self.prediction.values.items()}
@@ -188,9 +190,7 @@ class CheckContext(RunContext):
 
 def _environment(run: Run) -> Mapping[str, str] | None:
     """Return the variables that the run sets itself, under those of this machine where it is the target."""
-    variables = dict(run.reading.environment)
-    if run.environment is not None:
-        variables = dict(run.environment)
+    variables = dict(run.started_environment)
     if run.target.is_detected:
         variables |= os.environ
     return variables if variables or run.environment is not None else None

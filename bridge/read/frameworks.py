@@ -63,7 +63,9 @@ class Framework:
         elif self.is_converted:
             sentence = CONVERTED
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
-        return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
+        return " ".join(
+            filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead))
+        )
 
 
 class _Row:
@@ -81,7 +83,9 @@ class _Row:
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
-        self.programs = re.compile(rf"(?:{columns['programs']})\Z") if "programs" in columns else None
+        self.programs = (
+            re.compile(rf"(?:{columns['programs']})\Z") if "programs" in columns else None
+        )
         self.needed = _pattern(columns, "with")
         self.overrides = _pattern(columns, "overrides")
         self.files = [_File(row, self) for row in columns.get("files", ())]
@@ -99,7 +103,9 @@ class _Row:
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
-        if self.words is not None and not any(self.words.search(word) for word in _words_of(launch)):
+        if self.words is not None and not any(
+            self.words.search(word) for word in _words_of(launch)
+        ):
             return None
         launcher = [word for word in launch.runner if PurePosixPath(word).name in self.launchers]
         if launcher:
@@ -115,7 +121,10 @@ class _Row:
         if self.overrides is not None:
             for word in arguments:
                 if self.overrides.fullmatch(word):
-                    name, what = word.partition("=")[0].lstrip("+"), "an override of its configuration"
+                    name, what = (
+                        word.partition("=")[0].lstrip("+"),
+                        "an override of its configuration",
+                    )
                     if name.startswith("--"):
                         what = "an option of its programs"
                     return self.found(f"has `{name}`, {what}")
@@ -127,7 +136,9 @@ class _Row:
             seen = file.table.recognise(document)
             if seen is not None:
                 found = self.found(seen.evidence)
-                return replace(found, runs=file.runs, is_converted=file.is_converted, is_read=file.is_read)
+                return replace(
+                    found, runs=file.runs, is_converted=file.is_converted, is_read=file.is_read
+                )
         for target in targets:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")
@@ -161,7 +172,11 @@ class _File:
         self.runs: str = columns.get("runs", framework.runs)
         self.is_converted: bool = columns.get("converts", framework.is_converted)
         self.is_read: bool = columns.get("reads", False)
-        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts", "reads")}
+        signs = {
+            name: value
+            for name, value in columns.items()
+            if name not in ("runs", "converts", "reads")
+        }
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 

@@ -55,7 +55,9 @@ class Route:
 def _route(owner: str, field: str, rule: str, attribute: str | None = "", **more: Any) -> Route:
     """Return a row; the attribute has the field's name unless another is given."""
     named = field if attribute == "" else attribute
-    return Route(field=field, owner=owner, attribute=named, family=FIELDS[field].family, rule=rule, **more)
+    return Route(
+        field=field, owner=owner, attribute=named, family=FIELDS[field].family, rule=rule, **more
+    )
 
 
 _model, _optimizer, _ddp = (partial(_route, owner) for owner in ("model", "optimizer", "ddp"))
@@ -101,6 +103,8 @@ ROUTES: tuple[Route, ...] = (
     _route("process", "tf32", "none", "float32_matmul_precision"),
     _model("fp32_residual_connection", "stated"),
     _model("disable_bf16_reduced_precision_matmul", "stated"),
+    _model("deterministic_mode", "stated"),
+    _model("batch_invariant_mode", "stated"),
     _model("mamba_training_ssm_states_dtype", "stated", since="0.19"),
     _model("attention_softmax_in_fp32", "stated"),
     _model("apply_query_key_layer_scaling", "stated"),
@@ -141,5 +145,7 @@ def notes() -> dict[str, dict[str, Any]]:
     """Return role -> field -> note and source; under "not_routed", role -> field of Megatron -> why none states it."""
     import yaml  # a sync does without the notes
 
-    found: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = yaml.safe_load(
+        Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    )
     return found

@@ -36,7 +36,11 @@ class OwnerField:
     """Versions of megatron-core that have it; None: all."""
 
 
-ENCODERS = {"vision_model": "vision tower", "audio_model": "audio encoder", "sound_encoder": "sound encoder"}
+ENCODERS = {
+    "vision_model": "vision tower",
+    "audio_model": "audio encoder",
+    "sound_encoder": "sound encoder",
+}
 """Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
 OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
@@ -86,6 +90,19 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     },
 }
 """Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
+DEVELOPMENT: dict[str, tuple[str, Any]] = {
+    "csa_compress_ratios": ("any", None),
+    "csa_dense_mode": ("bool", False),
+    "enable_hyper_connections": ("bool", False),
+    "num_residual_streams": ("int", 4),
+    "o_groups": ("int", 8),
+    "o_lora_rank": ("int", 1024),
+}
+"""Field of the model that decides its layers in Megatron-LM's development branch, and that no release has.
+
+Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/transformer_config.py.
+"""
+OTHER["model"] |= DEVELOPMENT
 
 
 _NAMED_DTYPES = ("moe_router_dtype",)
@@ -126,7 +143,9 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
 
 FIELDS = _rows()
 
-DEFAULTS = {role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()}
+DEFAULTS = {
+    role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()
+}
 
 NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")}
 """Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
@@ -146,8 +165,13 @@ PAIRS = (
     Pair(one=("model", "fp16"), two=("optimizer", "fp16")),
     Pair(one=("model", "bf16"), two=("optimizer", "bf16")),
     Pair(one=("model", "fp8_recipe"), two=("optimizer", "fp8_recipe")),
-    Pair(one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"), two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag")),
-    Pair(one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False),  # no reader in the latter
+    Pair(
+        one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
+        two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
+    ),
+    Pair(
+        one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False
+    ),  # no reader in the latter
     Pair(one=("model", "fp8_param"), two=("ddp", "fp8_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "fp4_param"), two=("ddp", "fp4_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),

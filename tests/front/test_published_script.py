@@ -35,7 +35,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "delta_net_8gpu_h100_fp8cs": container(DELTA_NET),
     "hybrid_8gpu_h100_fp8cs": container(HYBRID),
     "sparse_8gpu_h100_bf16": container({**SPARSE, "dsa_indexer_topk": 64}, mixed_precision=BF16),
-    "unknown_8gpu_h100_bf16": container({"experimental_attention_variant": "dsv4_hybrid"}, mixed_precision=BF16),
+    "unknown_8gpu_h100_bf16": container({"experimental_attention_variant": "gdn2"}, mixed_precision=BF16),
 }
 
 

@@ -212,7 +212,9 @@ def framework_table(name: str) -> FrameworkTable:
         places=columns.get("places", {}),
         fields={key: _listed(paths) for key, paths in columns.get("fields", {}).items()},
         start=[_start_row(row) for row in columns.get("start", ())],
-        environment={key: _set_variable(row) for key, row in columns.get("environment", {}).items()},
+        environment={
+            key: _set_variable(row) for key, row in columns.get("environment", {}).items()
+        },
         variables_in=columns.get("variables_in", ""),
         variables=[_own_names(row) for row in columns.get("variables", ())],
         own=[_own_names(row) for row in columns.get("own", ())],
@@ -289,7 +291,9 @@ def _drop(columns: Mapping[str, Any]) -> Drop:
 
 
 def _set_variable(columns: Mapping[str, Any]) -> SetVariable:
-    return SetVariable(value=str(columns["value"]), below=columns.get("below"), source=columns["source"])
+    return SetVariable(
+        value=str(columns["value"]), below=columns.get("below"), source=columns["source"]
+    )
 
 
 def _listed(value: Any) -> tuple[str, ...]:

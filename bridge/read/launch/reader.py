@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bridge.errors import PayloadError
 from bridge.read.launch import launches as starts
 from bridge.read.launch.arithmetic import computed
-from bridge.read.launch.builtins import DECLARERS, TAKE_A_VALUE, Builtins, State, environment_of
+from bridge.read.launch.builtins import DECLARERS, Builtins, State, environment_of
 from bridge.read.launch.conditions import Test, answer, matched
 from bridge.read.launch.job import is_job, job_environment
 from bridge.read.launch.script import WORDS, name_of, parse, statements, text_of
@@ -36,7 +36,15 @@ ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*
 """`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 MAX_COUNTED = 256
 """Turns of `for ((i = 0; i < N; i++))` that are read."""
-COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
+COMMANDS = frozenset(
+    {
+        "command",
+        "variable_assignment",
+        "variable_assignments",
+        "declaration_command",
+        "unset_command",
+    }
+)
 CONTAINERS = frozenset({"compound_statement", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 HEREDOC = ("heredoc_start", "heredoc_body")
@@ -66,24 +74,48 @@ class Arm(NamedTuple):
 class _Count(NamedTuple):
     """The header of `for ((i = 0; i < N; i++))`."""
 
+    name: str
     start: str
     condition: str
-    step: str
 
     @classmethod
     def of(cls, node: Node) -> _Count | None:
-        """Return the header of a loop; None for a loop without its three parts."""
-        parts = [node.child_by_field_name(name) for name in ("initializer", "condition", "update")]
-        if node.type != "c_style_for_statement" or None in parts:
+        """Return the header of a loop that counts up by one; None for any other loop."""
+        if node.type != "c_style_for_statement":
             return None
-        return cls(*map(text_of, parts))
+        parts = [node.child_by_field_name(name) for name in ("initializer", "condition", "update")]
+        start, condition, step = ("".join(text_of(part).split()) for part in parts)
+        name, sign, value = start.partition("=")
+        if not sign or step not in (f"{name}++", f"++{name}", f"{name}+=1"):
+            return None
+        return cls(name, value, condition)
+
+    def values(self, known: Mapping[str, Mapping[int, str]]) -> list[str] | None:
+        """Return the values of the counter in the turns; None where only the run knows one."""
+        first = computed(f"$(({self.start}))", known)
+        found: list[str] = []
+        while first is not None and len(found) <= MAX_COUNTED:
+            value = str(int(first) + len(found))
+            holds = computed(f"$(({self.condition}))", {**known, self.name: {0: value}})
+            if holds is None:
+                return None
+            if holds == "0":
+                return found
+            found.append(value)
+        return None
 
 
 class Reader(Builtins):
     """What bash knows at a point of a script, and what it started before."""
 
     def __init__(
-        self, root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool], *, is_lenient: bool = False
+        self,
+        root: Node,
+        path: str,
+        stated: Mapping[str, str],
+        answers: Mapping[str, bool],
+        *,
+        is_lenient: bool = False,
     ) -> None:
         super().__init__(stated)
         self.path, self.answers, self.is_lenient = path, answers, is_lenient
@@ -227,23 +259,22 @@ class Reader(Builtins):
 
     def _counted(self, count: _Count, body: Sequence[Node]) -> bool:
         """Read a loop that counts from a constant to another; return whether it is one."""
-        before, turns = self.state(), 0
-        self.compute(count.start)
-        while turns <= MAX_COUNTED and computed(f"$(({count.condition}))", self.values) == "1":
-            self.compute(count.step)
-            turns += 1
-        is_known = computed(f"$(({count.condition}))", self.values) is not None
-        self.restore(before)
-        if not is_known or turns > MAX_COUNTED:
+        before, name = self.state(), count.name
+        values = count.values(self.values)
+        if values is None or len(values) > MAX_COUNTED:
             return False
-        self.compute(count.start)
-        if not turns or not self._turn(body):
+        if not values:
+            return True
+        self.set(name, [values[0]])
+        if not self._turn(body):
             return True
 
         def others() -> None:
-            self.compute(count.step)
-            while computed(f"$(({count.condition}))", self.values) == "1" and self._turn(body):
-                self.compute(count.step)
+            for value in values[1:]:
+                self.set(name, [value])
+                if not self._turn(body):
+                    return
+            self.set(name, [str(int(values[-1]) + 1)])
 
         first = self.state()
         self._again(others)
@@ -260,7 +291,11 @@ class Reader(Builtins):
         if words is None or len(words) > MAX_TURNS or any(Word.of(word).defaults for word in words):
             return None
         return (
-            None if any(Word.of(word).is_unknown or any(sign in word for sign in "*?[{") for word in words) else words
+            None
+            if any(
+                Word.of(word).is_unknown or any(sign in word for sign in "*?[{") for word in words
+            )
+            else words
         )
 
     def _condition(self, node: Node) -> Test:
@@ -289,9 +324,15 @@ class Reader(Builtins):
         """Return whether a turn has changed what is known, other than the variables of the loop."""
         kept = {name: before.values[name] for name in but if name in before.values}
         now = {**{name: held for name, held in self.values.items() if name not in but}, **kept}
-        return now != before.values or self.exported != before.exported or self.functions != before.functions
+        return (
+            now != before.values
+            or self.exported != before.exported
+            or self.functions != before.functions
+        )
 
-    def _repeat(self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]) -> None:
+    def _repeat(
+        self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]
+    ) -> None:
         """Read a loop again with each of its words, for the values that it leaves behind."""
         first, end = self.state(), self.end
         self.restore(replace(before, values=before.values.copy()))
@@ -321,7 +362,7 @@ class Reader(Builtins):
         for name in first.values.keys() | second.values.keys():
             one, two = first.values.get(name), second.values.get(name)
             if one != two and not any(map(UNKNOWN.search, (one or {}).values())):
-                self._leave_open(name, one or {}, two or {})
+                self.forget(name)
         if is_sure:
             return
         header = " ".join(text_of(node).partition("\n")[0].partition(";")[0].split())
@@ -329,16 +370,6 @@ class Reader(Builtins):
         if not self._holds(arm):
             self.restore(before)
         self.questions.setdefault(arm.text, (arm, arm.label(holds=True)))
-
-    def _leave_open(self, name: str, one: Mapping[int, str], two: Mapping[int, str]) -> None:
-        """Make a variable unknown, or its end alone where each turn of a loop adds to it."""
-        old, new = [*one.values()], [*two.values()]
-        if len(old) > 1 and new[: len(old)] == old:
-            self.set(name, [f"${name}"], append=True, is_array=True)
-        elif len(old) == len(new) == 1 and new[0].startswith(old[0]):
-            self.set(name, [f" ${name}"], append=True)
-        else:
-            self.forget(name)
 
     def _forget_changed(self, before: State) -> None:
         for name in [*self.values]:
@@ -365,38 +396,34 @@ class Reader(Builtins):
     def _redirected(self, node: Node) -> None:
         """Read a command with its redirections; a here-document that bears on precision is named."""
         inner, *redirects = node.named_children
-        redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
-        words = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
-        outer, self.input = self.input, self._input(redirects) if inner.type == "command" else None
+        redirects += [
+            one for redirect in redirects for one in redirect.children_by_field_name("redirect")
+        ]
+        words = [
+            [one for one in redirect.named_children if one.type in WORDS] for redirect in redirects
+        ]
         if inner.type == "command" and self._test(inner) is None:
             self._command(inner, [word for group in words for word in group[1:]])
         else:
             self._one(inner)
-        self.input = outer
         for redirect in redirects:
             self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
-        bodies = [text_of(one) for part in redirects for one in part.named_children if one.type == "heredoc_body"]
+        bodies = [
+            text_of(one)
+            for part in redirects
+            for one in part.named_children
+            if one.type == "heredoc_body"
+        ]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
-        is_shown |= name_of(inner) in TAKE_A_VALUE  # the variable holds it, or is unknown
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
             self.notes[f"heredoc on line {self._line(node)}"] = None
 
-    def _input(self, redirects: Sequence[Node]) -> str | None:
-        """Return the text of the last here-document or here-string, None where the input is another one."""
-        text = None
-        for redirect in redirects:
-            if redirect.type == "herestring_redirect":
-                text = self.text(redirect.named_children[-1]) + "\n"
-            elif redirect.type == "heredoc_redirect":
-                text = self._heredoc(redirect)
-            elif redirect.type == "file_redirect" and "<" in text_of(redirect)[:2]:
-                text = None
-        return text
-
     def _heredoc(self, redirect: Node) -> str:
         """Return the text of a here-document."""
-        start, body = (next((one for one in redirect.children if one.type == kind), None) for kind in HEREDOC)
+        start, body = (
+            next((one for one in redirect.children if one.type == kind), None) for kind in HEREDOC
+        )
         text = text_of(body)
         if redirect.children[0].type == "<<-":
             text = re.sub(r"(?m)^\t+", "", text)
@@ -405,7 +432,12 @@ class Reader(Builtins):
 
     def _written(self, command: str, redirects: Sequence[Node]) -> None:
         """Note the file that `cat` writes from a here-document; one that another command writes is unknown."""
-        targets = [one for redirect in redirects if redirect.type == "file_redirect" for one in redirect.named_children]
+        targets = [
+            one
+            for redirect in redirects
+            if redirect.type == "file_redirect"
+            for one in redirect.named_children
+        ]
         heredocs = [one for one in redirects if one.type == "heredoc_redirect"]
         for name in map(self.text, (one for one in targets if one.type in WORDS)):
             self.files.pop(name, None)
@@ -429,15 +461,27 @@ class Reader(Builtins):
         arms = list[Arm]()
         for clause in (node, *(child for child in node.children if child.type == "elif_clause")):
             then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
-            condition = [child for child in clause.children[:then] if child.is_named and child.type != "comment"]
-            body = [child for child in clause.children[then:] if child.is_named and child.type not in NO_BODY]
+            condition = [
+                child
+                for child in clause.children[:then]
+                if child.is_named and child.type != "comment"
+            ]
+            body = [
+                child
+                for child in clause.children[then:]
+                if child.is_named and child.type not in NO_BODY
+            ]
             self.run(child for child in condition if self._test(child) is None)
             test = (self._test(condition[-1]) if condition else None) or Test(holds=False)
-            arms.append(self._arm(test, condition or [clause], body, "if" if clause is node else "elif"))
+            arms.append(
+                self._arm(test, condition or [clause], body, "if" if clause is node else "elif")
+            )
         self._branch(arms, [child for child in node.children if child.type == "else_clause"])
         self.has_failed = False
 
-    def _arm(self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if") -> Arm:
+    def _arm(
+        self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if"
+    ) -> Arm:
         text = " ".join(" ".join(map(text_of, condition)).split())
         return Arm(test, text, self._line(condition[0]), body, word)
 
@@ -450,7 +494,11 @@ class Reader(Builtins):
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             body = item.named_children[len(patterns) :]
             arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
-        self._branch(_fallen_through(node, arms), [])
+            if item.children[-1].type in (";&", ";;&"):
+                self.notes[
+                    f"the case on line {self._line(node)}, which goes on to its next pattern"
+                ] = None
+        self._branch(arms, [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
@@ -493,7 +541,9 @@ class Reader(Builtins):
         if kind == "list":
             return self._joined(node)
         if kind == "test_command" and first in ("[", "[["):
-            return answer([self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)])
+            return answer(
+                [self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)]
+            )
         if kind == "command" and name_of(node) == "test":
             return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
@@ -511,24 +561,29 @@ class Reader(Builtins):
         if left.is_free or right.is_free:
             return Test(holds=False)
         is_and = node.children[1].type == "&&"
-        return Test(left.holds and right.holds if is_and else left.holds or right.holds, is_free=False)
+        return Test(
+            left.holds and right.holds if is_and else left.holds or right.holds, is_free=False
+        )
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _command(self, node: Node, behind: Sequence[Node] = ()) -> None:
         """Read a command; `behind` are words of it that stand behind a redirection."""
         self.executed.add(node.id)
-        words, before, exported = self._expanded(node) + self.words(behind), self.values.copy(), self.exported
-        outer = self.input
-        for child in node.children:
-            if child.type == "herestring_redirect":
-                self.input = self.text(child.named_children[-1]) + "\n"
+        words, before, exported = (
+            self._expanded(node) + self.words(behind),
+            self.values.copy(),
+            self.exported,
+        )
         names = self.assign(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
             self.declare(words, names, before)
         elif words and names:
-            self.exported = {**exported, **names}  # `NAME=value command` sets it for the command only
+            self.exported = {
+                **exported,
+                **names,
+            }  # `NAME=value command` sets it for the command only
             self._simple(words, self._line(node))
             self.exported = exported
             for name in names:
@@ -536,7 +591,6 @@ class Reader(Builtins):
             self.values |= {name: before[name] for name in names if name in before}
         elif words:
             self._simple(words, self._line(node))
-        self.input = outer
 
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command."""
@@ -554,7 +608,10 @@ class Reader(Builtins):
         if first in ("exit", "return"):
             self.end = first
         elif first in ("break", "continue") and self.loops:
-            self.end, self.levels = first, int(words[1]) if words[1:] and words[1].isdecimal() else 1
+            self.end, self.levels = (
+                first,
+                int(words[1]) if words[1:] and words[1].isdecimal() else 1,
+            )
         elif first.startswith("-") and len(first) > 1:
             self.stray += map(Word.of, words)
             if self.launches:
@@ -603,17 +660,24 @@ class Reader(Builtins):
         """Read commands of a function, a string or another file."""
         if self.depth >= MAX_DEPTH:
             return
-        before, self.line, taken, self.input = self.line, line, self.input, None
+        before, self.line = self.line, line
         self.depth += 1
         self.run(nodes)
         self.depth -= 1
-        self.line, self.input = before, taken
+        self.line = before
         self.end = self.end.removeprefix("return")
 
     def _string(self, text: str, line: int) -> None:
         """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
-        names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
-        hidden = {name: self.values[name] for name in names & self.values.keys() - self.exported.keys()}
+        names = {
+            name
+            for found in (DEFAULT, UNKNOWN)
+            for groups in found.findall(text)
+            for name in groups
+        }
+        hidden = {
+            name: self.values[name] for name in names & self.values.keys() - self.exported.keys()
+        }
         unknown = {name: {0: f"${name}"} for name in hidden}
         self.values |= unknown
         self._read(text, line, f"the string on line {line}")
@@ -626,7 +690,9 @@ class Reader(Builtins):
         state = self.state()
         self.values = {name: {0: str(value)} for name, value in environment.items()}
         self.exported, self.frames = dict.fromkeys(environment), []
-        self.functions = {name: node for name, node in self.functions.items() if name in self.shared_functions}
+        self.functions = {
+            name: node for name, node in self.functions.items() if name in self.shared_functions
+        }
         self._string(text, line)
         self._leave_subshell(state)
 
@@ -646,7 +712,11 @@ class Reader(Builtins):
         """Note what a command starts."""
         count, inner = len(self.launches), starts.nested_script(words)
         if inner is not None:
-            given = {} if inner.is_elsewhere else environment_of(words[: inner.place], self.environment())
+            given = (
+                {}
+                if inner.is_elsewhere
+                else environment_of(words[: inner.place], self.environment())
+            )
             self._in_shell(inner.text, line, given)
         started = starts.found_launch([Word.of(word) for word in words], line)
         if started is None and words[0] not in READERS:
@@ -657,27 +727,20 @@ class Reader(Builtins):
         started = replace(started, files=dict(self.files))
         if is_job(words):
             job = job_environment(words, lambda name: neighbour(self.path, name))
-            self.launches.append(replace(started, environment=job.variables, unread_environment=job.unread))
+            self.launches.append(
+                replace(started, environment=job.variables, unread_environment=job.unread)
+            )
         else:
             given = environment_of(started.runner, self.environment())
             self.launches.append(replace(started, environment=given))
 
     def environment(self) -> dict[str, Word]:
         """Return the variables that programs are given."""
-        return {name: Word.of(self.values[name][0]) for name in self.exported if 0 in self.values.get(name, {})}
-
-
-def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms of a `case`, each with the commands that it reaches behind `;&` and `;;&`."""
-    items = [child for child in node.named_children if child.type == "case_item"]
-    found = list[Arm]()
-    for arm, item in reversed([*zip(arms, items, strict=True)]):
-        end = item.children[-1].type
-        following = found[:1] if end == ";&" else []
-        if end == ";;&":
-            following = [one for one in found if one.test.holds][:1]
-        found.insert(0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)]))
-    return found
+        return {
+            name: Word.of(self.values[name][0])
+            for name in self.exported
+            if 0 in self.values.get(name, {})
+        }
 
 
 def neighbour(path: str, word: Word) -> str | None:

@@ -10,7 +10,9 @@ from bridge.rules.violation import Violation
 def not_forwarded(run: RunContext) -> Iterator[Violation]:
     """Yield the settings and options that the framework of the run's file does not forward."""
     for fault in run.program.not_forwarded:
-        yield Violation(fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=())
+        yield Violation(
+            fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=()
+        )
 
 
 RULES = (

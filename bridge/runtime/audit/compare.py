@@ -85,28 +85,46 @@ def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator
                     rows = ran.pop((layer.label, module.name, gemm), [])
                     if not rows and module.module.is_absorbed and plan.settings.absorbs:
                         continue  # the attention multiplies with its weight, and products of attention have no rows
-                    if gemm in planned:  # Megatron's own layers multiply a dgrad that nothing takes, too
+                    if (
+                        gemm in planned
+                    ):  # Megatron's own layers multiply a dgrad that nothing takes, too
                         yield from _compare(layer, module, gemm, rows)
     for place, extra in ran.items():
         for formats in dict.fromkeys(row.formats for row in extra):
             yield Mismatch(column="unplanned", planned="", ran=formats, **place_of(*place))
 
 
-def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]) -> Iterator[Mismatch]:
+def _compare(
+    layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]
+) -> Iterator[Mismatch]:
     expected, at = _expected(module, gemm), place_of(layer.label, module.name, gemm)
     if not rows:
         yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
     for row in rows:
-        if module.scheme == "custom" and row.scheme != "none":
+        if _scheme_of(module, gemm) == "custom" and row.scheme != "none":
             continue  # the factory decides the formats
+        if module.scheme == "custom" and row.scheme == "custom":
+            continue  # quantizers written in Python, whose formats the record does not see
         if row.formats != expected["formats"]:
             cause = _cause(layer, module, row)
-            yield Mismatch(column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at)
+            yield Mismatch(
+                column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at
+            )
             continue  # every other column follows
-        seen = {"tile": _tiles(row), "output": row.output, "accumulate": row.accumulate, "storage": row.storage}
+        seen = {
+            "tile": _tiles(row),
+            "output": row.output,
+            "accumulate": row.accumulate,
+            "storage": row.storage,
+        }
         for column, value in seen.items():
             if value and expected.get(column) and value != expected[column]:
                 yield Mismatch(column=column, planned=expected[column], ran=value, **at)
+
+
+def _scheme_of(module: PlanModule, gemm: str) -> str | None:
+    """Return the scaling scheme in which a GEMM is planned; None: high precision."""
+    return module.copies.scheme_of(gemm) if module.copies is not None else module.scheme
 
 
 def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
@@ -115,21 +133,31 @@ def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
     own, kind = rows[gemm], GEMMS[gemm]
     formats = own.format
     tiles = ""
-    if module.scheme is not None:
-        formats = f"{formats if ' x ' in formats else f'{formats} x {formats}'} ({module.scheme})"
+    scheme = _scheme_of(module, gemm)
+    if scheme is not None:
+        formats = f"{formats if ' x ' in formats else f'{formats} x {formats}'} ({scheme})"
         sides = ((kind.left, kind.left_columnwise), (kind.right, kind.right_columnwise))
-        tiles = " and ".join(_tile(rows[name].scale, columnwise=columnwise) for name, columnwise in sides)
+        tiles = " and ".join(
+            _tile(rows[name].scale, columnwise=columnwise) for name, columnwise in sides
+        )
     output = rows["output"].format if "output" in rows and gemm == "fprop" else ""
-    accumulate = own.accumulate if module.scheme is not None else ""
+    accumulate = own.accumulate if scheme is not None else ""
     storage = rows["weight"].storage
-    return {"formats": formats, "tile": tiles, "output": output, "accumulate": accumulate, "storage": storage}
+    return {
+        "formats": formats,
+        "tile": tiles,
+        "output": output,
+        "accumulate": accumulate,
+        "storage": storage,
+    }
 
 
 def _tile(scale: str, *, columnwise: bool) -> str:
     """Return the tile of one copy from the plan's text, "1x16, stochastic" of "1x16 / 16x1, hadamard, stochastic"."""
     tiles, *details = scale.split(", ")
     tile = tiles.split(" / ")[-1 if columnwise else 0]
-    return ", ".join([tile, *(detail for detail in details if columnwise or detail != "hadamard")])
+    recorded = ("hadamard", "stochastic") if columnwise else ("stochastic",)
+    return ", ".join([tile, *(detail for detail in details if detail in recorded)])
 
 
 def _tiles(row: GemmRow) -> str:
@@ -147,13 +175,17 @@ def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
     if row.scheme == "none":
         return f"the module is a {row.by}" if row.by else ""
     if module.scheme is None:
-        inside = f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
+        inside = (
+            f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
+        )
         kept = " that the plan keeps in high precision" if layer.number is not None else ""
         return f"the layer{kept} ran{inside}" if inside else ""
     if row.scheme == module.scheme or not row.context:
         return ""
     if row.context == module.scheme:
-        return f"the autocast ({row.context}) was on and the module took quantizers of another scheme"
+        return (
+            f"the autocast ({row.context}) was on and the module took quantizers of another scheme"
+        )
     return f"an autocast of another recipe ({row.context}) was on"
 
 
@@ -162,7 +194,10 @@ def folded(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
     for name in ("layers", "gemms", "modules"):
         none: dict[str, Any] = {name: ()}
         groups = grouped((replace(one, **none), getattr(one, name)) for one in found)
-        found = [replace(one, **none | {name: tuple(dict.fromkeys(chain(*values)))}) for one, values in groups.items()]
+        found = [
+            replace(one, **none | {name: tuple(dict.fromkeys(chain(*values)))})
+            for one, values in groups.items()
+        ]
     return tuple(found)
 
 
@@ -178,11 +213,15 @@ def _unhealthy(record: Record) -> Iterator[Mismatch]:
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
     wanted = _expected_census(settings)
-    for kind, dtypes in grouped((row.kind, SPELLINGS.get(row.dtype, row.dtype)) for row in record.census).items():
+    for kind, dtypes in grouped(
+        (row.kind, SPELLINGS.get(row.dtype, row.dtype)) for row in record.census
+    ).items():
         planned = wanted.get(kind, frozenset())
         if planned and not planned.issuperset(dtypes):
             ran = " and ".join(dict.fromkeys(dtypes))
-            yield Mismatch(column="census", planned=" or ".join(sorted(planned)), ran=ran, tensors=kind)
+            yield Mismatch(
+                column="census", planned=" or ".join(sorted(planned)), ran=ran, tensors=kind
+            )
 
 
 def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
@@ -191,8 +230,16 @@ def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
     return {
         "gradients": frozenset({settings.grad_reduce}),
         "gradient reduction": frozenset({settings.grad_reduce}),
-        **({} if None in settings.sent else {"sent between stages": frozenset(map(str, settings.sent))}),
-        **({} if settings.remainders else {"master weights": frozenset({settings.master or settings.mode})}),
+        **(
+            {}
+            if None in settings.sent
+            else {"sent between stages": frozenset(map(str, settings.sent))}
+        ),
+        **(
+            {}
+            if settings.remainders
+            else {"master weights": frozenset({settings.master or settings.mode})}
+        ),
         **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
     }
 
@@ -212,7 +259,12 @@ def _texts(record: Record) -> dict[Mismatch, str]:
     differs = Mismatch(column="differs", planned="", ran="")
     pairs = []
     for row in record.gemms:
-        parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
+        parts = [
+            row.formats,
+            _tiles(row),
+            row.output and f"to {row.output}",
+            row.storage and f"stored {row.storage}",
+        ]
         place = replace(differs, **place_of(row.layer, row.module, row.gemm))
         pairs.append((place, ", ".join(filter(None, parts))))
     pairs += [(replace(differs, tensors=one.kind), one.dtype) for one in record.census]
@@ -236,12 +288,16 @@ def _kind(rows: Sequence[GemmRow]) -> str:
     modules = grouped((_formats(own), module) for module, own in by_module.items())
     if set(modules) <= HIGH and len(modules) == 1:
         return next(iter(modules))
-    return " and ".join(f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items())
+    return " and ".join(
+        f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items()
+    )
 
 
 def _formats(rows: Sequence[GemmRow]) -> str:
     if {row.scheme for row in rows} == {"none"}:
         return " and ".join(dict.fromkeys(row.formats for row in rows))
     gemms = grouped((row.gemm, f"{row.left} x {row.right}") for row in rows)
-    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
-    return f"{schemes}, " + ", ".join(f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms)
+    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows if row.scheme != "none"))
+    return f"{schemes}, " + ", ".join(
+        f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms
+    )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
+from bridge.precision.copies import OVERRIDES
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Tile
 
@@ -50,7 +51,11 @@ class QuantSpec:
     @property
     def scale_rule(self) -> str:
         """How a scale is computed and stored. given: beforehand. fp32: from each tile's amax. e8m0: MXFP8. nvfp4."""
-        return "given" if self.whole_tensor else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+        return (
+            "given"
+            if self.whole_tensor
+            else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+        )
 
     @property
     def copies_share_values(self) -> bool:
@@ -78,6 +83,9 @@ class GemmPrecision:
     """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
     disable_stochastic_rounding: bool = False
     """NVFP4 gradients rounded to nearest."""
+    backward_override: str | None = None
+    """Transformer Engine's `backward_override`. high_precision: dgrad and wgrad multiply the original tensors.
+    dequantized: they multiply what the forward GEMM read, in the dtype of the run. None: both are in low precision."""
 
     def __post_init__(self) -> None:
         findings = list(_findings(self))
@@ -113,10 +121,17 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
 
     scheme = SCHEMES.get(precision.scheme)
     if scheme is None:
-        hint = did_you_mean(close_matches(precision.scheme, SCHEMES)) or "Run a custom factory on Transformer Engine."
+        hint = (
+            did_you_mean(close_matches(precision.scheme, SCHEMES))
+            or "Run a custom factory on Transformer Engine."
+        )
         fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", hint)
         return found
-    family = [name for name, pair in OPERAND_FORMATS.items() if (pair[0] == "e2m1") == (scheme.family == "fp4")]
+    family = [
+        name
+        for name, pair in OPERAND_FORMATS.items()
+        if (pair[0] == "e2m1") == (scheme.family == "fp4")
+    ]
     if precision.format not in family:
         fault("format", f"must be {' or '.join(family)} under {scheme.name}", "Use one of these.")
     if precision.amax_history_len < 1:
@@ -124,5 +139,15 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
     if precision.amax_compute_algo not in ("max", "most_recent"):
         fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
     if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
-        fault("disable_stochastic_rounding", f"has no effect under {scheme.name}", "Drop it, or use nvfp4.")
+        fault(
+            "disable_stochastic_rounding",
+            f"has no effect under {scheme.name}",
+            "Drop it, or use nvfp4.",
+        )
+    if precision.backward_override not in (None, *OVERRIDES):
+        fault(
+            "backward_override", f"must be {' or '.join(OVERRIDES)}", "Use one of these, or None."
+        )
+    elif precision.backward_override is not None and scheme.name == "delayed":
+        fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
     return found

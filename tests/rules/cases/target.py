@@ -33,7 +33,7 @@ CASES = {
         full("bf16_mixed", "h200x8,mcore0.19.2", dict(DENSE, seq_length=16384)),
     ),
     "PB619": (
-        full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="dsv4_hybrid")),
+        full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="gdn2")),
         full("bf16_mixed", H100, DENSE),
     ),
     "PB620": (full(CURRENT, "h100x8,te2.6,cuda12.9,mcore0.19.2"), full(CURRENT, H100)),

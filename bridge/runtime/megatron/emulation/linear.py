@@ -16,7 +16,9 @@ layers here gather first and quantise the whole: the same amax, the same values.
 Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 tensor_parallel/layers.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -32,7 +34,26 @@ from torch import Tensor
 from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect
 from bridge.runtime.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
+from bridge.runtime.numerics import (
+    DelayedScaling,
+    GemmPrecision,
+    Observer,
+    WeightCache,
+    scaled_linear,
+)
+
+_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
+"""The `backward_override` of the run that is being built."""
+
+
+@contextmanager
+def backward_overridden(override: str | None) -> Iterator[None]:
+    """Let layers that are built in a ``with`` block run their backward GEMMs as `backward_override` says."""
+    before = _OVERRIDE.set(override)
+    try:
+        yield
+    finally:
+        _OVERRIDE.reset(before)
 
 
 def scheme_of(config: Any) -> str | None:
@@ -40,7 +61,9 @@ def scheme_of(config: Any) -> str | None:
 
     Layers of a hybrid model know FP8 alone before megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
     """
-    knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(mamba_block, "get_fp4_context")
+    knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(
+        mamba_block, "get_fp4_context"
+    )
     kinds = ("fp8", "fp4") if knows_fp4 else ("fp8",)
     for kind in kinds:
         if getattr(config, kind, None):
@@ -56,7 +79,10 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
         return None
     names = ("margin", "amax_history_len", "amax_compute_algo") if scheme == "delayed" else ()
     delayed = {name: getattr(config, f"fp8_{name}") for name in names}
-    return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4, **delayed)
+    override = _OVERRIDE.get() if scheme != "delayed" else None
+    return GemmPrecision(
+        scheme=scheme, format=config.fp8 or config.fp4, backward_override=override, **delayed
+    )
 
 
 def is_low_layer(config: Any, number: int) -> bool:
@@ -70,7 +96,9 @@ def is_low_layer(config: Any, number: int) -> bool:
     return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
-def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str) -> GemmPrecision | None:
+def _in_module(
+    layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str
+) -> GemmPrecision | None:
     """Return what the payload of a per-module recipe, or None, makes of a layer's own precision; None is high.
 
     `part` is `TRAINING` or `EVALUATION`, which is that of training where the payload has none.
@@ -79,7 +107,11 @@ def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part
         return layer
     stated = payload.get(part)
     found = Effect.of(payload[TRAINING] if stated is None else stated).computes(layer)
-    return GemmPrecision(scheme=found.scheme, format=found.format) if isinstance(found, Chosen) else found
+    if not isinstance(found, Chosen):
+        return found
+    return GemmPrecision(
+        scheme=found.scheme, format=found.format, backward_override=_OVERRIDE.get()
+    )
 
 
 class EmulatedLinear:
@@ -115,7 +147,9 @@ class EmulatedLinear:
         if chosen is not None and chosen.scheme == "delayed":
             self.fp8_state = DelayedScaling(chosen, self.weight.device)
 
-    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any) -> Tensor:
+    def _forward_impl(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any
+    ) -> Tensor:
         """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
 
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
@@ -126,10 +160,14 @@ class EmulatedLinear:
             return result
         x, group = input, others.get("tp_group")
         if others.get("sequence_parallel"):
-            x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
+            x = gather_from_sequence_parallel_region(
+                x, tensor_parallel_output_grad=True, group=group
+            )
         elif others.get("allreduce_dgrad"):
             x = copy_to_tensor_model_parallel_region(x, group=group)
-        is_told = scheme_of(self.config) is not None  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
+        is_told = (
+            scheme_of(self.config) is not None
+        )  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
         first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
         self.is_first_microbatch = False
         finished = None if self.updates is None else self.updates.after_backward_of(self)
@@ -156,10 +194,18 @@ class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ign
     """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along its inputs."""
 
 
-EMULATED = {ColumnParallelLinear: EmulatedColumnParallelLinear, RowParallelLinear: EmulatedRowParallelLinear}
+EMULATED = {
+    ColumnParallelLinear: EmulatedColumnParallelLinear,
+    RowParallelLinear: EmulatedRowParallelLinear,
+}
 """Megatron's class of a linear layer -> the emulated one."""
 
 
 def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
     """Return the emulated layers of this rank's model chunks."""
-    return [module for chunk in model for module in chunk.modules() if isinstance(module, EmulatedLinear)]
+    return [
+        module
+        for chunk in model
+        for module in chunk.modules()
+        if isinstance(module, EmulatedLinear)
+    ]
