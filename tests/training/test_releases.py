@@ -24,7 +24,7 @@ pretrain(tiny(low="mxfp8", sharded=True, train=train, load=str(folder / "saved")
 
 
 @pytest.mark.skipif(not releases.is_there(), reason=releases.ABSENT)
-@pytest.mark.skipif(releases.is_next(), reason="begins on the installed release")
+@pytest.mark.skipif(releases.is_next(), reason=releases.FROM_ONE_TO_THE_OTHER)
 def test_a_run_of_the_installed_release_continues_on_the_newer_one(tmp_path: Path):
     schedule = {"lr_decay_iters": 4, "eval_iters": 0}
     for folder, steps, files in (("whole", 4, {}), ("older", 2, {"save": str(tmp_path / "saved")})):

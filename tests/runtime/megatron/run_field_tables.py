@@ -63,7 +63,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
             cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights cpu_offloading_double_buffering
             offload_modules min_offloaded_tensor_size cuda_graph_use_single_mempool cuda_graph_retain_backward_graph
             cuda_graph_warmup_steps cuda_graph_scope cuda_graph_modules
-            moe_enable_deepep moe_flex_dispatcher_backend moe_deepep_num_sms
+            moe_enable_deepep moe_flex_dispatcher_backend moe_deepep_num_sms moe_flex_dispatcher_num_sms
             moe_hybridep_num_sms tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs
             tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_atomic_ag tp_comm_split_rs tp_comm_atomic_rs
             tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 tp_comm_bootstrap_backend
