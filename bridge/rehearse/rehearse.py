@@ -105,7 +105,9 @@ def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max
     """
     run.prediction.refuse_unplanned()
     target = run.prediction.target
-    release = release_for(target.mcore if run.states_target else None)
+    if not run.states_target or run.reading.is_release_installed:
+        target = replace(target, mcore=None)  # nothing but this machine has a release
+    release = release_for(target.mcore)
     small = shrink(
         run.sections,
         run.precision,
@@ -118,7 +120,7 @@ def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max
     versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
         label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
-        target=str(run.sections.get("target") or "no declared target"),
+        target=_declared(run),
         backend=backend,
         versions=versions,
         kept=_kept(run, small),
@@ -126,8 +128,16 @@ def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max
         small=small,
         launches=tuple(_launched(small, launch, release) for launch in answer["launches"]),
         left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
-        unknown=_unknown(target if run.states_target else replace(target, mcore=None), versions, small, answer),
+        unknown=_unknown(target, versions, small, answer),
     )
+
+
+def _declared(run: Run) -> str:
+    """Return the target as it was declared, without the installed release, which is written into that of a file."""
+    declared = str(run.sections.get("target") or "")
+    if run.reading.is_release_installed:
+        declared = declared.removesuffix(f"mcore{run.reading.release}").rstrip(",")
+    return declared or "no declared target"
 
 
 def _kept(run: Run, small: SmallRun) -> str:
