@@ -9,13 +9,26 @@ from typing import Any
 from bridge.errors import Finding
 from bridge.precision.grouping import grouped
 from bridge.target.target import Target
-from bridge.target.versions import Version
+from bridge.target.versions import Version, newer_megatron, parse_version
 
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
 MEGATRON_LM = "Megatron-LM"
 NEWEST = "assumed: no release is read from the file, and this is the newest known one"
 """Reason of a release that is assumed."""
+INSTALLED = "installed here"
+"""Reason of the installed release, where no target states one and no newer one is at hand."""
+INSTALLED_FOR_FILE = "installed here, as the file leaves it open"
+"""The same, of a file whose fields several releases have."""
+THIS_MACHINE = "of this machine, which is the target"
+NOT_INSTALLED = "none is installed here, and no target states one"
+NOT_INSTALLED_BUT_AT_HAND = (
+    "none is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
+)
+ASSUMED_INSTALLED = "assumed: it is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
+"""Reason of the installed release, where a newer one is at hand."""
+REHEARSED = "the newest at hand, as no target states one"
+"""Reason of the release that a rehearsal imports."""
 OF_THE_MODE = "the mode of the run"
 """Reason of values that follow from the mode, whatever program starts the run."""
 
@@ -144,6 +157,14 @@ class FileReading:
         return self.base or self.framework
 
     @property
+    def is_release_installed(self) -> bool:
+        """Whether the release is the installed one, since no target and no file states another."""
+        reasons = (INSTALLED, INSTALLED_FOR_FILE, REHEARSED)
+        return self.release_reason in reasons or self.release_reason.startswith(
+            ASSUMED_INSTALLED.partition(";")[0]
+        )
+
+    @property
     def settled_at_start(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
         return frozenset(one.path for one in self.derived if one.because == OF_THE_MODE)
@@ -153,7 +174,7 @@ class FileReading:
         """What an answer has to say of the file, as sentences: the release, what is set at start, what is open."""
         release = f"megatron-core {self.release} ({self.release_reason})."
         if self.release is None:
-            release = "No release of megatron-core is known: the target states none."
+            release = f"No release of megatron-core is known: {self.release_reason or 'the target states none'}."
         set_ = []
         by_reason = grouped(
             ((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived
@@ -209,11 +230,27 @@ class FileReading:
 
     def released(self, target: Target, *, is_stated: bool) -> FileReading:
         """Return the reading with the release of the target, or the installed one, where the file says none."""
-        if self.release is not None or target.mcore is None:
+        if self.release is not None:
             return self
-        is_here = target.is_detected or not is_stated
-        reason = "installed here" if is_here else "stated by the target"
+        if target.mcore is None:
+            return (
+                self
+                if is_stated
+                else replace(self, release_reason=reason_of_installed(NOT_INSTALLED))
+            )
+        if target.is_detected:
+            reason = THIS_MACHINE
+        elif is_stated:
+            reason = "stated by the target"
+        else:
+            reason = reason_of_installed(INSTALLED)
         return replace(self, release=target.mcore, release_reason=reason)
+
+    def rehearsed(self, version: str) -> FileReading:
+        """Return the reading with the release that a rehearsal imported, where no target and no file states one."""
+        if not self.is_release_installed:
+            return self
+        return replace(self, release=parse_version(version), release_reason=REHEARSED)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""
@@ -221,3 +258,13 @@ class FileReading:
             if key == theirs or key.startswith(f"{theirs}."):
                 return ours + key[len(theirs) :]
         return key
+
+
+def reason_of_installed(reason: str) -> str:
+    """Return why the installed release counts: a reason, or another one where a newer release is at hand."""
+    newer = newer_megatron()
+    if newer is None:
+        return reason
+    if reason == NOT_INSTALLED:
+        return NOT_INSTALLED_BUT_AT_HAND.format(newer=newer)
+    return ASSUMED_INSTALLED.format(newer=newer)

@@ -311,3 +311,9 @@ def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept, row
             assert schemes[0] == schemes[1]
         assert one.processes <= 4
     assert made["hidden_size"] <= max(model["hidden_size"], 256)
+
+
+def test_the_parts_that_a_graph_captures_are_taken_out_as_no_graph_is_captured():
+    run = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "cuda_graph_scope": ["full_iteration"]}
+    small = shrink({"model": {**run, "cuda_graph_modules": ["attn"]}, "train": {"micro_batch_size": 1}}, None)
+    assert not {"cuda_graph_scope", "cuda_graph_modules"} & small.sections["model"].keys()
