@@ -142,7 +142,7 @@ class ConfigFile:
         place = Target() if target is None else parse_target(str(target))
         self.reading = started(self.reading, self.whole, place.count)
         for row in self.reading.derived:
-            self.by_key[row.path] = f"{self.reading.framework} at start"
+            self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
         if self._overrides_mode():  # on every branch of a script
             self.reading = dataclasses.replace(self.reading, mode_decided_by=None, branches=())
         if place.mcore is None and self.reading.release is not None:
@@ -172,7 +172,7 @@ class ConfigFile:
 
     def _together(self, key: str) -> tuple[str, ...]:
         """Return the settings that an override of one of them states: one argument of Megatron-LM is several fields."""
-        if self.reading.framework != MEGATRON_LM:
+        if self.reading.settings_of != MEGATRON_LM:
             return (key,)
         from bridge.interop.megatron_lm.flags import fields_of  # few files are Megatron-LM's
 

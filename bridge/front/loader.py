@@ -137,7 +137,7 @@ class RunValues:
             origins=self.origin_of,
             choice=self.choice,
             environment=self.reading.environment,
-            is_bridge=self.reading.framework == MEGATRON_BRIDGE,
+            is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
             weaknesses=self.weakness if self.has_weaknesses else None,
             mode_decided_by=self.reading.mode_decided_by,
             other_layers=self.reading.other_layers,

@@ -46,6 +46,8 @@ class Framework:
     """What to give the other commands, a sentence."""
     yields: bool = False
     """A system that reads the command line goes before it."""
+    table: str = ""
+    """Its table in `bridge.interop.framework`, by which its runs are read; empty: they are not."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
@@ -64,6 +66,8 @@ class _Row:
         self.instead: str = columns.get("instead", "")
         self.shown = tuple(str(columns.get("shows", "")).split())
         self.yields: bool = columns.get("yields", False)
+        self.table: str = columns.get("table", "")
+        self.words = _pattern(columns, "words")
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
@@ -74,10 +78,12 @@ class _Row:
 
     def found(self, evidence: str) -> Framework:
         words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
-        return Framework(**words, is_converted=self.is_converted, yields=self.yields)
+        return Framework(**words, is_converted=self.is_converted, yields=self.yields, table=self.table)
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
+        if self.words is not None and not any(self.words.search(word) for word in _words_of(launch)):
+            return None
         launcher = [word for word in launch.runner if PurePosixPath(word).name in self.launchers]
         if launcher:
             return self.found(f"starts with `{PurePosixPath(launcher[0]).name}`")
@@ -108,6 +114,14 @@ class _Row:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")
         return None
+
+
+def _words_of(launch: Launch) -> Iterator[str]:
+    """Yield the words of a launch, those of its variables and the files that its script reads."""
+    yield launch.program
+    yield from launch.arguments
+    yield from launch.environment.values()
+    yield from launch.notes
 
 
 def _package_of(path: str, packages: Sequence[str]) -> str:

@@ -115,11 +115,13 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     """Write what the framework sets at the start of these sections into them, and return the reading with it."""
     if reading.framework == PRECISION_BRIDGE:
         return reading
-    from bridge.front.files import megatron_bridge_start, megatron_lm_start
+    from bridge.front.files import framework_start, megatron_bridge_start, megatron_lm_start
     from bridge.front.files.start import Start, derived  # only a file of another framework needs it
 
-    is_lm = reading.framework == MEGATRON_LM
-    rows = megatron_lm_start.rows_of(sections) if is_lm else megatron_bridge_start.ROWS
+    is_lm = reading.settings_of == MEGATRON_LM
+    rows = megatron_lm_start.rows_of(sections) if is_lm else list(megatron_bridge_start.ROWS)
+    if reading.base:
+        rows = framework_start.with_framework(reading.framework, rows, sections)
     found = derived(sections, reading.own_fields, gpus, rows)
     unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]
     start = Start(sections=sections, own_fields={}, gpus=gpus)  # an override may state what a sentence begins with
@@ -136,6 +138,6 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     if reading.other_layers is not None:
         raise RunConfigError(str(reading.unplanned))
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
-    if absent and reading.framework == MEGATRON_LM:
+    if absent and reading.settings_of == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"
         raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")

@@ -18,12 +18,12 @@ from bridge.front.files.deepspeed_engine import without_those_of_the_engine
 from bridge.front.files.elsewhere import elsewhere, is_named
 from bridge.front.files.field_names import release_of
 from bridge.front.files.foreign import no_run_of_megatron
+from bridge.front.files.framework_names import OwnReading, own_names
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.interop.contract import ImportReport
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.word import Word, variable_of
-from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import INFERENCE, is_engine
 from bridge.interop.megatron_lm.flags import TABLE, fields_of, misspelt
@@ -35,7 +35,7 @@ from bridge.interop.megatron_lm.sections import Values, sections_of, values_of
 from bridge.interop.reading.document import Document
 from bridge.precision.values import number_of_text
 from bridge.rules.fields import known_releases
-from bridge.rules.versions import Version
+from bridge.rules.versions import Version, parse_version
 
 KINDS = {
     "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining", "freeze_ViT", "language_model_type"),
@@ -146,19 +146,31 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         sections = {"model": sections["model"]}
     release: Version | None = known_releases()[-1]
     reason = NEWEST
+    environment = {name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown}
+    framework, own = written.framework, OwnReading()
+    if framework is not None:
+        own = own_names(framework, run.given.values | run.given.unread, environment)
+        _drop(sections, own)
+    if framework is not None and framework.release:
+        release, reason = parse_version(framework.release["megatron_core"]), framework.release["because"]
     if written.has_end:  # the release that wrote all arguments
         release, reason = release_of(sections, is_whole=True)
+    unplanned = own.unplanned or other.unplanned
+    if kind is not None:
+        unplanned = UNPLANNED.format(path=document.path, **kind._asdict())
     return FileReading(
-        framework=MEGATRON_LM,
+        framework=MEGATRON_LM if framework is None else framework.title,
+        base="" if framework is None else MEGATRON_LM,
         sections=sections,
-        environment={name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown},
+        environment=environment,
         own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
-        unknown=(*_unknown(run), *other.unknown),
-        unplanned=UNPLANNED.format(path=document.path, **kind._asdict()) if kind is not None else other.unplanned,
+        unknown=(*_unknown(run), *other.unknown, *own.unknown),
+        unplanned=unplanned,
         other_layers=kind.kind if kind is not None else None,
-        uncounted=other.uncounted,
-        opened=other.opened,
-        read_too=other.read_too,
+        uncounted=(*other.uncounted, *own.uncounted),
+        opened={**other.opened, **own.opened},
+        generation=own.generation,
+        read_too=(*_read_as(run), *other.read_too),
         release=release,
         release_reason=reason,
         mode_decided_by=report.decided_by,
@@ -206,7 +218,7 @@ def _decider(run: _Run, document: Document) -> str | None:
     if not run.is_started:
         return "the script that uses these arguments"
     program = written.launch.name
-    if not PROGRAMS_OF_MEGATRON.search(program):
+    if not written.is_known:
         return program
     if is_engine(written):
         return FORK
@@ -215,8 +227,10 @@ def _decider(run: _Run, document: Document) -> str | None:
 
 def _refused(run: _Run) -> tuple[Finding, ...]:
     """Return the words that the parser refuses; a warning where the program may have a parser of its own."""
-    severity = "error" if PROGRAMS_OF_MEGATRON.search(run.written.launch.name) else "warning"
+    severity = "error" if run.written.is_known else "warning"
     found = []
+    if run.written.framework is not None and run.written.framework.ignores:
+        return ()  # its parser drops what it does not know
     for one in refused_words(run.written):
         words = TABLE.sentences[one.row].about({"system": MEGATRON_LM, **one.facts})
         remedy = words.remedy.rstrip(".")
@@ -342,6 +356,22 @@ def _refuse_no_arguments(run: _Run, path: str) -> None:
         raise RunConfigError.of(place, rule, given, "Give a file of its arguments.")
 
 
+def _drop(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
+    """Take the fields of arguments that a framework does not forward out of the sections."""
+    for name in own.dropped:
+        for path in fields_of(name):
+            role, _, attribute = path.partition(".")
+            sections[role].pop(attribute, None)
+
+
+def _read_as(run: _Run) -> tuple[str, ...]:
+    """Return by which code of a framework a run is read, as sentences."""
+    framework = run.written.framework
+    if framework is None:
+        return ()
+    return (f"Read as a run of {framework.title}, by its code ({framework.code}).",)
+
+
 def _decided_late(path: str, text: str) -> str:
     """Return what is said of a field whose value only the run decides, as a sentence."""
     late = f"{path}: the value {text} is decided when the run starts"
@@ -362,7 +392,7 @@ def _unknown(run: _Run) -> list[str]:
     variables = run.written.launch.unread_environment
     if variables:
         found.append(f"{variables}: it may set variables of the run, and could not be read.")
-    if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
+    if run.is_started and not run.written.is_known:
         found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here.")
     pattern = run.given.values.get("hybrid_layer_pattern")
     if run.given.values.get("num_experts") and pattern and "E" not in str(pattern):

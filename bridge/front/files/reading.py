@@ -45,10 +45,15 @@ class Derived:
     """The value in the file; None where it states none."""
     because: str = ""
     """The setting or the condition that it follows from: "comm_overlap"."""
+    set_by: str = ""
+    """The framework that sets it; empty: the one that starts the run."""
+    source: str = ""
+    """The code in which a framework with a table sets it: file, function and commit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
+        shown = {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
+        return shown | ({"set_by": self.set_by, "source": self.source} if self.set_by else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +62,8 @@ class FileReading:
 
     framework: str = PRECISION_BRIDGE
     """The framework that starts a run of this file."""
+    base: str = ""
+    """The framework below it, whose arguments or classes its settings are; empty: it has its own."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +80,8 @@ class FileReading:
     """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
     other_layers: str | None = None
     """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Option of the engine that generates samples, which trains nothing -> its value."""
     uncounted: tuple[str, ...] = ()
     """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
     opened: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +117,11 @@ class FileReading:
         return self.release_reason == NEWEST
 
     @property
+    def settings_of(self) -> str:
+        """The framework whose arguments or classes its settings are."""
+        return self.base or self.framework
+
+    @property
     def settled_at_start(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
         return frozenset(one.path for one in self.derived if one.because == OF_THE_MODE)
@@ -119,13 +133,14 @@ class FileReading:
         if self.release is None:
             release = "No release of megatron-core is known: the target states none."
         set_ = []
-        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in self.derived)
-        for why, values in by_reason.items():
+        by_reason = grouped(((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived)
+        for (set_by, why), values in by_reason.items():
             if why == OF_THE_MODE and self.mode_decided_by is not None:
                 continue
-            verb = f"{self.framework} sets at start"
+            framework = set_by or self.settings_of
+            verb = f"{framework} sets at start"
             if self.unstated_by is not None and why != OF_THE_MODE:
-                verb = f"Assumed, as {self.framework} sets it at start"
+                verb = f"Assumed, as {framework} sets it at start"
             set_.append(f"{verb}: {', '.join(values)} ({why}).")
         return (release, *set_, *self.read_too, *self.open, *self._chosen)
 
@@ -159,6 +174,7 @@ class FileReading:
             "open": list(self.open),
             "unplanned": self.unplanned,
             "uncounted": list(self.uncounted),
+            "generation": dict(self.generation),
             "mode_decided_by": self.mode_decided_by,
             "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
         }

@@ -7,6 +7,8 @@ from itertools import takewhile
 from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.interop import frameworks
+from bridge.interop.framework.table import FrameworkTable, framework_table
 from bridge.interop.launch.launches import (
     HOLDS_ARGUMENTS,
     MEGATRON_ARGUMENTS,
@@ -32,6 +34,8 @@ TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 FLAGSCALE = ("system", "model", "data")
 """Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py, 2026-08."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
+NUMBERS = re.compile(r"\$\(seq [^()]*\)")
+"""The output of a command that prints numbers alone."""
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
 
@@ -96,6 +100,8 @@ class Arguments:
     """Of arguments that a run printed, every one with its default: whether the block is whole; None: of others."""
     used_by: str = ""
     """Another source of arguments."""
+    framework: FrameworkTable | None = None
+    """The framework whose program takes them, next to its own; None: Megatron-LM's program, or an unknown one."""
     decided_by: str = ""
     """The source of the mode where the arguments state none, as a noun; empty: the program's own default."""
 
@@ -103,6 +109,11 @@ class Arguments:
         """Add a setting, over an earlier one."""
         key = flags.dest(written.name)
         self.settings[flags.dest(flags.BY_NAME[key].option) if key in flags.BY_NAME else key] = written
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the program that takes them is known: Megatron-LM's own, or a framework's with a table."""
+        return self.framework is not None or PROGRAMS.search(self.launch.program) is not None
 
     @property
     def elsewhere(self) -> list[str]:
@@ -130,6 +141,9 @@ def runs_of(payload: object) -> list[Arguments]:
 def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(launch.arguments)
     found.launch, found.label = launch, launch.label
+    framework = frameworks.of_launch(launch)
+    if framework is not None and framework.table:
+        found.framework = framework_table(framework.table)
     if launch.line:
         found.decided_by = _decider(found)
     else:
@@ -144,7 +158,7 @@ def _decider(run: Arguments) -> str:
     """
     notes, program = run.launch.notes, run.launch.program
     own = ""
-    if not PROGRAMS.search(program):
+    if not run.is_known:
         own = f"{program.rpartition('/')[2]}, a program whose defaults are not known here,"
     sourced = (note.removeprefix("source ") for note in notes if note.startswith("source "))
     deciders = [
@@ -173,6 +187,8 @@ def _of_words(words: Sequence[Word]) -> Arguments:
 def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     """Return whether a word behind an option that only the run decides may hold options, and is not its value."""
     name = flags.dest(option)
+    if NUMBERS.fullmatch(word):
+        return False
     if option and variable_of(word).lower() == name:  # --extra-vocab-size ${EXTRA_VOCAB_SIZE}
         return False
     is_list = TAKES_A_LIST.search(name) and not POSITIONAL.fullmatch(word)
