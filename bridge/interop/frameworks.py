@@ -28,6 +28,9 @@ CONVERTED = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
     "`precision-bridge convert {quoted}` reads what it states of the precision."
 )
+READ = (
+    "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` read it, and `convert` does not."
+)
 UNREAD = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
 
 
@@ -49,9 +52,14 @@ class Framework:
     table: str = ""
     """Its table in `bridge.interop.framework`, by which its runs are read; empty: they are not."""
 
+    tree: str = ""
+    """Its table there, by which files with settings of its own are read; empty: they are not."""
+
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
         sentence = CONVERTED if self.is_converted else UNREAD
+        if self.tree:
+            sentence = READ
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
         return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
 
@@ -67,6 +75,7 @@ class _Row:
         self.shown = tuple(str(columns.get("shows", "")).split())
         self.yields: bool = columns.get("yields", False)
         self.table: str = columns.get("table", "")
+        self.tree: str = columns.get("tree", "")
         self.words = _pattern(columns, "words")
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
@@ -78,7 +87,7 @@ class _Row:
 
     def found(self, evidence: str) -> Framework:
         words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
-        return Framework(**words, is_converted=self.is_converted, yields=self.yields, table=self.table)
+        return Framework(**words, is_converted=self.is_converted, yields=self.yields, table=self.table, tree=self.tree)
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
@@ -109,7 +118,8 @@ class _Row:
         for file in self.files:
             seen = file.table.recognise(document)
             if seen is not None:
-                return replace(self.found(seen.evidence), runs=file.runs, is_converted=file.is_converted)
+                found = self.found(seen.evidence)
+                return replace(found, runs=file.runs, is_converted=file.is_converted, tree=file.tree)
         for target in targets:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")
@@ -142,7 +152,8 @@ class _File:
     def __init__(self, columns: Mapping[str, Any], framework: _Row) -> None:
         self.runs: str = columns.get("runs", framework.runs)
         self.is_converted: bool = columns.get("converts", framework.is_converted)
-        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts")}
+        self.tree: str = columns.get("tree", framework.tree)
+        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts", "tree")}
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 

@@ -38,9 +38,12 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
     data = strict_yaml.read_bytes(path, error=RunConfigError, limit=limit)
     if path.suffix not in OURS or ARGUMENTS.search(data):
-        from bridge.front.files import foreign, megatron_lm  # reads shell scripts, which few files are
+        from bridge.front.files import foreign, framework_files, megatron_lm  # few files are shell scripts
 
         document = megatron_lm.document_of(data, path)
+        found = framework_files.maybe_read(document, path, choice)
+        if found is not None:
+            return found
         foreign.refuse_framework(document)
         if megatron_lm.is_of(document):
             return megatron_lm.read(document, choice or RunChoice())
@@ -49,8 +52,11 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
     if not all(key in KEYS for key in whole) or not _states_a_run(whole):
-        from bridge.front.files import foreign  # knows every other system
+        from bridge.front.files import foreign, framework_files  # knows every other system
 
+        found = framework_files.maybe_read_mapping(whole, path)
+        if found is not None:
+            return found
         foreign.refuse_sections(whole, path)
     return FileReading(sections=_own(whole, path.name))
 

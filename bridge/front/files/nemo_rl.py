@@ -9,8 +9,10 @@ Source: NVIDIA-NeMo/RL 7ea279ab nemo_rl/models/megatron/setup.py; nemo_rl/models
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from bridge.errors import Finding, PayloadError, RunConfigError
 from bridge.front.files.checkpoint_model import checkpoint_settings
@@ -18,16 +20,33 @@ from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.files.settings_tree import TreeReading, read_tree
 from bridge.interop import frameworks
 from bridge.interop.framework.table import FrameworkTable, framework_table
+from bridge.interop.launch.launches import Launch
+from bridge.interop.launch.word import UNKNOWN, Word
 from bridge.interop.reading.composed import Tree, at, composed, is_open, resolved
 from bridge.interop.reading.document import Document
-from bridge.interop.reading.hydra_words import HydraWord, write_over
-from bridge.rules.versions import Version
+from bridge.interop.reading.hydra_words import HydraWord, hydra_words, write_over
+from bridge.rules.versions import parse_version
 
 TABLE = "nemo_rl"
 MEGATRON, DTENSOR = "policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled"
 PRECISION = "policy.precision"
 MODES = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
 """Value of `policy.precision` -> the switches of the model that are on."""
+PROGRAMS = {
+    "run_distillation.py": "distillation_math.yaml",
+    "run_dpo.py": "dpo.yaml",
+    "run_grpo.py": "grpo_math_1B.yaml",
+    "run_grpo_single_controller.py": "grpo_math_1B_megatron_single_controller.yaml",
+    "run_grpo_sliding_puzzle.py": "grpo_sliding_puzzle.yaml",
+    "run_ppo.py": "ppo_math_1B.yaml",
+    "run_rm.py": "rm.yaml",
+    "run_sft.py": "sft.yaml",
+    "run_vlm_grpo.py": "vlm_grpo_3B.yaml",
+    "run_xtoken_off_policy_distillation.py": "xtoken_off_policy_distillation.yaml",
+}
+"""Program of NeMo-RL's examples -> the file that it takes without `--config`, in `configs` next to it."""
+UPWARDS = 6
+"""Folders above a script in which a file of its repository is looked up."""
 BLOCK = "policy.megatron_cfg"
 FP8 = f"{BLOCK}.fp8_cfg"
 BOTH = "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set one of them to false."
@@ -36,12 +55,6 @@ NO_BASE = "`defaults` names {names}, which is not found"
 UNKNOWN_MODE = "takes float32, bfloat16 or float16 alone, and stops at the start"
 GPUS = "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. Add --target h100x{all}, for example."
 GENERATES = "{key}={value}: {engine} generates samples in it, and trains nothing."
-
-
-def is_of(document: Document) -> bool:
-    """Return whether a document is a YAML file of NeMo-RL."""
-    found = frameworks.recognise(document) if document.kind == "yaml" else None
-    return found is not None and found.table == TABLE
 
 
 def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None = None) -> FileReading:
@@ -86,7 +99,7 @@ def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None 
         generation=found.generation,
         dropped=tuple(found.dropped),
         read_too=(_read_as(table), *(f"defaults: {name} is read below the file." for name in config.read)),
-        release=Version(release["megatron_core"]),
+        release=parse_version(release["megatron_core"]),
         release_reason=release["because"],
         unstated_by=f"{missing}, which `defaults` names and which is not found" if missing else None,
         refused=tuple(_refused(found, values, refused)),
@@ -105,7 +118,7 @@ def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None
     other = frameworks.recognise(document)
     if is_dtensor is True or not missing:
         if other is not None:
-            raise RunConfigError(other.refusal(str(path)))
+            raise RunConfigError(replace(other, tree="").refusal(str(path)))
         decides, remedy = "NeMo-RL stops at the start", f"Set {MEGATRON}=true."
     else:
         decides, remedy = NO_BASE.format(names=", ".join(missing)), "Put it where the file expects it."
@@ -204,3 +217,65 @@ def _refused(found: TreeReading, values: Tree, overrides: list[str]) -> list[Fin
 
 def _read_as(table: FrameworkTable) -> str:
     return f"Read as a run of {table.title}, by its code ({table.code})."
+
+
+def read_launch(launch: Launch, script: Path) -> FileReading:
+    """Return what one launch of a script says: its YAML file, and the overrides on its command line.
+
+    Raises:
+        RunConfigError: The file is not found, or only the run knows its name.
+    """
+    given = _config_of(launch)
+    name = str(given) if given is not None else _default_of(launch)
+    if name is None:
+        rule = f"starts {launch.name} without --config, and its default is not known"
+        raise RunConfigError(f"{script}: {rule}. Give the YAML file of the run.")
+    path = _found(name, script)
+    if path is None:
+        rule = f"starts {launch.name} with the file {name}, which is not found from here"
+        raise RunConfigError(f"{script}: {rule}. Give that YAML file itself.")
+    try:
+        whole = Document.load(path).mapping
+    except PayloadError as error:
+        raise RunConfigError(str(error)) from None
+    reading = read(whole, path, hydra_words(launch.arguments))
+    late = [one for one in launch.arguments if one.startswith("$")]
+    return replace(
+        reading,
+        environment={**_exported(launch), **reading.environment},
+        read_too=(reading.read_too[0], f"--config {name}: read from {path}.", *reading.read_too[1:]),
+        unknown=(*reading.unknown, *(f"{one}: may hold further overrides, which are not read." for one in late)),
+    )
+
+
+def _config_of(launch: Launch) -> Word | None:
+    """Return the file that a command line names; None where it names none."""
+    for word, behind in zip(launch.arguments, (*launch.arguments[1:], Word()), strict=True):
+        name, sign, value = word.partition("=")
+        if name == "--config":
+            return Word(value) if sign else behind
+    return None
+
+
+def _default_of(launch: Launch) -> str | None:
+    """Return the file that a program of NeMo-RL takes without `--config`, by the path of the program."""
+    program = PurePosixPath(launch.program)
+    default = PROGRAMS.get(program.name)
+    return str(program.parent / "configs" / default) if default is not None else None
+
+
+def _found(name: str, script: Path) -> Path | None:
+    """Return the file of a name: from the folder where it is run, which is one of those above the script."""
+    unknown = [*UNKNOWN.finditer(name)]
+    known = name[unknown[-1].end() :].lstrip("/") if unknown else name
+    if not known or not known.isprintable():
+        return None
+    for folder in (Path(), *script.absolute().parents[:UPWARDS]):
+        path = folder / known
+        if os.path.isfile(path):  # noqa: PTH113  a path may be too long for Path.is_file
+            return path
+    return None
+
+
+def _exported(launch: Launch) -> dict[str, str]:
+    return {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}

@@ -57,6 +57,29 @@ class Derived:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Dropped:
+    """One setting of a file that the framework's code does not forward to Megatron."""
+
+    key: str
+    """The key in the file ("policy.megatron_cfg.first_last_layers_bf16")."""
+    path: str
+    """The setting of Megatron that it does not reach ("model.first_last_layers_bf16")."""
+    value: Any
+    framework: str
+    code: str
+    """The code of the framework that the fact was read in: repository, commit and date."""
+    because: str
+    source: str
+    """File and function."""
+    mended: str = ""
+    """What forwards it; empty: nothing that is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"key": self.key, "path": self.path, "value": self.value, "because": self.because, "source": self.source}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FileReading:
     """One file that describes a run, as read; overrides are written over its sections afterwards."""
 
@@ -82,6 +105,8 @@ class FileReading:
     """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Option of the engine that generates samples, which trains nothing -> its value."""
+    dropped: tuple[Dropped, ...] = ()
+    """Settings that the file states and that the framework's code does not forward."""
     uncounted: tuple[str, ...] = ()
     """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
     opened: Mapping[str, str] = field(default_factory=dict)
@@ -175,6 +200,7 @@ class FileReading:
             "unplanned": self.unplanned,
             "uncounted": list(self.uncounted),
             "generation": dict(self.generation),
+            "dropped": [one.to_dict() for one in self.dropped],
             "mode_decided_by": self.mode_decided_by,
             "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
         }

@@ -16,13 +16,9 @@ from dataclasses import dataclass, field
 from bridge.errors import bounded
 from bridge.front.files.framework_names import GENERATION
 from bridge.front.files.reading import Dropped
-from bridge.interop.framework.table import FrameworkTable
+from bridge.interop.framework.table import Drop, FrameworkTable
 from bridge.interop.reading.composed import is_open
 from bridge.rules.fields import FIELDS
-
-NOT_READ = "its code does not read the key"
-"""Reason of a field that a place of a framework holds and that no row of the table knows."""
-
 
 @dataclass(kw_only=True)
 class TreeReading:
@@ -70,17 +66,30 @@ def read_tree(table: FrameworkTable, values: Mapping[str, object]) -> TreeReadin
             _read_own(found, table, key, value)
             continue
         paths = table.place_of(key)
-        reason = table.why_dropped(key)
+        drop = table.drop_of(key)
         for path in paths:
             role, _, name = path.partition(".")
             if "." in name:  # a mapping in the place of a value
                 continue
-            if reason is not None:
-                if name in FIELDS.get(role, {}):
-                    found.dropped.append(Dropped(key=key, path=path, value=value, **reason))
+            if drop is not None:
+                if name in FIELDS.get(role, {}) or drop in table.drops:
+                    found.dropped.append(_dropped(table, drop, key, path, value))
             else:
                 found.put(path, value, key)
     return found
+
+
+def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: object) -> Dropped:
+    return Dropped(
+        key=key,
+        path=path,
+        value=value,
+        framework=table.title,
+        code=table.code,
+        because=drop.because,
+        source=drop.source,
+        mended=drop.mended,
+    )
 
 
 def _read_own(found: TreeReading, table: FrameworkTable, key: str, value: object) -> None:

@@ -13,6 +13,8 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
     environment  variables that it sets for its training processes where nothing sets them: `value`, `source`, and
                  `below`, the compute capability from which on it does not
     variables    variables that bear on the run and are not read, with the columns of `own`
+    checkpoint   `named`, the key with the checkpoint that the model's config is made of, and its `source`
+    forwards     a place -> a pattern of the names that reach Megatron; the others of the place are dropped
     own          names of its own, which Megatron does not have
     ignores      `because`, why a name that nobody knows is dropped in silence, with its `source`
     drops        names that its files may state and that its code does not forward
@@ -46,6 +48,8 @@ import yaml
 
 FOLDER = files("bridge.interop").joinpath("framework")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+NOT_READ = "its code does not read the key"
+"""Reason of a name that lies in a place and is none of those that reach Megatron."""
 SHOWN = 8
 """Digits of a commit that an answer shows."""
 OFF = (None, False, "", "False", "false", "None", "none", "0")
@@ -101,6 +105,8 @@ class Drop:
     source: str
     mended: str
     """The release or commit that forwards them; empty: none is known."""
+    into: str
+    """The only setting that they do not reach, where they reach others; empty: they reach none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +141,8 @@ class FrameworkTable:
     own: Sequence[OwnNames]
     ignores: Mapping[str, str]
     drops: Sequence[Drop]
+    checkpoint: Mapping[str, str]
+    forwards: Mapping[str, re.Pattern[str]]
 
     @property
     def code(self) -> str:
@@ -161,10 +169,35 @@ class FrameworkTable:
         """Return the settings that a dotted key of its files becomes; none for a key that is not Megatron's."""
         if key in self.fields:
             return tuple(self.fields[key])
-        for place, ours in self.places.items():
-            if key.startswith(f"{place}."):
-                return (f"{ours}.{key.removeprefix(f'{place}.')}",)
+        place = self._place(key)
+        if place:
+            return (f"{self.places[place]}.{key.removeprefix(f'{place}.')}",)
         return ()
+
+    def _place(self, key: str) -> str:
+        """Return the first place that a key lies in; empty for a key that lies in none."""
+        for place in self.places:
+            if key.startswith(f"{place}."):
+                return place
+        return ""
+
+    def drop_of(self, key: str) -> Drop | None:
+        """Return the row of a key that reaches no setting of Megatron; None for a key that reaches its setting."""
+        for row in self.drops:
+            if not row.into and row.names.fullmatch(key):
+                return row
+        place = self._place(key)
+        pattern = self.forwards.get(place)
+        if key in self.fields or pattern is None or pattern.fullmatch(key.removeprefix(f"{place}.")):
+            return None
+        return Drop(
+            names=pattern, where={}, because=NOT_READ, source=self.forwards_source, mended="", into=""
+        )
+
+    @property
+    def forwards_source(self) -> str:
+        """File and function that forward the names of the places."""
+        return self.checkpoint.get("source", "")
 
 
 @cache
@@ -188,6 +221,8 @@ def framework_table(name: str) -> FrameworkTable:
         own=[_own_names(row) for row in columns.get("own", ())],
         ignores=columns.get("ignores", {}),
         drops=[_drop(row) for row in columns.get("drops", ())],
+        checkpoint=columns.get("checkpoint", {}),
+        forwards={place: re.compile(names, re.VERBOSE) for place, names in columns.get("forwards", {}).items()},
     )
 
 
@@ -241,6 +276,7 @@ def _drop(columns: Mapping[str, Any]) -> Drop:
         because=columns["because"],
         source=columns["source"],
         mended=columns.get("mended", ""),
+        into=columns.get("into", ""),
     )
 
 

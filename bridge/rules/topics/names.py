@@ -48,6 +48,8 @@ def _disagreeing(run: RuleContext) -> list[Violation]:
             continue
         if mine == "fp8_recipe" and not run.fp8:  # the optimizer's is None then, and the model's is Megatron's default
             continue
+        if theirs == "fp8_recipe" and run.optimizer.fp8_recipe is None and not run.gathers_fp8:
+            continue  # the distributed optimizer asks for it where weights are stored in FP8
         first, second = getattr(run.views[one], mine), getattr(run.views[two], theirs)
         if first != second and (run.is_whole or None not in (first, second)):
             found.append(Violation(f"{one}.{mine}", value=first, other=f"{two}.{theirs}", theirs=second))
