@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.front.files import nemo_rl
+from bridge.front.files import nemo_rl, verl
 from bridge.front.files.reading import FileReading, RunChoice
 from bridge.interop import frameworks
 from bridge.interop.launch.alternatives import launches
@@ -21,9 +21,9 @@ from bridge.interop.reading.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
-READERS = {"nemo_rl": nemo_rl.read_launch}
+READERS = {"nemo_rl": nemo_rl.read_launch, "verl": verl.read_launch}
 """Table of a framework -> the function that reads a launch of it."""
-FILES = {"nemo_rl": nemo_rl.read}
+FILES = {"nemo_rl": nemo_rl.read, "verl": verl.read}
 """The same -> the function that reads a YAML file of it."""
 
 

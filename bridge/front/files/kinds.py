@@ -12,7 +12,7 @@ from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
 from bridge.front.files.debug_features import unfollowed_features
 from bridge.front.files.layer_source import unplanned_kitchen
-from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
 from bridge.front.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Origins, Problems, fields_of
 from bridge.precision import strict_yaml
 
@@ -125,7 +125,9 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     from bridge.front.files.start import Start, derived  # only a file of another framework needs it
 
     is_lm = reading.settings_of == MEGATRON_LM
-    rows = megatron_lm_start.rows_of(sections) if is_lm else list(megatron_bridge_start.ROWS)
+    rows = list(megatron_bridge_start.ROWS) if reading.settings_of == MEGATRON_BRIDGE else []
+    if is_lm:
+        rows = megatron_lm_start.rows_of(sections)
     if reading.base:
         rows = framework_start.with_framework(reading.framework, rows, sections)
     found = derived(sections, reading.own_fields, gpus, rows)
@@ -146,4 +148,8 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
     if absent and reading.settings_of == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"
+        raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")
+    decider = reading.opened.get(f"model.{SIZES[0]}")
+    if absent and decider is not None:
+        rule = f"does not state {', '.join(absent)}, which {decider} decides"
         raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")

@@ -239,7 +239,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     except PayloadError as error:
         raise RunConfigError(str(error)) from None
     reading = read(whole, path, hydra_words(launch.arguments))
-    late = [one for one in launch.arguments if one.startswith("$")]
+    late = [word for word in launch.arguments if word.startswith("$") and word != given]
     return replace(
         reading,
         environment={**_exported(launch), **reading.environment},

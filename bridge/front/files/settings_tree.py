@@ -17,6 +17,7 @@ from bridge.errors import bounded
 from bridge.front.files.framework_names import GENERATION
 from bridge.front.files.reading import Dropped
 from bridge.interop.framework.table import Drop, FrameworkTable
+from bridge.interop.launch.word import Word
 from bridge.interop.reading.composed import is_open
 from bridge.rules.fields import FIELDS
 
@@ -42,9 +43,14 @@ class TreeReading:
         self.sections.setdefault(role, {})[name] = value
         if key:
             self.names[key] = path
-        if is_open(value):
+        if is_late(value):
             self.open_values[path] = str(value)
             del self.sections[role][name]
+
+
+def is_late(value: object) -> bool:
+    """Return whether only the run knows a value."""
+    return is_open(value) or (isinstance(value, str) and Word(value).is_unknown)
 
 
 def leaves_of(values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
