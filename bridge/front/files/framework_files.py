@@ -12,18 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError
-from bridge.front.files import nemo_rl, verl
+from bridge.front.files import ms_swift, nemo_rl, verl
 from bridge.front.files.reading import FileReading, RunChoice
 from bridge.interop import frameworks
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.launches import Launch
+from bridge.interop.reading.composed import DEFAULTS, composed
 from bridge.interop.reading.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
-READERS = {"nemo_rl": nemo_rl.read_launch, "verl": verl.read_launch}
+READERS = {"ms_swift": ms_swift.read_launch, "nemo_rl": nemo_rl.read_launch, "verl": verl.read_launch}
 """Table of a framework -> the function that reads a launch of it."""
-FILES = {"nemo_rl": nemo_rl.read, "verl": verl.read}
+FILES = {"ms_swift": ms_swift.read, "nemo_rl": nemo_rl.read, "verl": verl.read}
 """The same -> the function that reads a YAML file of it."""
 
 
@@ -42,10 +43,27 @@ def maybe_read(document: Document, path: Path, choice: RunChoice | None) -> File
 
 def maybe_read_mapping(whole: Mapping[str, object], path: Path) -> FileReading | None:
     """Return what the mapping of a YAML file says of a run; None for a file of no such framework."""
-    found = frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
+    found = _recognised(whole, path)
+    if found is None and DEFAULTS in whole:
+        found = _by_its_bases(whole, path)
+        if found is not None and not found.tree:
+            raise RunConfigError(found.refusal(str(path)))
     if found is None or found.tree not in FILES:
         return None
     return FILES[found.tree](whole, path)
+
+
+def _recognised(whole: Mapping[str, object], path: Path) -> frameworks.Framework | None:
+    return frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
+
+
+def _by_its_bases(whole: Mapping[str, object], path: Path) -> frameworks.Framework | None:
+    """Return the framework of a file by the files that its `defaults` names; None where none of them is there."""
+    try:
+        config = composed(path, whole)
+    except PayloadError as error:
+        raise RunConfigError(str(error)) from None
+    return _recognised(config.values, path) if config.read else None
 
 
 def _of_script(document: Document, choice: RunChoice) -> FileReading | None:

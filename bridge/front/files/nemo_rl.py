@@ -9,7 +9,6 @@ Source: NVIDIA-NeMo/RL 7ea279ab nemo_rl/models/megatron/setup.py; nemo_rl/models
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -21,10 +20,11 @@ from bridge.front.files.settings_tree import TreeReading, read_tree
 from bridge.interop import frameworks
 from bridge.interop.framework.table import FrameworkTable, framework_table
 from bridge.interop.launch.launches import Launch
-from bridge.interop.launch.word import UNKNOWN, Word
+from bridge.interop.launch.word import Word
 from bridge.interop.reading.composed import Tree, at, composed, is_open, resolved
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.hydra_words import HydraWord, hydra_words, write_over
+from bridge.interop.reading.neighbours import found_above
 from bridge.rules.versions import parse_version
 
 TABLE = "nemo_rl"
@@ -45,8 +45,6 @@ PROGRAMS = {
     "run_xtoken_off_policy_distillation.py": "xtoken_off_policy_distillation.yaml",
 }
 """Program of NeMo-RL's examples -> the file that it takes without `--config`, in `configs` next to it."""
-UPWARDS = 6
-"""Folders above a script in which a file of its repository is looked up."""
 BLOCK = "policy.megatron_cfg"
 FP8 = f"{BLOCK}.fp8_cfg"
 BOTH = "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set one of them to false."
@@ -230,7 +228,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     if name is None:
         rule = f"starts {launch.name} without --config, and its default is not known"
         raise RunConfigError(f"{script}: {rule}. Give the YAML file of the run.")
-    path = _found(name, script)
+    path = found_above(name, script)
     if path is None:
         rule = f"starts {launch.name} with the file {name}, which is not found from here"
         raise RunConfigError(f"{script}: {rule}. Give that YAML file itself.")
@@ -262,19 +260,6 @@ def _default_of(launch: Launch) -> str | None:
     program = PurePosixPath(launch.program)
     default = PROGRAMS.get(program.name)
     return str(program.parent / "configs" / default) if default is not None else None
-
-
-def _found(name: str, script: Path) -> Path | None:
-    """Return the file of a name: from the folder where it is run, which is one of those above the script."""
-    unknown = [*UNKNOWN.finditer(name)]
-    known = name[unknown[-1].end() :].lstrip("/") if unknown else name
-    if not known or not known.isprintable():
-        return None
-    for folder in (Path(), *script.absolute().parents[:UPWARDS]):
-        path = folder / known
-        if os.path.isfile(path):  # noqa: PTH113  a path may be too long for Path.is_file
-            return path
-    return None
 
 
 def _exported(launch: Launch) -> dict[str, str]:

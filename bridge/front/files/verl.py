@@ -33,12 +33,17 @@ ACTOR = "actor_rollout_ref.actor"
 DTYPE = f"{ACTOR}.megatron.dtype"
 MODES = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
+STATES = {f"optim.{name}": "fp32" for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}
+"""Dtypes of the precision-aware optimizer that verl's own files state."""
 GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
 """Groups of Hydra whose option is named without a dot."""
 SUPERVISED = re.compile(r"\bsft_trainer|\bsft\b")
 """In the name of a program of supervised training."""
 ENGINES = {"dp": "fsdp", "megatron": "megatron", "veomni": "veomni", "torchtitan": "torchtitan"}
 """Option of the group `model_engine` -> the strategy of its actor."""
+GENERATES = re.compile(r"\bmain_(?:generation|eval)")
+"""In the name of a program that trains nothing."""
+NO_TRAINING = "{path}: starts {name}, which generates or evaluates samples and trains nothing. Give a run that trains."
 OTHER = "{path}: starts {name} with the strategy {strategy}, which trains on PyTorch, without Megatron Core. {remedy}"
 OPEN = "{path}: starts {name} with the strategy {strategy}, which only the run knows. {remedy}"
 REMEDY = "Give a run of the strategy megatron."
@@ -73,6 +78,8 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     words = hydra_words(launch.arguments)
     strategy = _strategy(launch, words)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
+    if GENERATES.search(launch.program):
+        raise RunConfigError(NO_TRAINING.format(**facts))
     if Word(strategy).is_unknown:
         raise RunConfigError(OPEN.format(remedy=VARIABLE, **facts))
     if strategy != "megatron":
@@ -138,7 +145,9 @@ def _reading(values: Tree) -> FileReading:
     found.sections.setdefault("ddp", {})
     opened = checkpoint_settings(source, model, known=("moe_router_load_balancing_type",))
     optim = at(values, f"{ACTOR}.optim")
-    own = {f"optim.{key}": value for key, value in optim.items()} if isinstance(optim, Mapping) else {}
+    own: dict[str, object] = dict(STATES)
+    if isinstance(optim, Mapping):
+        own |= {f"optim.{key}": value for key, value in optim.items()}
     return FileReading(
         framework=table.title,
         base=CORE,

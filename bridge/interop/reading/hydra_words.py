@@ -56,10 +56,10 @@ def value_of(text: str) -> object:
     if not text.strip():
         return ""
     try:
-        documents = strict_yaml.load_all(text, "override")
+        documents = strict_yaml.load_all(str(text), "override")
     except PayloadError:
-        return text
-    return documents[0] if len(documents) == 1 else text
+        return str(text)
+    return documents[0] if len(documents) == 1 else str(text)
 
 
 def write_over(values: Tree, words: Iterable[HydraWord], *, is_whole: bool) -> list[str]:
@@ -73,6 +73,8 @@ def write_over(values: Tree, words: Iterable[HydraWord], *, is_whole: bool) -> l
     refused = []
     for word in words:
         *holders, last = word.key.split(".")
+        if is_whole and word.key.partition(".")[0] not in values and not word.sign:
+            continue  # a word of another program, or a variable
         held = values
         is_there = True
         for name in holders:
