@@ -52,7 +52,7 @@ test-all: setup
 test-interop: setup
 	$(RUN) -m pip install -q pillow addict art colorama triton
 	$(RUN) -m pip install -q --no-deps axolotl==0.19.0
-	$(RUN) $(PYTEST) tests/interop $(ARGS)
+	$(RUN) $(PYTEST) tests/read tests/convert $(ARGS)
 
 # The newest releases that pyproject.toml admits, torch too, from the package index: a large download. The newest
 # megatron-core needs Python 3.12. MEGATRON is a source tree of a later one, whose `make -C megatron/core/datasets` was

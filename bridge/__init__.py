@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from bridge.registry.composed import to_config
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register
+    from bridge.registry.schedule import PrecisionSchedule
+    from bridge.registry.synchronize import synchronize
     from bridge.sync.report import SyncReport
-    from bridge.sync.schedule import PrecisionSchedule
-    from bridge.sync.synchroniser import synchronize
     from bridge.training.config import ConfigContainer, runtime_config_update
 
 __all__ = [
@@ -48,14 +48,14 @@ _PLACES = {
     "ConfigContainer": "training.config",
     "MixedPrecisionConfig": "registry.config",
     "Plan": "plan.precision_plan",
-    "PrecisionSchedule": "sync.schedule",
+    "PrecisionSchedule": "registry.schedule",
     "SyncReport": "sync.report",
     "check": "front.check",
     "get_mixed_precision_config": "registry.registry",
     "load_run": "front.loader",
     "register": "registry.registry",
     "runtime_config_update": "training.config",
-    "synchronize": "sync.synchroniser",
+    "synchronize": "registry.synchronize",
     "to_config": "registry.composed",
 }
 """Public name -> the module of this package that defines it."""

@@ -19,7 +19,7 @@ from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
-from bridge.sync.synchroniser import synchronize
+from bridge.registry.synchronize import synchronize
 
 SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
 SHARDED = MappingProxyType({"use_distributed_optimizer": True})

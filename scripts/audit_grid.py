@@ -204,9 +204,9 @@ def be_rank(plan: Path) -> None:
 
 def trained(words: Sequence[str], folder: Path) -> Cell:
     """Train as overrides say, and return the number of rows and of equal ones, and the sentence of a refusal."""
-    from bridge.audit.record import Record
     from bridge.front.decode import container
     from bridge.front.loader import load_run
+    from bridge.runtime.audit.record import Record
     from bridge.training.config import runtime_config_update
     from bridge.training.loop import pretrain  # imports Megatron, after `declare`
 
@@ -324,7 +324,7 @@ def main() -> int:
 
 def facts(cells: Sequence[Cell]) -> str:
     """Return the size of the grid, the date and the versions."""
-    from bridge.megatron.te_cpu.install import find_te  # imports Megatron
+    from bridge.runtime.megatron.te_cpu.install import find_te  # imports Megatron
 
     sizes = [len({cell[part] for cell in cells}) for part in PARTS]
     parts = [f"{size} {part}{'s' * (size != 1)}" for size, part in zip(sizes, PARTS, strict=True)]

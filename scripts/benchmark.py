@@ -237,8 +237,8 @@ def _started(*words: str, backend: str = "local") -> Iterator[Any]:
     warnings.simplefilter("ignore")
     from bridge.front.decode import container
     from bridge.front.loader import load_run
-    from bridge.megatron.backend import Backend, running
-    from bridge.megatron.process import training_process
+    from bridge.runtime.megatron.backend import Backend, running
+    from bridge.runtime.megatron.process import training_process
 
     config = container(load_run(words, HERE.parent / "conf"))
     with training_process(config.model, seed=config.train.seed) as process, running(Backend(name=backend)):
@@ -249,7 +249,7 @@ def _built(process: Any, *words: str) -> Any:
     """Build a run of `make train` with some overrides."""
     from bridge.front.decode import container
     from bridge.front.loader import load_run
-    from bridge.megatron.backend import choose_backend
+    from bridge.runtime.megatron.backend import choose_backend
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
@@ -259,8 +259,8 @@ def _built(process: Any, *words: str) -> Any:
 
 
 def _wide_gemm() -> Any:
-    """Return `bridge.megatron.wide_gemm` without the package around it, which imports Megatron."""
-    path = HERE.parent / "bridge" / "megatron" / "wide_gemm.py"
+    """Return `bridge.runtime.megatron.wide_gemm` without the package around it, which imports Megatron."""
+    path = HERE.parent / "bridge" / "runtime" / "megatron" / "wide_gemm.py"
     spec = importlib.util.spec_from_file_location("wide_gemm", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -29,7 +29,7 @@ import torch
 from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
-from bridge.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
+from bridge.runtime.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
 
 MATRIX = (4096, 2048)
 """Rows and columns of the matrix that becomes an operand."""
@@ -80,7 +80,7 @@ def fast_gemm() -> Iterator[str]:
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield "native"
         return
-    from bridge.megatron.wide_gemm import slow_dtypes, widened
+    from bridge.runtime.megatron.wide_gemm import slow_dtypes, widened
 
     with widened(slow_dtypes()) as installed:
         yield "widened" if installed else "scalar"

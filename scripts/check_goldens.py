@@ -18,10 +18,10 @@ import numpy as np
 import reference_quantisers as reference
 import torch
 
-from bridge.numerics import QuantSpec, quantise, update_scaling_factors, use
-from bridge.numerics.quantised import pack_nibbles
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE
+from bridge.runtime.numerics import QuantSpec, quantise, update_scaling_factors, use
+from bridge.runtime.numerics.quantised import pack_nibbles
 
 COMMON = {"name", "recipe", "format", "input", "dtype", "shape"}
 OPTIONS = {

@@ -52,7 +52,7 @@ SMALL = {
 
 def block_config(scheme: str, shape: dict[str, int]) -> Any:
     """Return Megatron's config of a Llama-like block: RMSNorm, SwiGLU, grouped queries, rotary positions, no biases."""
-    from bridge.megatron.gpt import GPTConfig, run_config
+    from bridge.runtime.megatron.gpt import GPTConfig, run_config
 
     config = GPTConfig(
         **shape,
@@ -79,8 +79,8 @@ def build_block(config: Any, backend: str, device: torch.device) -> Any:
     """Return Megatron's `TransformerBlock` in BF16, its linears from Transformer Engine, the emulation or Megatron."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from bridge.megatron.emulation.model import emulate, prepare_emulation
-    from bridge.megatron.layer_spec import block_spec
+    from bridge.runtime.megatron.emulation.model import emulate, prepare_emulation
+    from bridge.runtime.megatron.layer_spec import block_spec
 
     block = TransformerBlock(config, block_spec(config, backend=backend), post_layer_norm=True)
     block = block.to(device=device, dtype=torch.bfloat16)
@@ -186,7 +186,7 @@ def compare_passes(
 
 def records_of(schemes: Iterable[str] = SCHEMES, *, shape: dict[str, int] | None = None) -> list[Record]:
     """Compare Transformer Engine's block with the emulated one under each scheme this machine runs."""
-    from bridge.megatron.process import training_process
+    from bridge.runtime.megatron.process import training_process
 
     records: list[Record] = []
     plain = None

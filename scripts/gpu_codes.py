@@ -1,4 +1,4 @@
-"""Codes and scales of Transformer Engine's kernels against `bridge.numerics`: the same bits, for what this GPU runs.
+"""Codes and scales of Transformer Engine's kernels against `bridge.runtime.numerics`: the same bits.
 
 The quantizers are made as Transformer Engine's own modules make them, from the recipe that Megatron makes: so the
 comparison covers the path from a config to the kernel. Scales are compared where they belong to a tile; Transformer
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from gpu_report import Record, skipped_record
 
-from bridge.megatron.te.machine import missing_for_te
-from bridge.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
 from bridge.precision.formats import FORMATS
+from bridge.runtime.megatron.te.machine import missing_for_te
+from bridge.runtime.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
 
 CASES = (
     *product(("delayed", "tensorwise"), ("hybrid", "e4m3")),
@@ -187,7 +187,7 @@ def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) 
     """Return Transformer Engine's recipe object for a scheme, without stochastic rounding."""
     from megatron.core.transformer import TransformerConfig
 
-    from bridge.megatron.backend import te_recipe
+    from bridge.runtime.megatron.backend import te_recipe
 
     family = "fp4" if number_format == "e2m1" else "fp8"
     config = TransformerConfig(

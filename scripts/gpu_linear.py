@@ -1,4 +1,4 @@
-"""One linear layer of Transformer Engine against `bridge.numerics.scaled_linear`: output and both gradients.
+"""One linear layer of Transformer Engine against `bridge.runtime.numerics.scaled_linear`: output and both gradients.
 
 Both get the same input, weight and gradient, so both quantise the same values to the same codes, and what differs is
 the order in which products are added up and, in Hopper's forward GEMM, the width they are added in. Stochastic rounding
@@ -14,7 +14,7 @@ from gpu_block import relative_distance
 from gpu_codes import recipe_of
 from gpu_report import Record, runnable
 
-from bridge.numerics import DelayedScaling, GemmPrecision, scaled_linear
+from bridge.runtime.numerics import DelayedScaling, GemmPrecision, scaled_linear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Proof on a GPU of the emulation's claims: ``python scripts/gpu_proof.py [PART ...] --out FOLDER``.
 
-    codes    Transformer Engine's codes and scales against bridge.numerics, bit for bit, for every scheme this GPU runs
+    codes    Transformer Engine's codes and scales against our numerics, bit for bit, for every scheme of this GPU
     linear   one linear layer: output and both gradients
     block    a GPT block: loss and gradients, within a stated tolerance
     steps    training steps of a Llama-3-8B-shaped block against a hand-written loop: time, overhead, peak memory
@@ -61,7 +61,7 @@ def missing() -> list[str]:
     absent = [f"{name} (not installed)" for name in names if importlib.util.find_spec(name) is None]
     if absent:
         return absent
-    from bridge.megatron.te.machine import missing_for_te
+    from bridge.runtime.megatron.te.machine import missing_for_te
 
     return missing_for_te()
 

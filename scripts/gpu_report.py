@@ -55,7 +55,7 @@ def skipped_record(part: str, scheme: str, missing: list[str]) -> Record:
 
 def runnable(part: str, schemes: Iterable[str], records: list[Record]) -> Iterator[str]:
     """Yield the schemes that this machine runs; add the record of each other one."""
-    from bridge.megatron.te.machine import missing_for_te
+    from bridge.runtime.megatron.te.machine import missing_for_te
 
     for scheme in schemes:
         missing = [] if scheme == "bf16" else missing_for_te(scheme)

@@ -17,7 +17,7 @@ from gpu_block import block_config, build_block, rotary_of
 from gpu_linear import autocast
 from gpu_report import Record, runnable, step_record
 
-from bridge.megatron.backend import te_recipe
+from bridge.runtime.megatron.backend import te_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -145,7 +145,7 @@ def records_of(
     rounds: int = 30,
 ) -> list[Record]:
     """Measure every scheme that this machine runs, BF16 first."""
-    from bridge.megatron.process import training_process
+    from bridge.runtime.megatron.process import training_process
 
     shape = shape or LLAMA_3_8B
     records: list[Record] = []

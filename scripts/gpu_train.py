@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_report import Record, skipped_record
 
-from bridge.audit.run_folder import RunFolder
+from bridge.runtime.audit.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,7 +93,7 @@ def training(folder: Path, words: Iterable[str], code: str | None = None) -> dic
 
 def records_of(schemes: Iterable[str] = RECIPES) -> list[Record]:
     """Train under each scheme that this machine runs, with both backends, and each kind of model."""
-    from bridge.megatron.te.machine import missing_for_te
+    from bridge.runtime.megatron.te.machine import missing_for_te
 
     lacking = {scheme: missing_for_te(None if scheme == "bf16" else scheme) for scheme in schemes}
     records = [skipped_record("train", scheme, missing) for scheme, missing in lacking.items() if missing]

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
 from bridge.front.loader import load_run
+from bridge.model.shape import ModelShape
 from bridge.plan.run import PlannedRun
 from bridge.precision.mode import scheme_of
 from bridge.rehearse.rehearse import rehearse
 from bridge.rehearse.shrink import shrink
 from bridge.rules.rule import SEVERITIES
-from bridge.rules.shape.model import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

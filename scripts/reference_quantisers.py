@@ -21,7 +21,7 @@ from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import WHOLE, Tile
 
 if TYPE_CHECKING:
-    from bridge.numerics.spec import QuantSpec
+    from bridge.runtime.numerics.spec import QuantSpec
 
 F32 = np.float32
 Floats = npt.NDArray[np.float32]

@@ -30,10 +30,10 @@ from typing import NoReturn
 import psutil
 
 import bridge.training.loop  # noqa: F401  imported once, for all attempts
-from bridge.audit.run_folder import RunFolder
-from bridge.checkpoint.folder import folder_of, is_finished, iterations
-from bridge.checkpoint.manifest import damage
 from bridge.front.train import main_train
+from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.checkpoint.folder import folder_of, is_finished, iterations
+from bridge.runtime.checkpoint.manifest import damage
 
 ROOT = Path(__file__).resolve().parents[1]
 RESUMED = re.compile(r"Resumed from step (\d+) of ")

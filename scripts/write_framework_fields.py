@@ -1,10 +1,10 @@
-"""Write `bridge/front/files/framework_fields.json`: the fields that config classes of frameworks add to Megatron Core.
+"""Write `bridge/read/framework_fields.json`: the fields that config classes of frameworks add to Megatron Core.
 
     python scripts/write_framework_fields.py "Megatron Bridge=0.7.0 of 2026-08-22=FOLDER,FOLDER" ...
 
 Each argument names a framework, its release, and the folders of its sources, the second of them Megatron-LM's, whose
 classes it extends. The sources are parsed, never imported. A class has the fields of its bases too; fields that a
-config class of Megatron Core has stand in `bridge/rules/megatron_fields.json` and are left out.
+config class of Megatron Core has stand in `bridge/target/megatron_fields.json` and are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1] / "bridge"
-FILE = ROOT / "front" / "files" / "framework_fields.json"
+FILE = ROOT / "read" / "framework_fields.json"
 CORE = frozenset({"ModelParallelConfig", "TransformerConfig", "OptimizerConfig", "DistributedDataParallelConfig"})
 """Classes of Megatron Core; a class that extends none of them, and nests none, is no config of a model."""
 NESTED = "transformer"
@@ -79,7 +79,7 @@ def main(words: list[str]) -> int:
     if not words:
         print(__doc__)
         return 2
-    core = json.loads((ROOT / "rules" / "megatron_fields.json").read_text(encoding="utf-8"))["fields"]
+    core = json.loads((ROOT / "target" / "megatron_fields.json").read_text(encoding="utf-8"))["fields"]
     known = {name for fields in core.values() for name in fields}
     content: dict[str, Any] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""Write `bridge/interop/megatron_lm/known_arguments.json`: the arguments that Megatron-LM's parser has.
+"""Write `bridge/read/megatron_lm/known_arguments.json`: the arguments that Megatron-LM's parser has.
 
     python scripts/write_megatron_arguments.py "0.16.1=FOLDER" "0.19.0=FOLDER" "main of 2026-08-22=FOLDER"
 
@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-FILE = Path(__file__).resolve().parents[1] / "bridge" / "interop" / "megatron_lm" / "known_arguments.json"
+FILE = Path(__file__).resolve().parents[1] / "bridge" / "read" / "megatron_lm" / "known_arguments.json"
 PARSER = "megatron/training"
 FACTORY = "ArgumentGroupFactory"
 

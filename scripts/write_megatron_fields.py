@@ -1,4 +1,4 @@
-"""Write `bridge/rules/megatron_fields.json`: the fields of Megatron's config classes, release by release.
+"""Write `bridge/target/megatron_fields.json`: the fields of Megatron's config classes, release by release.
 
     python scripts/write_megatron_fields.py 0.16.1=WHEEL 0.17.1=WHEEL ... main=FOLDER
 
@@ -21,7 +21,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).resolve().parents[1] / "bridge" / "rules" / "megatron_fields.json"
+FILE = Path(__file__).resolve().parents[1] / "bridge" / "target" / "megatron_fields.json"
 CLASSES = {
     "model": (
         ("megatron/core/model_parallel_config.py", "ModelParallelConfig"),

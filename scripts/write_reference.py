@@ -19,19 +19,20 @@ from pathlib import Path
 from bridge.cli.check import support_rows
 from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
-from bridge.front.files import megatron_bridge_start, megatron_lm_start
-from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.schemes import SCHEMES
 from bridge.preflight.auto import matrix
+from bridge.read.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
+from bridge.read.megatron_bridge import start as megatron_bridge_start
+from bridge.read.megatron_lm import start as megatron_lm_start
 from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.report.table import markdown
 from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
-from bridge.rules.target import GPUS
-from bridge.rules.versions import dotted
 from bridge.sync.routes import notes
+from bridge.target.target import GPUS
+from bridge.target.versions import dotted
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"

@@ -41,7 +41,7 @@ TOGETHER = (
     "tests/front/test_any_application.py",
     "tests/front/test_runs.py",
     "tests/plan/test_memory.py",
-    "tests/plan/test_modules.py",
+    "tests/model/test_modules.py",
     "tests/training/test_loop.py",
     "tests/training/test_loop_low_precision_parallel.py",
     "tests/training/test_loop_parallel.py",

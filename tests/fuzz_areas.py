@@ -22,24 +22,24 @@ from typing import Any
 
 import yaml
 
-from bridge.checkpoint.contents import Contents, Difference
-from bridge.checkpoint.manifest import damage
-from bridge.checkpoint.pickles import METADATA, pickle_fault
 from bridge.cli.main import main as command
+from bridge.convert.conversion import plain
 from bridge.errors import MAX_LINE, BridgeError
 from bridge.front.loader import load_run
-from bridge.interop.conversion import plain
-from bridge.interop.systems import MODULES, system
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.run import PlannedRun
 from bridge.precision.config import GROUPS
 from bridge.precision.yaml_text import to_yaml
+from bridge.read.systems import MODULES, system
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.test_fuzz import KEYS, NAMES, SPLICES, survives
+from bridge.runtime.checkpoint.contents import Contents, Difference
+from bridge.runtime.checkpoint.manifest import damage
+from bridge.runtime.checkpoint.pickles import METADATA, pickle_fault
+from tests.read.test_fuzz import KEYS, NAMES, SPLICES, survives
 
 ROOT = Path(__file__).resolve().parents[1]
-SAMPLES = sorted(path for path in (ROOT / "tests" / "interop" / "samples").rglob("*") if path.is_file())
+SAMPLES = sorted(path for path in (ROOT / "tests" / "read" / "samples").rglob("*") if path.is_file())
 SHOWN = sorted((ROOT / "docs" / "showcase").rglob("*.yaml"))
 FIELDS = sorted({name for names in GROUPS.values() for name in names})
 SECTIONS = ["model", "optimizer", "ddp", "mixed_precision", "train", "data", "checkpoint", "resume", "logging"]

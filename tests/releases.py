@@ -24,16 +24,28 @@ CHOICES = ("installed", "next", "rest")
 """All tests on the installed release; those that ask Megatron on the newer one; on the installed one what is left, and
 the part of them that tells the releases apart."""
 ASKING = (
-    *("tests/audit", "tests/megatron", "tests/rehearse", "tests/rules", "tests/sync", "tests/trainers"),
+    *("tests/runtime/audit", "tests/runtime/megatron", "tests/rehearse", "tests/rules", "tests/sync", "tests/trainers"),
     *("tests/training", "tests/front/test_runs.py", "tests/recipes/test_peer.py"),
 )
 """Folders and files whose tests ask Megatron."""
 ON_BOTH = (
-    *("tests/audit", "tests/rules", "tests/sync", "tests/trainers", "tests/front/test_runs.py"),
+    *("tests/runtime/audit", "tests/rules", "tests/sync", "tests/trainers", "tests/front/test_runs.py"),
     "tests/recipes/test_peer.py",
-    *("tests/megatron/test_device.py", "tests/megatron/test_gpt.py", "tests/megatron/test_hybrid_runs.py"),
-    *("tests/megatron/test_import.py", "tests/megatron/test_model_kinds.py", "tests/megatron/test_replacement.py"),
-    *("tests/megatron/test_te_cpu.py", "tests/megatron/test_variants.py", "tests/training/test_checkpoint_faults.py"),
+    *(
+        "tests/runtime/megatron/test_device.py",
+        "tests/runtime/megatron/test_gpt.py",
+        "tests/runtime/megatron/test_hybrid_runs.py",
+    ),
+    *(
+        "tests/runtime/megatron/test_import.py",
+        "tests/runtime/megatron/test_model_kinds.py",
+        "tests/runtime/megatron/test_replacement.py",
+    ),
+    *(
+        "tests/runtime/megatron/test_te_cpu.py",
+        "tests/runtime/megatron/test_variants.py",
+        "tests/training/test_checkpoint_faults.py",
+    ),
     *("tests/training/test_loop.py", "tests/training/test_loop_low_precision.py"),
     *("tests/training/test_loop_parallel.py", "tests/training/test_loop_resume.py", "tests/training/test_releases.py"),
 )

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bridge import errors
+from bridge.convert.conversion import runs_of
 from bridge.errors import BridgeError, Finding, PayloadError, close_matches, did_you_mean
 from bridge.front.loader import load_run
-from bridge.interop.conversion import runs_of
-from bridge.interop.reading.document import Document
+from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.training.mixed_precision import get_mixed_precision_config
 from tests.work import calls

@@ -17,10 +17,10 @@ from bridge.errors import RunConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bridge.front.files.reading import RunChoice
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.precision.config import PrecisionConfig
+    from bridge.read.file_reading import RunChoice
     from bridge.rules.rule import RuleFinding
 
 
@@ -67,7 +67,7 @@ def read_run(
     `number` chooses another run of the file than the one that the arguments choose.
     """
     from bridge.front.loader import load_run
-    from bridge.front.problems import KEYS
+    from bridge.read.problems import KEYS
 
     if file is not None:
         return load_run((), config_file=file, trust=chosen.trust, strict=strict)
@@ -119,8 +119,8 @@ def _run_choice(chosen: argparse.Namespace, number: int | None) -> RunChoice | N
     number = chosen.number if number is None else number
     if number is None and not chosen.context:
         return None
-    from bridge.front.files.reading import RunChoice
-    from bridge.interop.megatron_lm.importer import variables_of  # few command lines have any
+    from bridge.read.file_reading import RunChoice
+    from bridge.read.megatron_lm.importer import variables_of  # few command lines have any
 
     if chosen.config is None:
         option = "--launch" if number is not None else "--context"

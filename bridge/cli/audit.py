@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.compare import differences, format_gemms
-from bridge.audit.record import FILE, Record
 from bridge.cli.arguments import add_command, print_json
+from bridge.runtime.audit.compare import differences, format_gemms
+from bridge.runtime.audit.record import FILE, Record
 
 
 def add_parsers(commands: Any) -> None:

@@ -124,7 +124,7 @@ def _write_sarif(reports: Sequence[Report], chosen: argparse.Namespace) -> None:
 
 def _support_matrix(chosen: argparse.Namespace) -> None:
     from bridge.preflight.auto import matrix, support
-    from bridge.rules.target import parse_target
+    from bridge.target.target import parse_target
 
     if chosen.json and chosen.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bridge.checkpoint.contents import Contents, Difference, checkpoint_at
-from bridge.checkpoint.manifest import Manifest, digest
-from bridge.checkpoint.pickles import pickle_fault
 from bridge.cli.arguments import add_command, answer, print_json
+from bridge.runtime.checkpoint.contents import Contents, Difference, checkpoint_at
+from bridge.runtime.checkpoint.manifest import Manifest, digest
+from bridge.runtime.checkpoint.pickles import pickle_fault
 
 
 def add_parsers(commands: Any) -> None:
@@ -58,9 +58,9 @@ def _certify(chosen: argparse.Namespace) -> None:
     """Print the changes of weights that are stored in another form and quantised again."""
     import torch  # heavy, and only for values
 
-    from bridge.checkpoint.weights import linear_weights, matrices, too_large
-    from bridge.numerics.round_trip import round_trips
     from bridge.report.checkpoint import round_trip_table
+    from bridge.runtime.checkpoint.weights import linear_weights, matrices, too_large
+    from bridge.runtime.numerics.round_trip import round_trips
 
     left: list[str] = []
     if chosen.path is None:

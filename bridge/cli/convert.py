@@ -14,8 +14,8 @@ from bridge.precision.mode import mode_of
 from bridge.registry.faults import faults_of
 
 if TYPE_CHECKING:
-    from bridge.interop.contract import ExportReport, ImportReport, Unmapped
-    from bridge.interop.conversion import Run
+    from bridge.convert.conversion import Run
+    from bridge.read.contract import ExportReport, ImportReport, Unmapped
 
 
 SILENT = ("implied default", "dead knob")
@@ -49,9 +49,9 @@ def add_parsers(commands: Any) -> None:
 
 def _convert(chosen: argparse.Namespace) -> int:
     """Print the payload, and on stderr its source and what cannot be converted exactly; return 1 under --strict."""
-    from bridge.interop import conversion
-    from bridge.interop.reading.document import Document
-    from bridge.interop.systems import system
+    from bridge.convert import conversion
+    from bridge.read.systems import system
+    from bridge.read.text.document import Document
 
     if chosen.to is None and chosen.out is not None:
         raise RunConfigError("--out: needs --to, got none. Add --to recipe, or another system.")
@@ -105,7 +105,7 @@ def _print_payload(text: str, files: dict[str, str], chosen: argparse.Namespace,
 
 def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace) -> str:
     """Return the line under --strict that names each setting whose precision is lost; empty where none is."""
-    from bridge.interop.conversion import lost
+    from bridge.convert.conversion import lost
 
     if not chosen.strict:
         return ""
@@ -150,7 +150,7 @@ def _context(words: list[str]) -> dict[str, Any]:
 
 
 def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
-    from bridge.interop.conversion import lost, plain, records
+    from bridge.convert.conversion import lost, plain, records
 
     imported = one.imported
     config, payload = imported.config.to_dict(), None
@@ -173,7 +173,7 @@ def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
 
 def _lines(one: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
-    from bridge.interop.contract import SEMANTICS
+    from bridge.read.contract import SEMANTICS
 
     source, imported = one.source, one.imported
     lines = [_headline(imported), f"{source['path']}: {one.system.title}; it {one.evidence}."]

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.audit.run_folder import RunFolder
-from bridge.audit.setting import Setting, effect_in
 from bridge.cli.arguments import add_command, print_json, read_run
 from bridge.cli.recipes import NamedRecipe, by_subject
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -25,10 +23,12 @@ from bridge.precision.config import FIELD_DEFAULTS, FIELDS, GROUPS
 from bridge.precision.field_docs import field_docs
 from bridge.precision.statements import field_names, is_stated, recipe_name, source_of
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.fields import FIELDS as VALUES
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
+from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.audit.setting import Setting, effect_in
 from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
+from bridge.target.fields import FIELDS as VALUES
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues

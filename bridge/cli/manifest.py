@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, show, write_file
-from bridge.interop.serving.formats import SYSTEMS
+from bridge.convert.serving.formats import SYSTEMS
 
 if TYPE_CHECKING:
-    from bridge.interop.serving.manifest import Manifest
-    from bridge.interop.serving.reader import ServingConfig
+    from bridge.convert.serving.manifest import Manifest
+    from bridge.convert.serving.reader import ServingConfig
 
 
 def add_parsers(commands: Any) -> None:
@@ -31,7 +31,7 @@ def add_parsers(commands: Any) -> None:
 def _manifest(chosen: argparse.Namespace) -> int:
     """Print the manifest, the config of a system, or the comparison; return 1 where that finds differences."""
     if chosen.against is not None:
-        from bridge.interop.serving.reader import ServingConfig
+        from bridge.convert.serving.reader import ServingConfig
 
         config = ServingConfig.read(chosen.against)
         return _compare(_read(chosen, config), config, chosen)
@@ -41,15 +41,15 @@ def _manifest(chosen: argparse.Namespace) -> int:
     elif chosen.json:
         print_json(asdict(manifest))
     else:
-        from bridge.report.serving import manifest_table
+        from bridge.convert.serving.table import manifest_table
 
         show(manifest_table(manifest))
     return 0
 
 
 def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Manifest:
-    from bridge.interop.serving.manifest import Manifest
-    from bridge.interop.serving.names import BY_TYPE
+    from bridge.convert.serving.manifest import Manifest
+    from bridge.convert.serving.names import BY_TYPE
 
     served = config.model_type if config is not None and config.model_type in BY_TYPE else None
     model_type = chosen.model_type or served
@@ -58,7 +58,7 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
     path = Path(chosen.run_folder)
     if path.is_file():
         return Manifest.read(path)
-    from bridge.audit.run_folder import MADE, RunFolder
+    from bridge.runtime.audit.run_folder import MADE, RunFolder
 
     folder = RunFolder.of(path)
     plan = plan_of(read_run(chosen, file=str(folder.path / MADE)))
@@ -66,9 +66,9 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
 
 
 def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
-    from bridge.interop.contract import as_json
-    from bridge.interop.conversion import records
-    from bridge.interop.serving.exporter import export
+    from bridge.convert.conversion import records
+    from bridge.convert.serving.exporter import export
+    from bridge.read.contract import as_json
 
     report = export(manifest, chosen.system)
     content: dict[str, Any] = {"quantization_config": report.payload} if report.payload else {}
@@ -89,13 +89,13 @@ def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
 
 def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespace) -> int:
     """Print how a serving config differs from the manifest; return 1 where it does, or where vLLM refuses it."""
-    from bridge.interop.serving.comparison import compare
+    from bridge.convert.serving.comparison import compare
 
     found = compare(manifest, config, chosen.system)
     if chosen.json:
         print_json({"precision": manifest.precision, "against": config.path, **found.to_dict()})
     else:
-        from bridge.report.serving import comparison_table
+        from bridge.convert.serving.table import comparison_table
 
         show(comparison_table(found, manifest.precision, config.path))
     return bool(found.differences or found.refused)

@@ -34,7 +34,7 @@ def add_parsers(commands: Any) -> None:
 
 def _write(plan: PrecisionPlan, path: Path) -> None:
     """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
-    from bridge.interop.contract import as_yaml
+    from bridge.read.contract import as_yaml
 
     files = [recipe.to_file() for recipe in plan.settings.recipes]
     named = {str(path): files[0]}
@@ -80,8 +80,8 @@ def _modules(chosen: argparse.Namespace) -> int:
 
 def _with_file(run: RunValues, path: str) -> RunValues:
     """Return the run with a file's recipe as it stands; RunConfigError for a run with rows of `modules`."""
-    from bridge.front.files.precision_file import FIELD
-    from bridge.interop.megatron_lm.te_precision_file import read
+    from bridge.read.megatron_lm.precision_file import FIELD
+    from bridge.read.megatron_lm.te_precision_file import read
 
     rows = module_rows(field_value(run.precision, "modules")) if run.precision is not None else ()
     if rows:

@@ -27,7 +27,7 @@ from bridge.precision.mode import label_of
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.sync.schedule import Phase
+    from bridge.registry.schedule import Phase
 
 PICTURES = (".png", ".svg", ".pdf")
 

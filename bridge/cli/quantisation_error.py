@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.quantisation import FILE, finite, write_rows
 from bridge.cli.arguments import add_run_command, answer, read_run, write_file
 from bridge.extras import require_extra
 from bridge.precision.config import FIELDS
 from bridge.precision.mode import label_of, scheme_of
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.precision.yaml_text import to_yaml
+from bridge.runtime.audit.quantisation import FILE, finite, write_rows
 
 if TYPE_CHECKING:
-    from bridge.audit.quantisation import QuantisationRow
     from bridge.front.loader import RunValues
     from bridge.registry.config import MixedPrecisionConfig
+    from bridge.runtime.audit.quantisation import QuantisationRow
 
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
@@ -69,7 +69,7 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
 
 def _propose(path: str, rows: list[QuantisationRow], run: RunValues, precision: MixedPrecisionConfig) -> list[str]:
     """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
-    from bridge.compare.proposal import FINER, module_rows_of, propose
+    from bridge.runtime.compare.proposal import FINER, module_rows_of, propose
 
     capability = run.prediction.target.capability
     found = propose(

@@ -29,7 +29,7 @@ def _rehearse(chosen: argparse.Namespace) -> int:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
     require_extra("train", "precision-bridge rehearse")
     from bridge.rehearse.rehearse import rehearse
-    from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
+    from bridge.rehearse.table import rehearsal_dict, rehearsal_text  # rich is heavy
 
     run = read_run(chosen)
     rehearsal = rehearse(run, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import text_of, write_file
 from bridge.cli.recipes import field_differences
 from bridge.errors import BridgeError, RunConfigError
@@ -17,6 +16,7 @@ from bridge.precision.mode import mode_of
 from bridge.precision.statements import recipe_name
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.runtime.audit.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from bridge.plan.run import PlannedRun
@@ -63,8 +63,8 @@ def _report(chosen: argparse.Namespace) -> None:
 
 def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
     """Return what the comparison of these runs says of each; nothing of a run that has no twin among them."""
-    from bridge.compare.comparison import compare, read_arm
     from bridge.report.comparison import answers
+    from bridge.runtime.compare.comparison import compare, read_arm
 
     arms = []
     for path in dict.fromkeys(paths):

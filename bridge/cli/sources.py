@@ -12,8 +12,8 @@ from bridge.cli.arguments import add_command, print_json
 from bridge.precision.grouping import grouped
 
 if TYPE_CHECKING:
-    from bridge.interop.survey.source import Source
-    from bridge.interop.survey.survey import Survey
+    from bridge.convert.survey.source import Source
+    from bridge.convert.survey.survey import Survey
 
 WIDTH = 100
 SHOWN = 4
@@ -33,7 +33,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _sources(chosen: argparse.Namespace) -> None:
-    from bridge.interop.survey.survey import survey
+    from bridge.convert.survey.survey import survey
 
     found = survey(chosen.folder)
     if chosen.json:
@@ -44,7 +44,7 @@ def _sources(chosen: argparse.Namespace) -> None:
 
 
 def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
-    from bridge.interop.survey.source import ORDER
+    from bridge.convert.survey.source import ORDER
 
     if not found.sources and found.unread:
         yield "No source of precision was read."

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
-from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import add_command, print_json, show
 from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.runtime.audit.run_folder import RunFolder
 
 
 def add_parsers(commands: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.front.loader import RunValues
 from bridge.preflight.check import Report, check_run
-from bridge.rules.target import target_of
+from bridge.target.target import target_of
 
 if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer

@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 
-from bridge.compare.comparison import FAILED, Comparison
-from bridge.compare.gap import GATE, too_short
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.extras import require_extra
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.front.train import plain_container, prepared, report_sweep
+from bridge.runtime.compare.comparison import FAILED, Comparison
+from bridge.runtime.compare.gap import GATE, too_short
 from bridge.training.config import ConfigContainer
 
 SEEDS = 3

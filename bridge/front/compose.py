@@ -29,7 +29,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import RunConfigError
 from bridge.front.errors import in_our_words
-from bridge.front.problems import (
+from bridge.front.references import refuse_multiplied
+from bridge.front.search import JOB, Search
+from bridge.precision.fields import COMMAND_LINE
+from bridge.read.problems import (
     KEYS,
     OWNERS,
     PRECISION,
@@ -44,9 +47,6 @@ from bridge.front.problems import (
     recipe_sources,
     trusted_sources,
 )
-from bridge.front.references import refuse_multiplied
-from bridge.front.search import JOB, Search
-from bridge.precision.fields import COMMAND_LINE
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 

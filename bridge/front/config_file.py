@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.front.files.kinds import MAPPINGS, read_file, started
-from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
-from bridge.front.problems import (
+from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.statements import recipe_name
+from bridge.read.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.read.kinds import MAPPINGS, read_file, started
+from bridge.read.problems import (
     KEYS,
     OWNERS,
     PRECISION,
@@ -24,14 +26,12 @@ from bridge.front.problems import (
     recipe_sources,
     trusted_sources,
 )
-from bridge.precision.fields import COMMAND_LINE
-from bridge.precision.statements import recipe_name
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
-from bridge.rules.fields import FIELDS
-from bridge.rules.target import Target, parse_target
 from bridge.rules.topics.mode import MODES
 from bridge.rules.topics.names import near_names
+from bridge.target.fields import FIELDS
+from bridge.target.target import Target, parse_target
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -63,6 +63,7 @@ class ConfigFile:
         self.whole = {key: dict(value) if isinstance(value, dict) else value for key, value in reading.sections.items()}
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
+        self.by_key |= {path: file for path, file in reading.origins.items() if path in self.by_key}
         self.choice: str | None = None
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
@@ -174,7 +175,7 @@ class ConfigFile:
         """Return the settings that an override of one of them states: one argument of Megatron-LM is several fields."""
         if self.reading.settings_of != MEGATRON_LM:
             return (key,)
-        from bridge.interop.megatron_lm.flags import fields_of  # few files are Megatron-LM's
+        from bridge.read.megatron_lm.flags import fields_of  # few files are Megatron-LM's
 
         section, _, name = key.partition(".")
         paths = fields_of(name) if section in OWNERS else ()

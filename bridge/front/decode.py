@@ -15,8 +15,7 @@ from typing import Any, Literal, Union
 
 from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_matches, did_you_mean, listed
 from bridge.extras import require_extra
-from bridge.front.files.reading import PRECISION_BRIDGE
-from bridge.front.problems import SECTIONS
+from bridge.model.shape import impossible_sizes
 from bridge.precision.fields import default_of
 from bridge.precision.matchers import file_content
 from bridge.precision.mode import mode_of, scheme_of
@@ -24,12 +23,13 @@ from bridge.precision.modules import schemes_of_rows
 from bridge.precision.statements import field_value
 from bridge.precision.values import coerce, torch_dtype
 from bridge.preflight import te_cpu
-from bridge.rules.shape.model import impossible_sizes
+from bridge.read.file_reading import PRECISION_BRIDGE
+from bridge.read.problems import SECTIONS
 from bridge.training.config import ConfigContainer
 
 if typing.TYPE_CHECKING:
     from bridge.front.loader import RunValues
-    from bridge.front.problems import Problems
+    from bridge.read.problems import Problems
     from bridge.registry.config import MixedPrecisionConfig
 
 PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
@@ -46,8 +46,8 @@ def container(run: RunValues) -> ConfigContainer:
         raise RunConfigError(f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}.")
     require_extra("train", "A training run")
     _declare_te_cpu(run)
-    from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
-    from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
+    from bridge.runtime.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
+    from bridge.runtime.megatron.gpt import ACTIVATIONS, GPTConfig
 
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
     ours = decoded_sections(run, SECTIONS)

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
 from bridge.front.decode import decoded_sections, refuse_impossible_sizes
-from bridge.front.files.kinds import FILES, file_in, refuse_without_sizes
-from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading, RunChoice
-from bridge.front.problems import (
+from bridge.model.reads import reads
+from bridge.model.section import ROLES, read_section
+from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.statements import check_value, field_names, mark_recipe, recipe_name, stated_values, with_only
+from bridge.preflight.check import Report, check_run, resolve_precision, section_of
+from bridge.preflight.silence import refuse_unknown
+from bridge.read.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.read.kinds import FILES, file_in, refuse_without_sizes
+from bridge.read.problems import (
     MADE_BY,
     NOT_KNOWN,
     PRECISION,
@@ -31,17 +37,12 @@ from bridge.front.problems import (
     Problems,
     leaves,
 )
-from bridge.precision.fields import COMMAND_LINE
-from bridge.precision.statements import check_value, field_names, mark_recipe, recipe_name, stated_values, with_only
-from bridge.preflight.check import Report, check_run, refuse_unknown, resolve_precision, section_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
-from bridge.rules.fields import NAMES
-from bridge.rules.reads import reads
-from bridge.rules.section import ROLES, read_section
-from bridge.rules.target import target_of
 from bridge.rules.topics.names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
+from bridge.target.fields import NAMES
+from bridge.target.target import target_of
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan

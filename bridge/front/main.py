@@ -28,15 +28,15 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from bridge.checkpoint.lock import require_unlocked
 from bridge.errors import BridgeError, RunConfigError, TrainingError, close_matches
 from bridge.front.compose import as_hydra_reads, compose, given_of_job, prepare_composing, register
 from bridge.front.decode import container, decoded_sections, require_startable
 from bridge.front.errors import CRASH, in_our_words
 from bridge.front.loader import RunValues, config_folder, run_of
-from bridge.front.problems import KEYS, SECTIONS, GivenRun
 from bridge.front.search import JOB, VERSION_BASE, Search
+from bridge.read.problems import KEYS, SECTIONS, GivenRun
 from bridge.registry.hydra_group import own_environment
+from bridge.runtime.checkpoint.lock import require_unlocked
 from bridge.training.config import ConfigContainer
 
 Work = Callable[[Path], None]

@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
 from bridge.extras import require_extra
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, Work, is_first_process, main
-from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.precision.fields import default_of
 from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.preflight.check import Report, check_run
+from bridge.preflight.last_sync import last_sync
+from bridge.read.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.rules.own_run import RULES
+from bridge.runtime.audit.setting import FILE as ORIGINS
 from bridge.sync.report import SyncReport
-from bridge.sync.synchroniser import last_sync
 from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
-    from bridge.compare.comparison import Comparison
+    from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS = "findings.json"
 OF_THE_BUILD = frozenset(rule.id for rule in RULES)
@@ -74,8 +74,8 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 
 def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float | None = None) -> list[Comparison]:
     """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
-    from bridge.compare.comparison import compare, read_arm  # SciPy is heavy
     from bridge.report.comparison import show_comparisons, write_comparisons
+    from bridge.runtime.compare.comparison import compare, read_arm  # SciPy is heavy
 
     arms = [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
     if len(arms) < 2:

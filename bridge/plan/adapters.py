@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from bridge.errors import RunConfigError
-from bridge.plan.modules import Module
-from bridge.rules.section import Section
-from bridge.rules.shape.model import ModelShape
+from bridge.model.modules import Module
+from bridge.model.section import Section
+from bridge.model.shape import ModelShape
 
 ALL = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 CANONICAL = (

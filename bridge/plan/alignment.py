@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.model.modules import Module
+from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import Workload
-from bridge.plan.modules import Module
 from bridge.plan.precision_plan import PrecisionPlan, compact
 from bridge.precision.grouping import grouped
 from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
-from bridge.rules.shape.model import ModelShape
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
 """Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""

@@ -21,10 +21,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import keeps_scores
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
-from bridge.rules.shape.model import ModelShape
 from bridge.rules.topics.parallel import cut_unevenly
 
 USABLE = 0.9

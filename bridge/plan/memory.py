@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bridge.model.layout import Place
+from bridge.model.section import read_section
 from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_buffers import GATHERED, Group, ddp_groups, fsdp_groups, gathered
 from bridge.plan.memory_parameters import (
@@ -25,8 +27,6 @@ from bridge.plan.memory_parameters import (
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
-from bridge.rules.section import read_section
-from bridge.rules.shape.parallel import Place
 
 KINDS = (
     *("weights", "low-precision copies", "gradients", "master weights", "optimizer state", "amax state"),
@@ -310,7 +310,8 @@ def _notes(
         notes.append("Whole parameters are moved to the host, so that its share is a little above the fraction.")
     if settings.family is not None and capability is None and not has_column_copy(settings.row, (10, 0)):
         notes.append(
-            "The GPU is not known: counted with the transposed FP8 copies that Hopper needs and Blackwell not."
+            "Whether the GPU needs transposed FP8 copies is not known: counted with them, which Hopper needs and "
+            "Blackwell not."
         )
     if settings.family is not None and not settings.low_parameters:
         notes.append(

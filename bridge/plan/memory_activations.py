@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError
+from bridge.model.layout import Place
+from bridge.model.modules import Module
+from bridge.model.section import Section, read_section
+from bridge.model.shape import Experts, Latent, StateSpace
+from bridge.model.variants import DeltaNet
 from bridge.plan.memory_parameters import element_bytes, operand_bytes
-from bridge.plan.modules import Module
 from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
-from bridge.rules.section import Section, read_section
-from bridge.rules.shape.model import Experts, Latent, StateSpace
-from bridge.rules.shape.parallel import Place
-from bridge.rules.shape.variants import DeltaNet
 
 Rows = Iterator[tuple[str, float]]
 """(part, bytes) of what a layer keeps; a part that `DROPS` names can be recomputed by itself."""

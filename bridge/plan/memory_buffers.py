@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.model.layout import Parallel, Place
+from bridge.model.modules import OF_MTP
 from bridge.plan.memory_parameters import Parameter, padded
-from bridge.plan.modules import OF_MTP
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 from bridge.precision.grouping import grouped
-from bridge.rules.shape.parallel import Parallel, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

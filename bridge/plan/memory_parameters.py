@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from bridge.model.layout import Place
 from bridge.plan.precision_plan import LOW, PlanModule, PrecisionPlan
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE, Scheme
-from bridge.rules.shape.parallel import Place
 
 FP32_BYTES = 4
 

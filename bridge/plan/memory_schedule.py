@@ -16,9 +16,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from bridge.model.layout import Place
 from bridge.plan.memory_activations import Segment, Workload, segments, stream_bytes
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.rules.shape.parallel import Place
 
 
 class Moment(NamedTuple):

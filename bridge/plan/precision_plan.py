@@ -29,8 +29,10 @@ from itertools import groupby
 from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.model.layout import Parallel, Place
+from bridge.model.modules import Module, ModulePaths, modules_of
+from bridge.model.shape import ModelShape
 from bridge.plan.adapters import Adapter
-from bridge.plan.modules import Module, ModulePaths, modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
@@ -43,11 +45,9 @@ from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_value
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel, Place
-from bridge.rules.target import Target
-from bridge.rules.versions import Version
 from bridge.sync.prediction import Prediction, predict
+from bridge.target.target import Target
+from bridge.target.versions import Version
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bridge.plan.modules import Module
+from bridge.model.modules import Module
 from bridge.plan.settings import Settings
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Operand
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bridge.model.layout import Parallel
+from bridge.model.reads import kept_property
 from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
-from bridge.rules.fields import ENCODERS
-from bridge.rules.reads import kept_property
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.target import Target
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
+from bridge.target.fields import ENCODERS
+from bridge.target.target import Target
 
 UNCOUNTED = ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash")
 """Settings of the model that keep less on the GPU than is counted."""

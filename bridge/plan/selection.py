@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
+from bridge.model.layout import Parallel
 from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Matcher, Matchers, recipe_of
 from bridge.precision.module_schemes import row_matchers
 from bridge.precision.modules import layers_beyond
-from bridge.rules.shape.parallel import Parallel
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan

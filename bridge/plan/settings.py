@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.layout import sent_between_stages
 from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Effect, Matchers, quant_recipes
 from bridge.precision.schemes import OPERAND_FORMATS, Scheme, scheme_row
-from bridge.rules.fields import FUSED_RECIPES, gradient_dtypes
-from bridge.rules.shape.parallel import sent_between_stages
-from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
+from bridge.target.fields import FUSED_RECIPES, gradient_dtypes
+from bridge.target.versions import Version, at_least
 
 ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}

@@ -14,20 +14,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
-from bridge.plan.modules import embedding_modules, layer_modules, output_modules
+from bridge.model.modules import embedding_modules, layer_modules, output_modules
+from bridge.model.reads import View
+from bridge.model.shape import ModelShape
 from bridge.precision.grouping import grouped
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
-from bridge.rules.fields import DEFAULTS
-from bridge.rules.reads import View
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.target import EXAMPLE, GPUS, Gpu, Target, detect_target
 from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
-from bridge.rules.versions import TITLES, at_least, dotted
+from bridge.target.fields import DEFAULTS
+from bridge.target.target import EXAMPLE, GPUS, Gpu, Target, detect_target
+from bridge.target.versions import TITLES, at_least, dotted
 
 SMALL = 100_000_000
 """Parameters below which a model is trained in FP32."""

@@ -17,28 +17,29 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeError, Finding, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
+from bridge.errors import BridgeError, Finding, PrecisionTypeError, RunConfigError
+from bridge.model.reads import View, kept_property, reads
+from bridge.model.section import ROLES
 from bridge.precision.statements import field_names
+from bridge.preflight.silence import refuse_unknown
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, Weaknesses
-from bridge.rules.fields import gradient_dtypes
-from bridge.rules.reads import View, kept_property, reads
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
-from bridge.rules.section import ROLES
-from bridge.rules.target import Target, target_of
 from bridge.rules.unknown import settings_text
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction, predict
+from bridge.target.fields import gradient_dtypes
+from bridge.target.target import Target, target_of
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
     from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
-    from bridge.sync.schedule import Phase
+    from bridge.registry.schedule import Phase
 
 
 OF_LAYERS = frozenset({"model.num_layers"})
@@ -309,22 +310,6 @@ def _report(setup: Setup, found: Iterable[RuleFinding]) -> Report:
     return Report(findings=tuple(one for one in ordered if one.silenced is None), silenced=silenced, setup=setup)
 
 
-def refuse_unknown(reasons: Mapping[str, str]) -> None:
-    """Refuse to silence a name that is neither a rule nor an early warning, or one without a reason."""
-    if not reasons:
-        return
-    from bridge.audit.early_warnings import WARNINGS  # of a run in progress: most checks do without them
-
-    known = [*(rule.id for rule in RULES), *WARNINGS]
-    for name, reason in reasons.items():
-        if name not in known:
-            matches = [one for one in known if one.startswith(name)][:3] or close_matches(name, known)
-            hint = did_you_mean(matches) or "`precision-bridge explain rules` lists them."
-            raise RunConfigError(f"silence.{name}: must name a rule or an early warning, got {name!r}. {hint}", matches)
-        if not str(reason).strip():
-            raise RunConfigError(f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right.")
-
-
 _OTHER = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence", "checkpoint")
 """Further settings of a run, and the section that no rule has a view of."""
 
@@ -414,7 +399,7 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
     if train_iters is None:
         rule = "a precision schedule needs the number of steps"
         raise RunConfigError.of("train.train_iters", rule, None, "State it.")
-    from bridge.sync.schedule import planned_phases  # few runs have one
+    from bridge.registry.schedule import planned_phases  # few runs have one
 
     owners = [owner for owner in prediction.owners if owner.role in PRECISION_OWNERS]
     return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)

@@ -1,7 +1,7 @@
 """Declaration that this process runs Transformer Engine's Python on its CPU (`precision_backend=te_cpu`).
 
 Megatron decides at import whether there is Transformer Engine. So the declaration comes first, and the first import of
-`bridge.megatron` acts on it.
+`bridge.runtime.megatron` acts on it.
 
     from bridge.preflight.te_cpu import declare
 
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.precision.schemes import scheme_row
-from bridge.rules.target import Target, parse_target
-from bridge.rules.versions import dotted
+from bridge.target.target import Target, parse_target
+from bridge.target.versions import dotted
 
 BACKEND = "te_cpu"
 """The value of `precision_backend`."""

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
-import bridge
 from bridge.errors import PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import FIELDS, MODE_SWITCHES, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS, default_of
@@ -78,7 +77,11 @@ class MixedPrecisionConfig(PrecisionConfig):
             PrecisionConfigError: The config can never be right.
             SyncError: The result would not pass Megatron's validation. The owners are as they were.
         """
-        report = bridge.synchronize(self, model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+        from bridge.sync.synchroniser import write  # a list of recipes does without the sync
+
+        self.finalize()
+        report = write(self, {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config})
+        report.log_overrides(log)
         report.log_others(log)
         vars(self)["_held"] = {row.field: row.new for row in report.rows if row.verdict != "absent"}
         return report

@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from bridge.model.hybrid import letters_of
+from bridge.model.shape import has_experts
 from bridge.rehearse.layout import SPLIT, Split
 from bridge.rehearse.sections import SmallRun
-from bridge.rules.fields import read_field, whole_number
-from bridge.rules.shape.hybrid import letters_of
-from bridge.rules.shape.model import has_experts
+from bridge.target.fields import read_field, whole_number
 
 PREDICTION = ("mtp_num_layers", "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
 """Fields of prediction layers."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.rules.shape.parallel import LAYOUT, Parallel
+from bridge.model.layout import LAYOUT, Parallel
 
 KINDS = ("tensor", "pipeline", "data", "expert", "context")
 """As `Parallel` has them."""

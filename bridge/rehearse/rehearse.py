@@ -11,25 +11,25 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.compare import MULTIPLIES, compare
-from bridge.audit.record import CensusRow, GemmRow, Record
 from bridge.errors import BackendUnavailableError, Finding
 from bridge.front.loader import RunValues
-from bridge.front.problems import MADE_BY
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.precision.statements import recipe_name
 from bridge.preflight import te_cpu
+from bridge.read.problems import MADE_BY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round
 from bridge.rehearse.release import Release, release_for
 from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.shrink import STEPS, shrink
-from bridge.rules.fields import DEFAULTS
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.target import Target
-from bridge.rules.versions import TITLES, parse_version
+from bridge.runtime.audit.compare import MULTIPLIES, compare
+from bridge.runtime.audit.record import CensusRow, GemmRow, Record
+from bridge.target.fields import DEFAULTS
+from bridge.target.target import Target
+from bridge.target.versions import TITLES, parse_version
 
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import RunConfigError
-from bridge.rules.versions import Version, installed, parse_version
+from bridge.target.versions import Version, installed, parse_version
 
 FOLDER = "megatron-next"
 _PACKAGE = Path("megatron") / "core" / "package_info.py"

@@ -6,11 +6,11 @@ from math import gcd
 from typing import Any
 
 from bridge.errors import Finding
+from bridge.model.layout import Parallel
+from bridge.model.shape import ModelShape
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision.schemes import SCHEMES
 from bridge.rehearse.layout import Round
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel
 
 LEAST_ALIGNMENT = 16
 """Multiple of widths where no scheme needs a larger one: tensor cores and Transformer Engine's FP8 GEMMs take it."""

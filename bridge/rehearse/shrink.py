@@ -18,10 +18,10 @@ from bridge.rehearse.layers import shrink_layers
 from bridge.rehearse.layout import Round
 from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.widths import shrink_widths
-from bridge.rules.fields import FIELDS, read_field, whole_number
-from bridge.rules.target import Target
-from bridge.rules.versions import Version, installed
 from bridge.sync.prediction import predict
+from bridge.target.fields import FIELDS, read_field, whole_number
+from bridge.target.target import Target
+from bridge.target.versions import Version, installed
 
 TOKENS = 64
 """Tokens of a sequence on each context-parallel rank, at least."""

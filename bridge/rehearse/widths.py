@@ -3,10 +3,10 @@
 from dataclasses import replace
 from math import gcd
 
+from bridge.model.shape import Latent, StateSpace
+from bridge.model.variants import DeltaNet, Indexer
 from bridge.rehearse.sections import LEAST_ALIGNMENT, SmallRun
-from bridge.rules.fields import read_field
-from bridge.rules.shape.model import Latent, StateSpace
-from bridge.rules.shape.variants import DeltaNet, Indexer
+from bridge.target.fields import read_field
 
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""

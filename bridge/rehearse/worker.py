@@ -17,20 +17,20 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.record import FILE, Record
 from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.decode import container
 from bridge.front.loader import run_of
-from bridge.front.problems import GivenRun
 from bridge.plan.fit import SIZES
 from bridge.precision.fields import default_of
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
+from bridge.read.problems import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
-from bridge.rules.fields import DEFAULTS
 from bridge.rules.own_run import unhonoured
-from bridge.rules.versions import installed_text
+from bridge.runtime.audit.record import FILE, Record
+from bridge.target.fields import DEFAULTS
+from bridge.target.versions import installed_text
 
 ANOTHER_MODEL = (
     *("model.heterogeneous_block_specs", "model.experimental_attention_variant", "model.linear_attention_freq"),
@@ -82,7 +82,7 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
     for name in IN_EVERY_RANK:
         import_module(name)
     if is_te and plan["saves_without_state"]:
-        from bridge.megatron.te_cpu.patches import save_without_state
+        from bridge.runtime.megatron.te_cpu.patches import save_without_state
 
         save_without_state()
     gc.freeze()  # a fork would copy the memory of every module to collect garbage
@@ -94,7 +94,7 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         outcomes = _launch(plan, one, place)
         seconds = time.perf_counter() - began
         launches.append({"round": dataclasses.asdict(one), "seconds": seconds, "outcomes": outcomes})
-    from bridge.megatron.te_cpu.install import installed_te
+    from bridge.runtime.megatron.te_cpu.install import installed_te
 
     te = installed_te() if is_te else None
     versions = {"mcore": installed_text("mcore"), "te": te.version if te is not None else None}
@@ -103,8 +103,8 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
 
 def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, Any]]:
     """Remove the fields that Megatron's classes here have not, and those that a run here does not honour."""
-    from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig
-    from bridge.megatron.gpt import GPTConfig
+    from bridge.runtime.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig
+    from bridge.runtime.megatron.gpt import GPTConfig
 
     found = []
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
@@ -210,7 +210,7 @@ def _described(error: Exception, sections: Plan) -> Plan:
 
 
 def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
-    from bridge.sync.synchroniser import last_sync
+    from bridge.preflight.last_sync import last_sync
     from bridge.training.loop import pretrain
 
     saved = str(folder / SAVED)

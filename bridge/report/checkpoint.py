@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.checkpoint.contents import Contents, Difference
-from bridge.numerics.round_trip import RoundTrip
 from bridge.report.table import facts, table
+from bridge.runtime.checkpoint.contents import Contents, Difference
+from bridge.runtime.numerics.round_trip import RoundTrip
 
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 SHOWN = 10

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.audit.quantisation import OPERANDS
-from bridge.compare.gap import common_steps
 from bridge.report.curves import figure_of
 from bridge.report.table import cell, markdown, show, table
+from bridge.runtime.audit.quantisation import OPERANDS
+from bridge.runtime.compare.gap import common_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bridge.compare.comparison import Comparison, RecipeRow
+    from bridge.runtime.compare.comparison import Comparison, RecipeRow
 
 NAME = "comparison"
 STATES = {"within": "good", "outside": "bad", "cannot tell": "unknown"}

@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from bridge.audit.quantisation import finite
-from bridge.compare.band import Band
 from bridge.report.table import NUMBERED, table
+from bridge.runtime.audit.quantisation import finite
+from bridge.runtime.compare.band import Band
 
 
 def band_table(band: Band, *, title: str) -> RenderableType:

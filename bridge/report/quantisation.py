@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bridge.audit.quantisation import QuantisationRow, by_operand, last_measured
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHAT_IF
 from bridge.report.curves import figure_of
 from bridge.report.table import NUMBERED, table
+from bridge.runtime.audit.quantisation import QuantisationRow, by_operand, last_measured
 
 WORST_DB = 12.0
 """Distance below the healthy ratio at which a heat map has its strongest colour: two bits of mantissa."""

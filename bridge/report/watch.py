@@ -6,10 +6,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.audit.early_warnings import Signs, early_warnings
-from bridge.audit.quantisation import by_operand, last_measured
-from bridge.audit.run_folder import RunFolder
 from bridge.report.table import cell, facts
+from bridge.runtime.audit.early_warnings import Signs, early_warnings
+from bridge.runtime.audit.quantisation import by_operand, last_measured
+from bridge.runtime.audit.run_folder import RunFolder
 
 Record = dict[str, Any]
 

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bridge.model.reads import View, kept_property
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import field_names, is_stated, source_of, stated_values, switches_put_aside
-from bridge.rules.fields import DEFAULTS, SWITCHES, differ
 from bridge.rules.inert import BUFFER, inert_fields
-from bridge.rules.reads import View, kept_property
-from bridge.rules.target import Target
-from bridge.rules.versions import Version
+from bridge.target.fields import DEFAULTS, SWITCHES, differ
+from bridge.target.target import Target
+from bridge.target.versions import Version
 
 if TYPE_CHECKING:
+    from bridge.model.layout import Parallel
+    from bridge.model.shape import ModelShape
     from bridge.precision.config import PrecisionConfig
-    from bridge.rules.shape.model import ModelShape
-    from bridge.rules.shape.parallel import Parallel
     from bridge.sync.prediction import Prediction
     from bridge.sync.report import SyncRow
 

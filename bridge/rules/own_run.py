@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
+from bridge.model.hybrid import HybridPattern
+from bridge.model.variants import DELTA_NET, SPARSE
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import DEFAULTS, FIELDS, differ
 from bridge.rules.rule import error
-from bridge.rules.shape.hybrid import HybridPattern
-from bridge.rules.shape.variants import DELTA_NET, SPARSE
-from bridge.rules.versions import parse_version
 from bridge.rules.violation import Predicate, Violation, all_of
+from bridge.target.fields import DEFAULTS, FIELDS, differ
+from bridge.target.versions import parse_version
 
 Found = Iterator[tuple[str, Violation]]
 """Id of a rule, and where the run breaks it."""

@@ -12,11 +12,11 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from bridge.errors import Finding
+from bridge.model.reads import reads
 from bridge.rules.context import RuleContext
-from bridge.rules.reads import reads
 from bridge.rules.unknown import deciders_text, named_first, settings_text
-from bridge.rules.versions import VersionRange
 from bridge.rules.violation import HELD, Predicate, Violation
+from bridge.target.versions import VersionRange
 
 SEVERITIES = ("error", "warning", "info")
 """Worst first. An error means that the run will not start, or will be another run than the one asked for."""

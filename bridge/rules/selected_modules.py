@@ -8,9 +8,9 @@ from bridge.precision.matchers import HIGH
 from bridge.precision.modules import LINEAR_NAMES, ModuleRow, layers_beyond, module_rows, takes_a_linear_layer
 from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import whole_number
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation
+from bridge.target.fields import whole_number
+from bridge.target.versions import at_least
 
 PATH = "model.quant_recipe"
 MOST = 6

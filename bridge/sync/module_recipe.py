@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.layout import Parallel
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.matchers import TRAINING, quant_recipes
 from bridge.precision.mode import low_format_of
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.statements import field_value
-from bridge.rules.fields import read_field, whole_number
-from bridge.rules.shape.parallel import Parallel
 from bridge.sync.owner import OwnerValues
+from bridge.target.fields import read_field, whole_number
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import PrecisionTypeError
+from bridge.model.reads import Values
+from bridge.model.section import Section, absent_fields, attributes_of, read_section
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import default_of
 from bridge.precision.values import dtype_token, is_torch_dtype
-from bridge.rules.fields import DEFAULTS, FIELDS, SWITCHES
-from bridge.rules.reads import Values
-from bridge.rules.section import Section, absent_fields, attributes_of, read_section
-from bridge.rules.versions import Version
 from bridge.sync.routes import OWNERS, ROUTES
+from bridge.target.fields import DEFAULTS, FIELDS, SWITCHES
+from bridge.target.versions import Version
 
 WRITTEN = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""

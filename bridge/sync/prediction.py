@@ -21,22 +21,22 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
+from bridge.model.layout import Parallel, read_parallel
+from bridge.model.reads import Values, kept_property, note
+from bridge.model.section import ROLES, Section, read_section
+from bridge.model.shape import ModelShape, read_shape
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names, field_value, is_left_open, is_stated, source_of
 from bridge.rules.context import off_switches
-from bridge.rules.fields import DEFAULTS, FUSED_RECIPES, PAIRS
 from bridge.rules.inert import BUFFER
-from bridge.rules.reads import Values, kept_property, note
-from bridge.rules.section import ROLES, Section, read_section
-from bridge.rules.shape.model import ModelShape, read_shape
-from bridge.rules.shape.parallel import Parallel, read_parallel
-from bridge.rules.target import Target
 from bridge.sync.module_recipe import module_recipe
 from bridge.sync.owner import OwnerValues, own_values, same, seen_through
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
+from bridge.target.fields import DEFAULTS, FUSED_RECIPES, PAIRS
+from bridge.target.target import Target
 
 WRITTEN_INTO = ("model", "optimizer", "ddp", "train")
 """The sections that a sync writes into."""

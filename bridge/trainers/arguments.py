@@ -5,10 +5,10 @@ from importlib import import_module
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import ExportReport
-from bridge.interop.systems import system
 from bridge.precision.mode import label_of
 from bridge.precision.values import torch_dtype
+from bridge.read.contract import ExportReport
+from bridge.read.systems import system
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 

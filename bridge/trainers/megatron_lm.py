@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.interop.megatron_lm.flags import BY_NAME, OWNERS
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.mode import label_of, mode_of
 from bridge.precision.statements import source_of
 from bridge.preflight.check import Setup
+from bridge.read.megatron_lm.flags import BY_NAME, OWNERS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.fields import FIELDS
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
 from bridge.sync.report import SyncReport, SyncRow
 from bridge.sync.synchroniser import megatron_version
+from bridge.target.fields import FIELDS
 from bridge.trainers.arguments import exported
 
 OPTION = "--mixed-precision-recipe"

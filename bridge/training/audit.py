@@ -6,17 +6,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.audit.compare import compare, format_gemms
-from bridge.audit.record import FILE, Record
 from bridge.errors import AuditError, TrainingError
-from bridge.megatron.record.census import take_census
-from bridge.megatron.record.copies import Copy, watch_copies, wrong_copies
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from bridge.pytorch.live_audit import gathered
-from bridge.pytorch.record.watch import GemmWatch
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.versions import installed
-from bridge.sync.schedule import Phase
+from bridge.registry.schedule import Phase
+from bridge.runtime.audit.compare import compare, format_gemms
+from bridge.runtime.audit.record import FILE, Record
+from bridge.runtime.megatron.record.census import take_census
+from bridge.runtime.megatron.record.copies import Copy, watch_copies, wrong_copies
+from bridge.runtime.pytorch.live_audit import gathered
+from bridge.runtime.pytorch.record.watch import GemmWatch
+from bridge.target.versions import installed
 from bridge.training.run import Run
 
 log = logging.getLogger("bridge.training")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PrecisionTypeError
 from bridge.preflight.check import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.rules.target import target_of
+from bridge.target.target import target_of
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
-    from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.schedule import PrecisionSchedule
+    from bridge.runtime.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.sync.report import SyncReport
-    from bridge.sync.schedule import PrecisionSchedule
 
 __all__ = [
     "CheckpointConfig",
@@ -197,7 +197,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     if precision is not None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
-    from bridge.sync.synchroniser import last_sync  # the classes of this module do without the sync
+    from bridge.preflight.last_sync import last_sync  # the classes of this module do without the sync
 
     report = last_sync(config, precision)
     if report is not None:
@@ -213,7 +213,7 @@ def __getattr__(name: str) -> Any:
         AttributeError: Any other name.
     """
     if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
-        from bridge.megatron import deferred  # heavy and optional
+        from bridge.runtime.megatron import deferred
 
         return getattr(deferred, name)
     if name[:1].isupper() and name.endswith(("Config", "Provider", "Context")):

@@ -11,11 +11,11 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from bridge.audit.compare import format_gemms
-from bridge.audit.quantisation import QuantisationRow
-from bridge.audit.record import CensusRow, GemmRow
 from bridge.report.quantisation import worst_table
 from bridge.report.table import cell, facts, mib, show, table
+from bridge.runtime.audit.compare import format_gemms
+from bridge.runtime.audit.quantisation import QuantisationRow
+from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.run import PhaseRecord
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bridge.precision.matchers import quant_recipes
-from bridge.sync.schedule import PrecisionSchedule
+from bridge.registry.schedule import PrecisionSchedule
 from bridge.training.config import ConfigContainer
 
 OF_ONE_MACHINE = (

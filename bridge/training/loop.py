@@ -1,7 +1,7 @@
 """The run: builds everything from a synchronised `ConfigContainer`, trains, validates, saves and sums up.
 
 Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the tensors are read from the
-tensors themselves (`bridge.megatron.record`) and reported together with the result.
+tensors themselves (`bridge.runtime.megatron.record`) and reported together with the result.
 Ctrl-C or the scheduler's signal ends a run between two steps.
 """
 
@@ -15,21 +15,27 @@ from pathlib import Path
 
 import torch
 
-from bridge.audit.early_warnings import Signs, early_warnings
-from bridge.checkpoint.lock import folder_lock
-from bridge.checkpoint.manifest import digest
 from bridge.errors import TrainingError
-from bridge.megatron.agreement import from_first_rank
-from bridge.megatron.backend import choose_backend_of_phases, running
-from bridge.megatron.checkpoint.saving import save_checkpoint
-from bridge.megatron.process import apply_tf32, peak_memory, return_free_memory, start_peak_memory, training_process
-from bridge.megatron.record.census import take_census, watch_activations
-from bridge.megatron.step import StepResult
 from bridge.precision.mode import label_of
 from bridge.report.curves import plot_loss, points
 from bridge.report.quantisation import plot_quantisation
-from bridge.rules.fields import known_releases
-from bridge.rules.versions import Version, installed
+from bridge.runtime.audit.early_warnings import Signs, early_warnings
+from bridge.runtime.checkpoint.lock import folder_lock
+from bridge.runtime.checkpoint.manifest import digest
+from bridge.runtime.megatron.agreement import from_first_rank
+from bridge.runtime.megatron.backend import choose_backend_of_phases, running
+from bridge.runtime.megatron.checkpoint.saving import save_checkpoint
+from bridge.runtime.megatron.process import (
+    apply_tf32,
+    peak_memory,
+    return_free_memory,
+    start_peak_memory,
+    training_process,
+)
+from bridge.runtime.megatron.record.census import take_census, watch_activations
+from bridge.runtime.megatron.step import StepResult
+from bridge.target.fields import known_releases
+from bridge.target.versions import Version, installed
 from bridge.training.audit import Audit
 from bridge.training.config import ConfigContainer
 from bridge.training.console import Display, RunSummary, display, show_summary

@@ -12,9 +12,9 @@ from typing import IO, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bridge.audit.quantisation import FILE, QuantisationRow, by_operand, finite, write_rows
-from bridge.audit.run_folder import METRICS, RunFolder
 from bridge.errors import RunConfigError
+from bridge.runtime.audit.quantisation import FILE, QuantisationRow, by_operand, finite, write_rows
+from bridge.runtime.audit.run_folder import METRICS, RunFolder
 from bridge.training.config import LoggingConfig
 
 log = logging.getLogger("bridge.training")

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bridge.audit.quantisation import QuantisationRow
-from bridge.compare.band import Band, band, rounding
 from bridge.errors import RunConfigError
-from bridge.megatron.backend import Backend, choose_backend, running
-from bridge.megatron.emulation.linear import scheme_of
-from bridge.megatron.emulation.model import requantise_stored_weights
-from bridge.megatron.one_batch import Captured, Routes, capture, relative_error, relative_errors, sample
-from bridge.megatron.process import training_process
 from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
+from bridge.runtime.audit.quantisation import QuantisationRow
+from bridge.runtime.compare.band import Band, band, rounding
+from bridge.runtime.megatron.backend import Backend, choose_backend, running
+from bridge.runtime.megatron.emulation.linear import scheme_of
+from bridge.runtime.megatron.emulation.model import requantise_stored_weights
+from bridge.runtime.megatron.one_batch import Captured, Routes, capture, relative_error, relative_errors, sample
+from bridge.runtime.megatron.process import training_process
 from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.run import Run, build_run, precision_label
 from bridge.training.values import require_sane_values

@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
-from bridge.audit.record import GemmRow
-from bridge.checkpoint.folder import folder_of
-from bridge.checkpoint.precision_change import Change, precision_changes
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.megatron.backend import Backend
-from bridge.megatron.checkpoint.loading import facts_of, load_checkpoint, newest_sound, require_free
-from bridge.megatron.checkpoint.state import Position
-from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
-from bridge.megatron.data.corpus import Corpus, open_corpus
-from bridge.megatron.emulation.model import switch_precision
-from bridge.megatron.gpt import build_gpt, parameter_count, run_config
-from bridge.megatron.optimizer import build_optimizer, build_scheduler
-from bridge.megatron.process import Process
-from bridge.megatron.record.census import Activations
-from bridge.megatron.record.telemetry import Telemetry
-from bridge.megatron.step import StepResult, Trainer
 from bridge.precision.mode import label_of
 from bridge.precision.subjects import ASKED, IMPOSSIBLE
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.sync.schedule import Phase, PrecisionSchedule
+from bridge.registry.schedule import Phase, PrecisionSchedule
+from bridge.runtime.audit.record import GemmRow
+from bridge.runtime.checkpoint.folder import folder_of
+from bridge.runtime.checkpoint.precision_change import Change, precision_changes
+from bridge.runtime.megatron.backend import Backend
+from bridge.runtime.megatron.checkpoint.loading import facts_of, load_checkpoint, newest_sound, require_free
+from bridge.runtime.megatron.checkpoint.state import Position
+from bridge.runtime.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
+from bridge.runtime.megatron.data.corpus import Corpus, open_corpus
+from bridge.runtime.megatron.emulation.model import switch_precision
+from bridge.runtime.megatron.gpt import build_gpt, parameter_count, run_config
+from bridge.runtime.megatron.optimizer import build_optimizer, build_scheduler
+from bridge.runtime.megatron.process import Process
+from bridge.runtime.megatron.record.census import Activations
+from bridge.runtime.megatron.record.telemetry import Telemetry
+from bridge.runtime.megatron.step import StepResult, Trainer
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
@@ -202,7 +202,7 @@ def models_of(config: ConfigContainer) -> list[Any]:
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
     """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
 
-    Within `bridge.megatron.backend.running(backend)`, if that one is emulated.
+    Within `bridge.runtime.megatron.backend.running(backend)`, if that one is emulated.
     """
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:

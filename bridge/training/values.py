@@ -10,18 +10,18 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridge.checkpoint.folder import load_fault, pointer_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
-from bridge.megatron.backend import BACKENDS
-from bridge.megatron.data.corpus import path_fault
-from bridge.megatron.te.machine import missing_for_te
+from bridge.model.layout import Parallel
 from bridge.precision.mode import scheme_of
 from bridge.preflight.check import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.target import target_of
+from bridge.runtime.checkpoint.folder import load_fault, pointer_fault
+from bridge.runtime.megatron.backend import BACKENDS
+from bridge.runtime.megatron.data.corpus import path_fault
+from bridge.runtime.megatron.te.machine import missing_for_te
+from bridge.target.target import target_of
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.metrics import PACKAGES
 
@@ -167,8 +167,8 @@ def require_sane_values(config: ConfigContainer) -> None:
         raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
     if not hasattr(config.model, "seq_length"):
         raise RunConfigError(
-            f"model: must be a bridge.megatron.gpt.GPTConfig, got {type(config.model).__name__}. A TransformerConfig "
-            "alone does not say how long sequences are."
+            f"model: must be a bridge.runtime.megatron.gpt.GPTConfig, got {type(config.model).__name__}. "
+            "A TransformerConfig alone does not say how long sequences are."
         )
     faults = value_faults(config)
     if faults:

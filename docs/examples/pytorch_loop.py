@@ -5,7 +5,7 @@ import sys
 import torch
 
 from bridge import get_mixed_precision_config
-from bridge.pytorch import autocast_for, check_precision, grad_scaler_for
+from bridge.runtime.pytorch import autocast_for, check_precision, grad_scaler_for
 
 config = get_mixed_precision_config(sys.argv[1] if sys.argv[1:] else "bf16_mixed")
 scaler = grad_scaler_for(config, "cpu")

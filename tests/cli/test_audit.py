@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from bridge.audit.record import GemmRow, Record
 from bridge.cli.main import main
+from bridge.runtime.audit.record import GemmRow, Record
 
 ROW = GemmRow(layer="1", module="linear_fc1", gemm="fprop", left="e4m3", right="e4m3", scheme="tensorwise")
 RECORD = Record(gemms=(ROW,), backend="te", step=1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.rules.versions import installed_text
+from bridge.target.versions import installed_text
 from tests import warm
 
 ROOT = Path(__file__).parents[2]

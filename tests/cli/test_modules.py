@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.rules.versions import installed_text
+from bridge.target.versions import installed_text
 
 RECIPE = "bf16_with_fp8_current_scaling_mixed"
 ROWS = (

@@ -57,10 +57,19 @@ def test_an_import_loads_neither_rules_nor_sync_nor_planner(code: str, absent: t
         (("show", "bf16_mixed"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight", "bridge.front")),
         (("diff", "bf16_mixed", "mxfp8"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight")),
         (("explain", "fp8", "mxfp8"), (*HYDRA, "rich", "bridge.preflight", "bridge.front")),
-        (("check", "--config", SAVED), (*HYDRA, "rich", "bridge.front.compose", "bridge.megatron", "bridge.interop")),
-        (("check",), ("rich", "psutil", "bridge.plan.memory", "bridge.preflight.auto", "bridge.interop")),
-        (("plan", "--config", SAVED), (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.interop")),
-        (("memory", "--config", SAVED), (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.interop")),
+        (
+            ("check", "--config", SAVED),
+            (*HYDRA, "rich", "bridge.front.compose", "bridge.runtime.megatron", "bridge.read.megatron_lm"),
+        ),
+        (("check",), ("rich", "psutil", "bridge.plan.memory", "bridge.preflight.auto", "bridge.read.megatron_lm")),
+        (
+            ("plan", "--config", SAVED),
+            (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.read.megatron_lm"),
+        ),
+        (
+            ("memory", "--config", SAVED),
+            (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.read.megatron_lm"),
+        ),
     ],
 )
 def test_a_command_loads_what_it_asks_and_no_more(words: tuple[str, ...], absent: tuple[str, ...]) -> None:

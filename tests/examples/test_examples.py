@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from tests import warm
-from tests.interop.test_nemo2_plugin import PLUGIN, nemo  # noqa: F401  a fixture
 from tests.package import installed_into
 from tests.plugins import python_path
+from tests.read.test_nemo2_plugin import PLUGIN, nemo  # noqa: F401  a fixture
 from tests.recipes.test_peer import PEER, peer, wheel  # noqa: F401  fixtures
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -13,10 +13,10 @@ from megatron.core.quantization.quant_config import RecipeConfig
 from bridge.errors import RunConfigError, WrongValueError
 from bridge.front.decode import container, decode, decode_fields
 from bridge.front.loader import run_of
-from bridge.front.problems import GivenRun, Origins, Problems
 from bridge.precision.statements import recipe_name
+from bridge.preflight.last_sync import last_sync
+from bridge.read.problems import GivenRun, Origins, Problems
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.sync.synchroniser import last_sync
 
 
 class Colour(enum.Enum):
@@ -86,7 +86,7 @@ def _megatron_classes() -> dict[str, Any]:
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
 
-    from bridge.megatron.gpt import GPTConfig
+    from bridge.runtime.megatron.gpt import GPTConfig
 
     return {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
 

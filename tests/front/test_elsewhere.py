@@ -10,8 +10,8 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, bounded
 from bridge.front.loader import RunValues, load_run
-from bridge.interop.megatron_lm.importer import import_all
-from bridge.interop.reading.document import Document
+from bridge.read.megatron_lm.importer import import_all
+from bridge.read.text.document import Document
 
 RUN = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 8 --bf16 "

@@ -13,8 +13,8 @@ import pytest
 
 import bridge
 from bridge.errors import RunConfigError
-from bridge.front.problems import Origins
 from bridge.front.references import MOST_CHARACTERS, refuse_multiplied
+from bridge.read.problems import Origins
 
 PACKAGE = Path(bridge.__file__).parent
 WATCHED = """

@@ -11,15 +11,15 @@ import yaml
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.front.files import megatron_bridge_start
-from bridge.front.files.reading import MEGATRON_BRIDGE
 from bridge.front.loader import RunValues, load_run
-from bridge.interop.meaning import meaning
-from bridge.interop.megatron_bridge import importer as megatron_bridge
 from bridge.precision.statements import is_stated
+from bridge.read.file_reading import MEGATRON_BRIDGE
+from bridge.read.meaning import meaning
+from bridge.read.megatron_bridge import importer as megatron_bridge
+from bridge.read.megatron_bridge import start as megatron_bridge_start
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.fields import FIELDS, known_releases
-from bridge.rules.versions import Version, installed
+from bridge.target.fields import FIELDS, known_releases
+from bridge.target.versions import Version, installed
 
 MXFP8 = get_mixed_precision_config("bf16_with_mxfp8_mixed")
 BF16 = {"_target_": "torch.bfloat16", "_call_": False}

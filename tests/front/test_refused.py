@@ -10,10 +10,10 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.front.loader import load_run
-from bridge.interop.launch.word import Word
-from bridge.interop.megatron_lm.arguments import runs_of
-from bridge.interop.megatron_lm.importer import import_
-from bridge.interop.megatron_lm.refused import refused_words
+from bridge.read.launch.word import Word
+from bridge.read.megatron_lm.arguments import runs_of
+from bridge.read.megatron_lm.importer import import_
+from bridge.read.megatron_lm.refused import refused_words
 
 SIZES = (
     "--num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "

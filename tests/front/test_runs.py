@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.audit.early_warnings import Signs, early_warnings
-from bridge.audit.run_folder import RunFolder
 from bridge.cli.explain import in_run
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.report.table import plain_text
 from bridge.report.watch import watch_view
+from bridge.runtime.audit.early_warnings import Signs, early_warnings
+from bridge.runtime.audit.run_folder import RunFolder
 from tests import warm
 
 TINY = ("model=gpt_tiny", "train=smoke", "train.train_iters=2", "train.eval_iters=1", "logging.tensorboard=false")

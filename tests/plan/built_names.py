@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bridge.megatron.device import cpu_as_cuda
+from bridge.runtime.megatron.device import cpu_as_cuda
 
 LAYOUTS = [(1, None), (2, None), (2, 2), (4, None), (4, 2)]
 SHAPE = {"num_layers": 8, "hidden_size": 16, "num_attention_heads": 2, "use_cpu_initialization": True}

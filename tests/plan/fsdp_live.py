@@ -13,10 +13,10 @@ import torch
 
 from bridge.front.decode import container
 from bridge.front.loader import run_of
-from bridge.front.problems import GivenRun
-from bridge.megatron import gpt
-from bridge.megatron.backend import choose_backend, running
-from bridge.megatron.process import training_process
+from bridge.read.problems import GivenRun
+from bridge.runtime.megatron import gpt
+from bridge.runtime.megatron.backend import choose_backend, running
+from bridge.runtime.megatron.process import training_process
 from bridge.training.config import runtime_config_update
 from tests.plan.memory_live import VOCABULARY
 

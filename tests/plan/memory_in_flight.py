@@ -102,7 +102,7 @@ def main(path: Path) -> None:
     """Write what each case keeps."""
     cases = json.loads(path.read_text())
     declare(schemes=[case.pop("scheme") for case in cases.values()])
-    import_module("bridge.megatron")  # before anything of Megatron Core
+    import_module("bridge.runtime.megatron")  # before anything of Megatron Core
     for name, case in cases.items():
         found = run_schedule(case)
         (path.parent / f"{name}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))

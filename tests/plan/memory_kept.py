@@ -158,10 +158,10 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
     from bridge.front.decode import container
     from bridge.front.loader import run_of
-    from bridge.front.problems import GivenRun
-    from bridge.megatron import gpt
-    from bridge.megatron.backend import choose_backend, running
-    from bridge.megatron.process import training_process
+    from bridge.read.problems import GivenRun
+    from bridge.runtime.megatron import gpt
+    from bridge.runtime.megatron.backend import choose_backend, running
+    from bridge.runtime.megatron.process import training_process
     from bridge.training.config import runtime_config_update
 
     is_local = case["model"].get("transformer_impl") == "local"
@@ -198,7 +198,7 @@ def main(path: Path) -> None:
     schemes = [case.pop("scheme") for case in cases.values()]
     if not all(case["model"].get("transformer_impl") == "local" for case in cases.values()):
         declare(schemes=schemes)
-    import_module("bridge.megatron")  # before anything of Megatron Core
+    import_module("bridge.runtime.megatron")  # before anything of Megatron Core
     spread_tokens_evenly()
     for name, case in cases.items():
         with built(case) as (settled, chunks):

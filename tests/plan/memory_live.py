@@ -10,11 +10,11 @@ import torch
 
 from bridge.front.decode import container
 from bridge.front.loader import run_of
-from bridge.front.problems import GivenRun
-from bridge.megatron.backend import choose_backend, running
-from bridge.megatron.gpt import build_gpt, run_config
-from bridge.megatron.optimizer import build_optimizer, inner_optimizers
-from bridge.megatron.process import training_process
+from bridge.read.problems import GivenRun
+from bridge.runtime.megatron.backend import choose_backend, running
+from bridge.runtime.megatron.gpt import build_gpt, run_config
+from bridge.runtime.megatron.optimizer import build_optimizer, inner_optimizers
+from bridge.runtime.megatron.process import training_process
 from bridge.training.config import runtime_config_update
 
 VOCABULARY = 256

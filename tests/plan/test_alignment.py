@@ -6,6 +6,7 @@ import math
 import pytest
 
 from bridge.errors import RunConfigError
+from bridge.model.layout import Parallel
 from bridge.plan.alignment import align_report, pad_multiple
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
@@ -13,8 +14,7 @@ from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
 from bridge.report.plan_table import align_table
 from bridge.report.table import plain_text
-from bridge.rules.shape.parallel import Parallel
-from tests.plan.test_shape import DEEPSEEK_V3, LLAMA_3_70B
+from tests.model.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 
 FITTING = {
     "num_layers": 2,

@@ -6,11 +6,11 @@ thousand. Nothing here asks the plan for a size.
 
 import pytest
 
+from bridge.model.layout import Parallel
 from bridge.plan.memory import memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
-from bridge.rules.shape.parallel import Parallel
-from tests.plan.test_shape import LLAMA_3_70B
+from tests.model.test_shape import LLAMA_3_70B
 
 PADDING = 1e-3
 SHARDED = {"use_distributed_optimizer": True}

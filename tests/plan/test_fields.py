@@ -11,19 +11,19 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from bridge.errors import RunConfigError
-from bridge.megatron.process import training_process
+from bridge.model.layout import Parallel
+from bridge.model.section import Section, read_section
+from bridge.model.shape import ModelShape
+from bridge.model.variants import REMEDY, UNPLANNED
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules.fields import FIELDS
-from bridge.rules.section import Section, read_section
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.shape.variants import REMEDY, UNPLANNED
-from bridge.rules.versions import Version
+from bridge.runtime.megatron.process import training_process
 from bridge.sync.prediction import predict
+from bridge.target.fields import FIELDS
+from bridge.target.versions import Version
 from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}

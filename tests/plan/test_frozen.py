@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.front.files.tokenizers import vocab_size_of
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
+from bridge.read.tokenizers import vocab_size_of
 from bridge.registry.config import MixedPrecisionConfig
 
 QWEN = "megatron.bridge.models.qwen_vl.qwen3_vl_provider"

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
-from bridge.megatron.process import training_process
+from bridge.model.layout import Parallel
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload, segments
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.versions import Version, installed
+from bridge.runtime.megatron.process import training_process
+from bridge.target.versions import Version, installed
 from tests import warm
-from tests.plan.test_shape import LLAMA_3_70B
+from tests.model.test_shape import LLAMA_3_70B
 from tests.work import calls
 
 ROOT = Path(__file__).resolve().parents[2]

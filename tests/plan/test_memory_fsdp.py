@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 
+from bridge.model.layout import Parallel
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_buffers import fsdp_groups, gathered
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.versions import installed, parse_version
+from bridge.target.versions import installed, parse_version
 from tests import warm
 from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
 

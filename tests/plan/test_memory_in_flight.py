@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, get_schedule_table
 
+from bridge.model.layout import Parallel
 from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_schedule import activation_bytes, moments
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.versions import installed
-from tests.megatron.test_te_cpu import fresh, needs_te
+from bridge.target.versions import installed
 from tests.plan.test_memory_kept import BATCH, PAGE, WITHIN, case, recomputing
+from tests.runtime.megatron.test_te_cpu import fresh, needs_te
 
 LAYERS, RANKS = 8, 4
 ONE_HEAD = {"num_layers": LAYERS, "num_attention_heads": 1, "num_query_groups": 1}

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from bridge.model.layout import Parallel
+from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import DELTA_CHUNK, Workload, segments
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.versions import installed
-from tests.megatron.test_te_cpu import fresh, needs_te
+from bridge.target.versions import installed
+from tests.runtime.megatron.test_te_cpu import fresh, needs_te
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/howto/plan-and-memory.md"
 WITHIN = 0.02

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bridge.cli.main import main
+from bridge.model.layout import Parallel
 from bridge.plan.memory import RankMemory, memory_report
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.shape.parallel import Parallel
 
 MODEL = {
     "num_layers": 2,

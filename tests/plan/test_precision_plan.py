@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
+from bridge.model.layout import Parallel
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
@@ -23,13 +24,12 @@ from bridge.plan.settings import Settings
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.target import Target
-from bridge.rules.versions import Version
+from bridge.registry.synchronize import synchronize
 from bridge.sync.prediction import predict
-from bridge.sync.synchroniser import synchronize
+from bridge.target.target import Target
+from bridge.target.versions import Version
+from tests.model.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 from tests.plan.fields_of_megatron import READ
-from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 from tests.work import calls
 
 SIX = {**DENSE, "num_layers": 6}

@@ -10,12 +10,12 @@ from torch import nn
 
 from bridge import get_mixed_precision_config
 from bridge.errors import RunConfigError
+from bridge.model.modules import layer_modules, mtp_modules
+from bridge.model.shape import ModelShape
+from bridge.model.variants import REMEDY
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
-from bridge.plan.modules import layer_modules, mtp_modules
 from bridge.plan.precision_plan import precision_plan
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.variants import REMEDY
 
 PLAIN = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False, "vocab_size": 128}
 DELTA = {

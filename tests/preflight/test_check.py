@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import RunConfigError
+from bridge.model.section import ROLES
 from bridge.precision.statements import field_names
 from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.faults import faults_of
 from bridge.registry.registry import REGISTRY
-from bridge.rules.fields import FIELDS
 from bridge.rules.rulebook import RULES
-from bridge.rules.section import ROLES
-from bridge.rules.target import GPUS, Target, parse_target
+from bridge.target.fields import FIELDS
+from bridge.target.target import GPUS, Target, parse_target
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import CURRENT, DENSE, H100, OVERLAP
 from tests.rules.situations import setup_of

@@ -11,8 +11,8 @@ from bridge.errors import PrecisionConfigError, UnknownRecipeError
 from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules.target import parse_target
-from bridge.sync.synchroniser import synchronize
+from bridge.registry.synchronize import synchronize
+from bridge.target.target import parse_target
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
 
 

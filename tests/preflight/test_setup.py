@@ -14,12 +14,12 @@ from bridge.precision.values import dtype_token
 from bridge.preflight.check import Setup, check
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules import versions
-from bridge.rules.fields import FIELDS
+from bridge.registry.synchronize import synchronize
 from bridge.sync.routes import ROUTES
-from bridge.sync.synchroniser import synchronize
+from bridge.target import versions
+from bridge.target.fields import FIELDS
 
-FILE = Path(__file__).resolve().parents[2] / "bridge" / "rules" / "megatron_fields.json"
+FILE = Path(__file__).resolve().parents[2] / "bridge" / "target" / "megatron_fields.json"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "write_megatron_fields.py"
 
 OWNERS = {

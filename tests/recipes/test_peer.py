@@ -21,7 +21,7 @@ from bridge.precision.statements import is_stated, source_of, untold_fields
 from bridge.precision.values import dtype_token
 from bridge.preflight.check import Setup, check_run
 from bridge.registry.registry import REGISTRY
-from bridge.sync.synchroniser import synchronize
+from bridge.registry.synchronize import synchronize
 from bridge.training import mixed_precision as ours
 from bridge.training.config import ConfigContainer, runtime_config_update
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bridge.front.loader import load_run
-from bridge.megatron.gpt import GPTConfig
 from bridge.rehearse.cause import cause_of
 from bridge.rehearse.shrink import shrink
+from bridge.runtime.megatron.gpt import GPTConfig
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.rehearse import release
 from bridge.rehearse.release import Release, release_for
-from bridge.rules.versions import Version
+from bridge.target.versions import Version
 
 OWN = Version("0.16.1")
 

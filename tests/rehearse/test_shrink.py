@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.front.loader import load_run
-from bridge.megatron.gpt import GPTConfig
+from bridge.model.layout import Parallel
+from bridge.model.shape import ModelShape
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.mode import scheme_of
 from bridge.registry.config import MixedPrecisionConfig
@@ -20,10 +21,9 @@ from bridge.rehearse.layers import kept_layers
 from bridge.rehearse.layout import Split
 from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.shrink import shrink
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel
-from bridge.rules.target import Target
-from bridge.rules.versions import parse_version
+from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.target.target import Target
+from bridge.target.versions import parse_version
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"

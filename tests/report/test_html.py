@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge.audit.early_warnings import Signs, early_warnings
-from bridge.audit.run_folder import RunFolder
-from bridge.compare.comparison import Arm, compare
-from bridge.compare.gap import Curve
-from bridge.numerics import GemmPrecision, quantise
 from bridge.precision.formats import FORMATS
 from bridge.report.comparison import answers
 from bridge.report.html.chart import MOST_POINTS, line_chart
 from bridge.report.html.page import render_markdown, render_page
+from bridge.runtime.audit.early_warnings import Signs, early_warnings
+from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.compare.comparison import Arm, compare
+from bridge.runtime.compare.gap import Curve
+from bridge.runtime.numerics import GemmPrecision, quantise
 
 LISTS = ("verdict", "plan", "mismatches", "heat", "memory", "sync", "findings", "silenced", "commands", "train")
 EMPTY = {name: [] for name in (*LISTS, "validation")} | {

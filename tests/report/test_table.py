@@ -8,7 +8,6 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from bridge.audit.quantisation import QuantisationRow
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
@@ -18,7 +17,8 @@ from bridge.report.plan_picture import COLOURS, draw_plan
 from bridge.report.plan_table import align_table, difference_table, memory_table, plan_table
 from bridge.report.quantisation import quantisation_table, worst_table
 from bridge.report.table import facts, mib, plain_text, show, table
-from tests.plan.test_shape import DENSE
+from bridge.runtime.audit.quantisation import QuantisationRow
+from tests.model.test_shape import DENSE
 
 MODEL = {**DENSE, "num_layers": 6, "seq_length": 1024}
 ROW = {"step": 9, "layer": 12, "module": "mlp.linear_fc1", "format": "e4m3", "amax": 1.5, "scale": None}

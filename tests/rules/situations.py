@@ -3,7 +3,7 @@
 from typing import Any
 
 from bridge.preflight.check import Setup
-from bridge.rules.target import parse_target
+from bridge.target.target import parse_target
 
 
 def setup_of(said: dict[str, Any]) -> Setup:

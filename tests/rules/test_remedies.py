@@ -13,10 +13,10 @@ import pytest
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.preflight.check import Setup, check
 from bridge.registry.registry import REGISTRY
-from bridge.rules.fields import FIELDS
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.versions import TITLES, at_least, parse_version
+from bridge.target.fields import FIELDS
+from bridge.target.versions import TITLES, at_least, parse_version
 from tests.rules.cases import CASES
 from tests.rules.situations import setup_of
 

@@ -12,10 +12,10 @@ from bridge.precision.config import MEGATRON_FIELDS
 from bridge.preflight.check import Setup, check
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
-from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC, ask, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from bridge.rules.violation import Violation
+from bridge.target.fields import DEFAULTS
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
 from tests.rules.situations import setup_of

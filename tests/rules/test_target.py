@@ -8,10 +8,10 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.rules import versions
 from bridge.rules.rule import te
-from bridge.rules.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
-from bridge.rules.versions import Version, at_least, installed, parse_version
+from bridge.target import versions
+from bridge.target.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
+from bridge.target.versions import Version, at_least, installed, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:
@@ -147,7 +147,7 @@ def test_cudnn_is_known_by_its_package_without_loading_it(tmp_path: Path, monkey
 
 
 def test_reading_a_target_imports_no_torch() -> None:
-    code = "import sys; from bridge.rules.target import parse_target as p; p('h100'); print('torch' in sys.modules)"
+    code = "import sys; from bridge.target.target import parse_target as p; p('h100'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from bridge.model.reads import Values, View, kept_property, reads
 from bridge.preflight.check import check
-from bridge.rules.reads import Values, View, kept_property, reads
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import BY_ID
 from tests.rules.cases import CASES

@@ -10,10 +10,10 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizer
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import SyncCheckError
 from bridge.preflight.check import check_run
+from bridge.preflight.last_sync import last_sync
 from bridge.sync import synchroniser
 from bridge.sync.owner import Owner
 from bridge.sync.prediction import plan
-from bridge.sync.synchroniser import last_sync
 from bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,

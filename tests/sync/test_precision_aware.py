@@ -6,9 +6,9 @@ import pytest
 
 from bridge.errors import SyncCheckError
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.fields import FUSED_RECIPES
+from bridge.registry.synchronize import synchronize
 from bridge.sync.prediction import predict
-from bridge.sync.synchroniser import synchronize
+from bridge.target.fields import FUSED_RECIPES
 
 SWITCH = "use_precision_aware_optimizer_no_fp8_or_ds_fp8"
 """Megatron's derived switch: the fused Adam holds the masters."""

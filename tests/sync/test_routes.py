@@ -14,18 +14,18 @@ import torch
 from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
 from bridge.errors import PrecisionConfigError
+from bridge.model.section import read_section
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FIELDS
 from bridge.precision.statements import field_names, field_value, is_stated
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.rules.fields import DEFAULTS
-from bridge.rules.section import read_section
 from bridge.sync.owner import OwnerValues, in_one_form
 from bridge.sync.prediction import plan
 from bridge.sync.routes import ROUTES, Route, notes, routes_of
 from bridge.sync.synchroniser import megatron_version
+from bridge.target.fields import DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEPT = json.loads((ROOT / "bridge/rules/megatron_fields.json").read_text(encoding="utf-8"))
+SWEPT = json.loads((ROOT / "bridge/target/megatron_fields.json").read_text(encoding="utf-8"))
 PLACES = {(row.owner, row.attribute) for row in ROUTES}
 NOT_ROUTED = {(role, name): why for role, fields in notes()["not_routed"].items() for name, why in fields.items()}
 

@@ -30,14 +30,14 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from bridge.checkpoint.folder import LATEST, candidates, folder_of
-from bridge.checkpoint.lock import LOCK, folder_lock
-from bridge.checkpoint.manifest import MANIFEST, Manifest, checksums, damage, outline
-from bridge.checkpoint.pickles import pickle_fault
 from bridge.front.train import main_train
-from bridge.megatron.checkpoint import saving
-from bridge.megatron.optimizer import inner_optimizers
-from bridge.megatron.step import Trainer
+from bridge.runtime.checkpoint.folder import LATEST, candidates, folder_of
+from bridge.runtime.checkpoint.lock import LOCK, folder_lock
+from bridge.runtime.checkpoint.manifest import MANIFEST, Manifest, checksums, damage, outline
+from bridge.runtime.checkpoint.pickles import pickle_fault
+from bridge.runtime.megatron.checkpoint import saving
+from bridge.runtime.megatron.optimizer import inner_optimizers
+from bridge.runtime.megatron.step import Trainer
 from bridge.training import loop
 from tests import warm
 from tests.training.loop_tiny import ROOT, disturb, losses, records

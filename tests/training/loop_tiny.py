@@ -17,8 +17,8 @@ from megatron.core.optimizer import OptimizerConfig
 
 from bridge import MixedPrecisionConfig
 from bridge.errors import BridgeError
-from bridge.megatron.gpt import GPTConfig
-from bridge.megatron.step import Trainer
+from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.runtime.megatron.step import Trainer
 from bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,

@@ -20,12 +20,12 @@ import pytest
 import torch
 from megatron.core.dist_checkpointing.strategies import common
 
-from bridge.checkpoint.folder import LATEST
-from bridge.checkpoint.lock import LOCK, folder_lock
-from bridge.checkpoint.manifest import Manifest, checksums, damage, outline
-from bridge.checkpoint.pickles import pickle_fault, read_listing
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.megatron.checkpoint.loading import COMMON
+from bridge.runtime.checkpoint.folder import LATEST
+from bridge.runtime.checkpoint.lock import LOCK, folder_lock
+from bridge.runtime.checkpoint.manifest import Manifest, checksums, damage, outline
+from bridge.runtime.checkpoint.pickles import pickle_fault, read_listing
+from bridge.runtime.megatron.checkpoint.loading import COMMON
 from bridge.training.loop import pretrain
 from tests import warm
 from tests.training.fault_table import KNOWN, WORDS
@@ -309,7 +309,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
     code = f"""
         import sys
         from pathlib import Path
-        from bridge.checkpoint.lock import folder_lock
+        from bridge.runtime.checkpoint.lock import folder_lock
         with folder_lock(Path({str(tmp_path)!r})):
             print("held", flush=True)
             sys.stdin.read()
@@ -351,7 +351,9 @@ def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path
     lock = tmp_path / LOCK
     lock.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
     beats = iter([True, False])  # while the lock is watched, its holder sets its time, or no longer does
-    monkeypatch.setattr("bridge.checkpoint.lock.time.sleep", lambda _seconds: next(beats) and os.utime(lock, (1, 1)))
+    monkeypatch.setattr(
+        "bridge.runtime.checkpoint.lock.time.sleep", lambda _seconds: next(beats) and os.utime(lock, (1, 1))
+    )
     with pytest.raises(CheckpointError, match="which process 7 on elsewhere writes into"), folder_lock(tmp_path):
         pass
     with folder_lock(tmp_path) as taken_over:

@@ -8,12 +8,12 @@ import re
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
-from bridge.audit.run_folder import RunFolder
 from bridge.front.train import record
-from bridge.megatron.step import Trainer
+from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.megatron.step import Trainer
 from bridge.training.loop import pretrain
-from tests.audit.sabotage import no_first_microbatch
+from tests.runtime.audit.sabotage import no_first_microbatch
 from tests.training.loop_tiny import tiny
 
 STEPS = 13

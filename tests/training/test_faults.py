@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from bridge.checkpoint.folder import latest_iteration
 from bridge.errors import AuditError, TrainingError
-from bridge.megatron.step import Trainer
+from bridge.runtime.checkpoint.folder import latest_iteration
+from bridge.runtime.megatron.step import Trainer
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import records, tiny
 
@@ -187,7 +187,7 @@ def test_most_steps_skipped_is_no_success_and_half_of_them_is_one(poisoned, tmp_
 
 
 def test_largest_magnitude_sees_every_value_that_is_not_finite() -> None:
-    from bridge.megatron.record.not_finite import are_finite
+    from bridge.runtime.megatron.record.not_finite import are_finite
 
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for value in (math.nan, math.inf, -math.inf):

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from bridge import get_mixed_precision_config
-from bridge.compare.band import band
 from bridge.errors import RunConfigError
-from bridge.megatron.backend import Backend
-from bridge.megatron.one_batch import capture, relative_errors
-from bridge.megatron.process import training_process
 from bridge.report.gradients import band_sentence
+from bridge.runtime.compare.band import band
+from bridge.runtime.megatron.backend import Backend
+from bridge.runtime.megatron.one_batch import capture, relative_errors
+from bridge.runtime.megatron.process import training_process
 from bridge.training.passes import check_gradients, formats_of
 from bridge.training.run import build_run
 from tests import warm

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from bridge.audit.record import Record
+from bridge.runtime.audit.record import Record
 from bridge.training.loop import pretrain
 from tests.training.grid import slow
 from tests.training.loop_tiny import SIX, in_two_processes, losses, tiny, trace

@@ -8,9 +8,9 @@ import pytest
 from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge import MixedPrecisionConfig
-from bridge.audit.compare import format_gemms
 from bridge.errors import BridgeError
 from bridge.plan.precision_plan import precision_plan
+from bridge.runtime.audit.compare import format_gemms
 from bridge.training.config import runtime_config_update
 from bridge.training.fingerprint import fingerprint
 from bridge.training.loop import pretrain

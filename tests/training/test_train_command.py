@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.audit.run_folder import RunFolder
-from bridge.checkpoint.folder import latest_iteration
-from bridge.checkpoint.lock import folder_lock
 from bridge.cli.main import main
 from bridge.report.html.content import run_content
 from bridge.report.table import plain_text
 from bridge.report.watch import watch_view
+from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.checkpoint.folder import latest_iteration
+from bridge.runtime.checkpoint.lock import folder_lock
 from tests import warm
 from tests.training.grid import slow
 

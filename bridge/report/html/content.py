@@ -5,17 +5,17 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.audit.compare import format_gemms
-from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
-from bridge.audit.quantisation import last_measured
-from bridge.audit.record import CensusRow
-from bridge.audit.run_folder import RunFolder
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
 from bridge.precision.grouping import grouped
 from bridge.report.plan_table import line_of
+from bridge.runtime.audit.compare import format_gemms
+from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.runtime.audit.quantisation import last_measured
+from bridge.runtime.audit.record import CensusRow
+from bridge.runtime.audit.run_folder import RunFolder
 
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""

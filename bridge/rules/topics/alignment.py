@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import whole_number
 from bridge.rules.rule import error, info, warning
 from bridge.rules.violation import Violation, all_of
+from bridge.target.fields import whole_number
 
 
 def tokens(run: RuleContext) -> int | None:

@@ -2,8 +2,8 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, error, mcore, no_effect, warning
-from bridge.rules.versions import at_least, dotted
 from bridge.rules.violation import Violation, all_of, stands_out
+from bridge.target.versions import at_least, dotted
 
 
 def _no_backend(run: RuleContext) -> list[Violation]:

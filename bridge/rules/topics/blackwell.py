@@ -3,8 +3,8 @@
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import contradiction, error, info, mcore, te, warning
 from bridge.rules.topics.stored import storing
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import at_least
 
 _THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
 """Conditions of a run that gathers MXFP8 weights through the gradient buffer."""

@@ -4,8 +4,8 @@ from packaging.specifiers import SpecifierSet
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import warning
-from bridge.rules.versions import VersionRange
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import VersionRange
 
 
 def _odd_rank(run: RuleContext) -> list[Violation]:

@@ -3,9 +3,9 @@
 from bridge.errors import RunConfigError
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import MODEL_CHECK, contradiction, error, info, no_effect, te, warning
 from bridge.rules.violation import Violation, all_of, without_effect
+from bridge.target.fields import DEFAULTS
 
 _MEGATRON_COUNTS = {name: DEFAULTS["model"][name] for name in LAYER_COUNTS}
 

@@ -3,8 +3,8 @@
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.rules.rule import PARSER, contradiction, error, no_effect, warning
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of, violations, without_effect
+from bridge.target.versions import at_least
 
 LARGEST = 2**128 - 2**104
 """Of FP32, in which the grad scaler keeps the scale."""

@@ -1,10 +1,10 @@
 """FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
 
+from bridge.model.layout import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, contradiction, error, info, mcore, no_effect, warning
-from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of, stands_out, without_effect
+from bridge.target.versions import at_least
 
 MODES = ("fp32", "fp16", "bf16")
 

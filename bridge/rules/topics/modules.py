@@ -14,8 +14,8 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import error, mcore, no_effect, warning
-from bridge.rules.versions import dotted
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import dotted
 
 ELSEWHERE = "transformer_engine"
 """The package of factories that are missing on every machine without a GPU."""

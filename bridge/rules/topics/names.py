@@ -6,16 +6,16 @@ from itertools import chain
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
+from bridge.model.shape import PARALLEL_SIZES
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.precision.grouping import grouped
 from bridge.precision.statements import recipe_name, untold_fields
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.fields import DEFAULTS, NAMES, PAIRS
 from bridge.rules.rule import contradiction, error, info, no_effect, warning
-from bridge.rules.shape.model import PARALLEL_SIZES
 from bridge.rules.topics.mode import MODES
 from bridge.rules.violation import Violation, violations
+from bridge.target.fields import DEFAULTS, NAMES, PAIRS
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",

@@ -2,9 +2,9 @@
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
-from bridge.rules.fields import FUSED_RECIPES
 from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, error, info, no_effect, warning
 from bridge.rules.violation import Violation, all_of, stands_out, violations
+from bridge.target.fields import FUSED_RECIPES
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 

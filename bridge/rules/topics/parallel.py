@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.layout import Parallel
+from bridge.model.shape import ModelShape
 from bridge.precision.fields import COMMAND_LINE
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
-from bridge.rules.shape.model import ModelShape
-from bridge.rules.shape.parallel import Parallel
 from bridge.rules.topics.alignment import tokens
 from bridge.rules.violation import Violation, all_of
 

@@ -2,8 +2,8 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import at_least
 
 
 def _recomputes_attention(run: RuleContext) -> bool:

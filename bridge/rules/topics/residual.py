@@ -1,11 +1,11 @@
 """The residual stream in FP32: layers that refuse it, and releases that cast it down."""
 
+from bridge.model.layout import RESIDUAL_IS_KEPT
+from bridge.model.shape import DENSE, MOE, has_experts
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
-from bridge.rules.shape.model import DENSE, MOE, has_experts
-from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import at_least
 
 _IN_FP32 = ("has_model", "model.fp32_residual_connection", "is_half")
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")

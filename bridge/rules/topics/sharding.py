@@ -2,11 +2,11 @@
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext, off_switches
-from bridge.rules.fields import SWITCHES
 from bridge.rules.inert import BUFFER
 from bridge.rules.rule import PARSER, error, mcore, no_effect, warning
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of
+from bridge.target.fields import SWITCHES
+from bridge.target.versions import at_least
 
 CACHE = "keep_fp8_transpose_cache"
 GATHERED = ("optim_grads", "optim_grads_params")

@@ -3,8 +3,8 @@
 from bridge.precision.statements import is_stated
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, contradiction, error, info, mcore, warning
-from bridge.rules.versions import at_least
 from bridge.rules.violation import Violation, all_of
+from bridge.target.versions import at_least
 
 LAYER_WISE_FP8 = "0.19"
 """First megatron-core whose layer-wise optimizer gathers FP8 weights through the FP32 masters.

@@ -1,10 +1,10 @@
 """Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
 
+from bridge.model.variants import unplanned
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, info, te, warning
-from bridge.rules.shape.variants import unplanned
-from bridge.rules.versions import Version, at_least, dotted
 from bridge.rules.violation import Violation, all_of, violations
+from bridge.target.versions import Version, at_least, dotted
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
@@ -193,7 +193,7 @@ RULES = (
         when=all_of("is_low", "is_emulated", "backend is not te"),
         message="nothing there runs {run.scheme} natively: the values can be emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
-        source="this project: bridge.numerics",
+        source="this project: bridge.runtime.numerics",
     ),
     error(
         id="PB612",
@@ -238,7 +238,7 @@ RULES = (
         when=all_of("is_low", "is_emulated", find=_not_emulated),
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
-        source="this project: bridge.megatron.emulation.linear",
+        source="this project: bridge.runtime.megatron.emulation.linear",
     ),
     error(
         id="PB616",
@@ -247,7 +247,7 @@ RULES = (
         when=all_of("scheme is custom", "is_emulated"),
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
-        source="this project: bridge.megatron.emulation.linear",
+        source="this project: bridge.runtime.megatron.emulation.linear",
     ),
     warning(
         id="PB617",
@@ -275,7 +275,7 @@ RULES = (
         when=_unplanned,
         message="{why}; its memory and its rows of modules are not judged",
         remedies=("{remedy}",),
-        source="this project: bridge.rules.shape",
+        source="this project: bridge.model.shape",
     ),
     warning(
         id="PB620",

@@ -1,0 +1,91 @@
+"""A serving config held against the training: the scheme of each linear layer in both, per kind of module."""
+
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from bridge.convert.serving.formats import title_of
+from bridge.convert.serving.manifest import Manifest
+from bridge.convert.serving.names import split
+from bridge.convert.serving.reader import ServingConfig
+from bridge.errors import PayloadError
+from bridge.plan.precision_plan import compact
+from bridge.precision.foreign_names import PROJ
+
+CACHE = "key-value cache"
+"""Role of the keys and values that serving stores, which training has in high precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRow:
+    """Modules of one kind with one scheme in training and one in serving."""
+
+    role: str
+    """Megatron's name within a layer."""
+    training: str | None
+    serving: str | None
+    modules: int
+    """Modules of the checkpoint, each expert counted."""
+    layers: tuple[str, ...]
+    readers: tuple[str, ...]
+    """The systems that read the config so; empty: all."""
+    differs: bool
+    """Whether serving has another scheme than training."""
+
+    def sentence(self, mode: str) -> str:
+        """Return the row as a sentence."""
+        where = f"{self.role} ({self.modules} module{'s' * (self.modules != 1)}, layers {compact(self.layers)})"
+        who = " and ".join(self.readers) or "Serving"
+        if self.serving is None:
+            return f"{who} does not quantise {where}; training does: {title_of(self.training)}."
+        if self.training is None:
+            return f"{who} quantises {where}: {title_of(self.serving)}; training has it in {mode}."
+        return f"{who} has {where} in another scheme: {title_of(self.serving)}; training: {title_of(self.training)}."
+
+
+@dataclass(frozen=True, slots=True)
+class ServingComparison:
+    """A manifest of training and a serving config, module by module."""
+
+    mode: str
+    rows: tuple[ServedRow, ...]
+    refused: tuple[str, ...] = ()
+    """Sentences: modules that vLLM fuses, and to which the config gives different schemes."""
+
+    @property
+    def differences(self) -> tuple[ServedRow, ...]:
+        """The rows in which the two differ."""
+        return tuple(row for row in self.rows if row.differs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        return {"same": not self.differences, "rows": [asdict(row) for row in self.rows], "refused": self.refused}
+
+
+def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
+    """Hold a serving config against the manifest of training, as each system reads it, or as `reader` alone does.
+
+    RunConfigError where the names of modules are not known, PayloadError where `reader` reads no such config.
+    """
+    manifest.require_names()
+    if reader is not None and config.is_fp8 and reader not in config.readers:
+        rule = f"quant_method {config.method} is read by {' and '.join(config.readers)}"
+        raise PayloadError.of(config.path, rule, reader, "Name one of them with --for, or none.")
+    readers = [reader] if reader in config.readers else config.readers
+    found: dict[tuple[str, str | None, str | None], list[tuple[str, str, str]]] = {}
+    for row in manifest.rows:
+        for name, each in product(row.each(), readers):
+            serving = None if row.role in manifest.plain else config.scheme_of(name, each)
+            found.setdefault((row.role, row.scheme, serving), []).append((name, row.layer, each))
+    rows = []
+    for (role, training, serving), places in found.items():
+        names, layers, by = (tuple(dict.fromkeys(column)) for column in zip(*places, strict=True))
+        by = () if len(by) == len(readers) and reader is None else by
+        rows.append(ServedRow(role, training, serving, len(names), layers, by, training != serving))
+    if config.kv_cache is not None:
+        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
+        rows.append(ServedRow(CACHE, None, config.kv_cache, len(layers), layers, (), differs=True))
+    by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
+    every = [name for row in manifest.rows for name in row.each()] if by_vllm else []
+    refused = split({name: config.scheme_of(name, "vllm") for name in every})
+    return ServingComparison(manifest.mode, tuple(rows), tuple(refused))

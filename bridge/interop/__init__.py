@@ -1,1 +1,0 @@
-"""Bridges to other systems: bring a precision in from, and take it out to, what its users already run."""

@@ -1,0 +1,137 @@
+"""The layer pattern of a hybrid model: its layers, its pipeline chunks and its multi-token-prediction layers.
+
+    pattern = HybridPattern.of({"hybrid_layer_pattern": "MEM*|EMEM/*E/*E"})
+    pattern.layers       # 'MEM*EMEM'
+    pattern.chunks       # (4, 4)
+    pattern.mtp          # '*E', at two depths
+
+Each letter is a layer. ``|`` ends a pipeline chunk, and ``/`` begins the pattern of a prediction depth; all depths have
+the same one. Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py and hybrid_model.py, 0.19.2 and main of
+2026-08-22. Megatron-core 0.16.1 has the first four letters, and calls the field `hybrid_override_pattern`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import Finding
+from bridge.model.section import Section, read_section
+
+LETTERS = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
+"""Letter of a pattern -> kind of that layer."""
+UNPLANNED = {"G": "gated delta net", "D": "DeepSeek sparse attention"}
+"""Letters that Megatron knows and the plan does not -> their layer."""
+CHUNK, DEPTH = "|", "/"
+RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
+"""Arguments of older model classes, from which they derive a pattern."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HybridPattern:
+    """A pattern after it was read."""
+
+    field: str = "hybrid_layer_pattern"
+    """The field that has it."""
+    layers: str
+    """A letter for each layer of the decoder, in order."""
+    chunks: tuple[int, ...] = ()
+    """Layers of each pipeline chunk in order of execution; empty where the pattern does not name the chunks."""
+    mtp: str = ""
+    """A letter for each layer inside a multi-token-prediction layer."""
+    depths: int = 0
+    faults: tuple[Finding, ...] = ()
+
+    @classmethod
+    def of(cls, model: Any) -> HybridPattern | None:
+        """Return the pattern of a hybrid model, given as its section, a mapping or an object; None for another one."""
+        section = read_section("model", model)
+        fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if section.given(name)]
+        if not fields:
+            return _without_pattern(section)
+        field = fields[0]
+        main, *depths = str(section.given(field)).replace(" ", "").split(DEPTH)
+        of_depth = str(section.given("mtp_hybrid_override_pattern", ""))
+        of_depths = [of_depth] * section.given("mtp_num_layers", 0) if of_depth else []
+        depths = [depth for depth in depths if depth] or of_depths
+        letters, inner = main.replace(CHUNK, ""), "".join(depths)
+        faults = _letter_faults(field, letters + inner)
+        if len(fields) > 1:
+            rule = "must not be stated together with hybrid_override_pattern"
+            faults.insert(0, model_fault(field, rule, main, "State one of them."))
+        if len(set(depths)) > 1:
+            rule = "must have the same pattern at each multi-token-prediction depth"
+            faults.append(model_fault(field, rule, DEPTH.join(depths)))
+        faults += _count_faults(section, field, len(letters), len(depths), has_experts="E" in letters + inner)
+        return cls(
+            field=field,
+            layers=letters,
+            chunks=tuple(map(len, main.split(CHUNK))) if CHUNK in main else (),
+            mtp=depths[0] if depths else "",
+            depths=len(depths),
+            faults=tuple(faults),
+        )
+
+    @property
+    def unplanned(self) -> dict[str, str]:
+        """Letters of layers that the plan does not know -> the name of their kind."""
+        return {letter: name for letter, name in UNPLANNED.items() if letter in self.layers + self.mtp}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of each layer of the decoder."""
+        return tuple(LETTERS.get(letter, "mlp") for letter in self.layers)
+
+    @property
+    def mtp_kinds(self) -> tuple[str, ...]:
+        """Kind of each layer inside a multi-token-prediction layer."""
+        return tuple(LETTERS.get(letter, "mlp") for letter in self.mtp)
+
+
+def letters_of(kinds: Sequence[str]) -> str:
+    """Return the pattern of layers of these kinds."""
+    letters = {kind: letter for letter, kind in LETTERS.items()}
+    return "".join(letters[kind] for kind in kinds)
+
+
+def _without_pattern(model: Section) -> HybridPattern | None:
+    """Return the fault of a hybrid model whose layers are not named, None for a model that is no hybrid."""
+    fields = [name for name in (*RATIOS, "is_hybrid_model") if model.given(name)]
+    if not fields:
+        return None
+    rule = "cannot plan: a hybrid model needs a letter for each of its layers"
+    fault = model_fault(fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say.")
+    return HybridPattern(layers="-", faults=(fault,))
+
+
+def _letter_faults(field: str, letters: str) -> list[Finding]:
+    unknown = sorted(set(letters) - {*LETTERS, *UNPLANNED})
+    if unknown:
+        return [model_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown))]
+    if {"*", "+"} <= set(letters):
+        return [model_fault(field, "must not have both * and +, which Megatron refuses", letters, "Use one of them.")]
+    return []
+
+
+def _count_faults(model: Section, field: str, layers: int, depths: int, *, has_experts: bool) -> list[Finding]:
+    faults: list[Finding] = []
+    if has_experts and not model.given("num_moe_experts"):
+        rule = f"must be stated where {field} has the letter E"
+        faults.append(model_fault("num_moe_experts", rule, None, "State the number of experts."))
+    stated = model.given("num_layers")
+    if stated and stated != layers:
+        rule = f"must have a letter for each of the {stated} layers"
+        faults.append(model_fault(field, rule, layers, "Correct it or num_layers."))
+    predicted = model.given("mtp_num_layers")
+    is_repeated = bool(model.given("mtp_use_repeated_layer"))
+    if predicted and predicted != depths and not (is_repeated and depths):
+        rule = f"must be the number of multi-token-prediction depths in {field}, which is {depths}"
+        remedy = "Write a / and the pattern for each depth, or correct mtp_num_layers."
+        faults.append(model_fault("mtp_num_layers", rule, predicted, remedy))
+    return faults
+
+
+def model_fault(field: str, rule: str, value: object, remedy: str = "Correct it.") -> Finding:
+    """Return the fault of a field of the model."""
+    return Finding(path=f"model.{field}", rule=rule, value=value, remedy=remedy)

@@ -1,0 +1,128 @@
+"""The attention variants that Megatron selects by `experimental_attention_variant`, and fields that have no plan.
+
+A field of `UNPLANNED` away from Megatron's default is refused, so that there is never a plan of another model. A test
+lists every other field of each known release: the plan reads it, or it changes no module.
+
+Source: megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, ssm/gated_delta_net and
+transformer/experimental_attention_variant/dsa.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import Finding
+from bridge.model.hybrid import HybridPattern, model_fault
+from bridge.model.section import Section
+from bridge.target.fields import FIELDS
+
+DELTA_NET = ("gated_delta_net", "gdn")
+"""Values of the field for gated delta net."""
+SPARSE = "dsa"
+"""Its value for DeepSeek sparse attention."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaNet:
+    """Gated delta net, the linear attention of a layer."""
+
+    num_key_heads: int
+    key_head_dim: int
+    num_value_heads: int
+    value_head_dim: int
+    conv_width: int = 4
+
+    @property
+    def value(self) -> int:
+        """Width of the values, and of the output gate."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.value
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the input projection: queries, keys, values, the gate, beta and alpha."""
+        return self.convolved + self.value + 2 * self.num_value_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Indexer:
+    """The part of DeepSeek sparse attention that chooses the keys of each query."""
+
+    num_heads: int
+    head_dim: int
+    topk: int
+    share_every: int = 1
+    """One layer of so many chooses, and the layers behind it take its choice."""
+    share_from: int = 0
+    """The last of the first layers that each choose, from 1."""
+
+    def is_in_layer(self, number: int) -> bool:
+        """Return whether a layer, counted from 1, chooses its own keys."""
+        return max(number - max(self.share_from, 1), 0) % self.share_every == 0
+
+
+UNPLANNED = {
+    "heterogeneous_block_specs": "each layer has modules of its own",
+    "experimental_attention_variant": "layers of {kind}",
+    "mla_down_proj_fusion": "one projection takes the place of two",
+    "enable_mhc_connections": "the residual stream is mixed by modules of its own",
+    "use_kitchen": "linear layers come from another library",
+    "moe_use_legacy_grouped_gemm": "experts are one module without linear layers",
+    "moe_extended_tp": "experts are split in another way",
+    "gtp_weight_remat_size": "weights are sharded once more",
+    "expert_gtp_weight_remat_size": "weights of experts are sharded once more",
+    "tensor_parallel_num_weight_shards": "weights are sharded once more",
+    "expert_tensor_parallel_num_weight_shards": "weights of experts are sharded once more",
+}
+"""Field -> the change of the modules that the plan does not know."""
+
+
+ATTENTION_VARIANTS = {"gdn2": "the second gated delta net", "dsv4_hybrid": "DeepSeek-V4's hybrid attention"}
+"""Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
+
+
+SHARDS = {
+    "tensor_parallel_num_weight_shards": ("tensor_model_parallel_size",),
+    "expert_tensor_parallel_num_weight_shards": ("expert_tensor_parallel_size", "tensor_model_parallel_size"),
+}
+"""Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
+
+
+def _is_known(model: Section, name: str) -> bool:
+    """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
+    if name == "experimental_attention_variant":
+        return model.given(name) in (None, *DELTA_NET, SPARSE)
+    ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
+    return name in SHARDS and model.given(name) == (ranks or [1])[0]
+
+
+REMEDY = (
+    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the rest of the run."
+)
+
+
+def unplanned(model: Section) -> list[Finding]:
+    """Return a finding for each field that gives a model modules that the plan does not know.
+
+    A field that a newer Megatron Core has, and no release that is known here, counts where it is not at its default.
+    """
+    rows = [
+        (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
+        for name, why in UNPLANNED.items()
+        if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
+    ]
+    newer = "the field is newer than the releases that the plan knows"
+    rows += [(name, newer, held) for name, held in model.newer.items()]
+    pattern = HybridPattern.of(model)
+    letters = pattern.unplanned if pattern is not None else {}
+    if pattern is not None and letters:
+        rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
+    return [model_fault(name, f"cannot plan: {why}", value, REMEDY) for name, why, value in rows]
+
+
+def _differs(value: Any, default: Any) -> bool:
+    value = getattr(value, "name", value)
+    return value not in (None, default) and not (default is None and value in (1, "1"))  # a size of None is 1

@@ -1,0 +1,120 @@
+"""Autocast over FP32 weights, the "mixed precision" of most trainers, and Megatron's modes converted to it.
+
+BF16   fp32=True, autocast_enabled=True, autocast_dtype="bf16": the recipe `bf16_autocast_mixed`
+FP16   fp16=True too, with params_dtype="fp32": only the `fp16` switch has a loss scale
+
+FP16 has torch's `GradScaler` there, with other defaults and fewer settings than Megatron's own scaler:
+
+    scale on overflow: times backoff_factor at once (Megatron: after `hysteresis` overflows)
+    scale afterwards:  times growth_factor after growth_interval good steps (Megatron: `loss_scale_window`)
+    floor:             none, it goes below 1 (Megatron: `min_loss_scale`)
+    constant scale:    not possible
+
+Source: PyTorch 2.13 torch/amp/grad_scaler.py.
+"""
+
+from types import MappingProxyType
+
+from bridge.precision.mode import mode_of
+from bridge.read.builders import ExportBuilder, ImportBuilder
+from bridge.read.meaning import semantics_of, unread_fields
+from bridge.runtime.pytorch.loop import compute_dtype
+
+TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
+"""Our field -> what an untouched `torch.amp.GradScaler` amounts to."""
+
+NAMES = {"initial_loss_scale": "init_scale", "loss_scale_window": "growth_interval", "hysteresis": "hysteresis"}
+
+
+def amp_fields(compute: str) -> dict[str, object]:
+    """Return the fields of autocast to `compute` over FP32 weights; of plain FP32 where that is "fp32"."""
+    if compute == "fp32":
+        return {"fp32": True}
+    mode: dict[str, object] = {"fp32": True} if compute == "bf16" else {"fp16": True, "params_dtype": "fp32"}
+    return mode | {"autocast_enabled": True, "autocast_dtype": compute}
+
+
+def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
+    """Record the run of a system over Megatron Core that never opens autocast, because `why`: its mode decides.
+
+    NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2 and 0.6.2.
+    """
+    why = why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
+    mode, compute = mode_of(builder.config), str(builder.values["autocast_dtype"])
+    facts = {"why": why, "mode": mode, "runs": mode.upper(), "compute": compute, "casts": compute.upper()}
+    if not builder.config.autocast_enabled:
+        return
+    if semantics_of(builder.config) != "amp_o1":
+        builder.record("pytorch.no-autocast-around-half-weights", "autocast_enabled", **facts)
+    elif mode == "fp32":
+        builder.record("pytorch.no-autocast-over-fp32-weights", "autocast_enabled", **facts)
+    else:
+        builder.record("pytorch.mode-casts-weights", "params_dtype", **facts)
+        builder.record("pytorch.no-autocast-over-cast-weights", "autocast_enabled", **facts)
+
+
+def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
+    """Map the mode to `settings` as autocast over FP32 weights; return the compute it casts to, "fp32" for none."""
+    config, mode, semantics = builder.config, mode_of(builder.config), semantics_of(builder.config)
+    compute = compute_dtype(config)
+    builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
+    if semantics == "fp32":
+        builder.map("fp32", *settings)
+        builder.map_dtype("params_dtype", *settings)
+        return compute
+    if config.grad_reduce_in_fp32:
+        builder.map("grad_reduce_in_fp32")
+    if semantics == "amp_o1":
+        for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
+            builder.map(field, *settings)
+        if mode in ("fp32", compute) and mode != "bf16":
+            builder.map(mode, *settings)
+        else:
+            builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
+        return compute
+    for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
+        if field == mode or (field in config.stated and field not in unread_fields(config)):
+            builder.record("pytorch.keeps-fp32-weights", field, mode=mode)
+    if not config.grad_reduce_in_fp32:
+        builder.record_if_stated("pytorch.gradients-of-fp32-weights", "grad_reduce_in_fp32")
+    return mode
+
+
+def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str:
+    """Map the mode to `settings` as a cast of the weights; return the compute.
+
+    `autocast` is the row that says what becomes of autocast over FP32 weights, which is cast like that too.
+    """
+    mode = mode_of(builder.config)
+    compute = builder.exported_mode = compute_dtype(builder.config)
+    if semantics_of(builder.config) == "amp_o1":
+        fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
+        builder.record_if_stated(autocast, *fields, compute=compute)
+    else:
+        builder.map(mode, *settings)
+        builder.map_dtype("params_dtype", settings[0])
+    return compute
+
+
+def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
+    """Note the defaults of a `GradScaler` that `where` makes."""
+    for field, value in TORCH_SCALER.items():
+        row = "torch-scaler-halves" if field == "hysteresis" else "torch-scaler-default"
+        setting = f"GradScaler.{NAMES[field]}"
+        builder.record(f"pytorch.{row}", setting, value, {field: value}, where=where, field=field)
+    builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
+
+
+def report_scaler(builder: ExportBuilder, where: str) -> None:
+    """Note what a `GradScaler` made by `where` cannot do of the FP16 scale that the config asks for."""
+    if not builder.config.fp16:
+        return
+    if builder.config.loss_scale is not None:
+        builder.record("pytorch.always-scales-dynamically", "loss_scale", where=where)
+        return
+    for field, default in TORCH_SCALER.items():
+        if builder.values[field] == default:
+            builder.map(field)
+        else:
+            builder.record("pytorch.makes-a-torch-gradscaler", field, where=where, default=default)
+    builder.record_if_stated("pytorch.a-torch-gradscaler-has-no", "min_loss_scale")

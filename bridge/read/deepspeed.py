@@ -1,0 +1,190 @@
+"""DeepSpeed's JSON configuration.
+
+Its `fp16` and `bf16` blocks are Megatron's O2: the engine casts the module and keeps FP32 master weights. With both off
+the engine casts nothing, and the model trains in the dtype it was loaded in, unless its `torch_autocast` block is on,
+which is written here and not read. Gradients are accumulated and reduced in the model's own dtype unless two settings
+in two places say FP32; FP32 accumulation of half-precision gradients takes ZeRO.
+
+Blocks forbid names they do not know, and the top of the file ignores them silently; both are reported.
+Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
+"""
+
+import math
+from typing import Any
+
+from bridge.precision.mode import mode_of
+from bridge.precision.values import TORCH_NAMES
+from bridge.read.amp import export_as_amp, report_scaler
+from bridge.read.builders import MODES, ExportBuilder, ImportBuilder
+from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_json
+from bridge.read.meaning import semantics_of
+from bridge.read.table import table
+from bridge.read.text.settings import Settings
+from bridge.registry.config import MixedPrecisionConfig
+
+TABLE = table("deepspeed")
+DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
+"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES` only, in any case."""
+SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
+
+
+def import_(payload: object, *, auto: str | None = None) -> ImportReport:
+    """Return what a DeepSpeed configuration asks for; `auto` fills in "auto" and adds a block that is not there."""
+    top = Settings(payload, TABLE.title, lenient=True)
+    above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
+    builder = ImportBuilder(TABLE.title)
+    blocks = {"fp16": top.section("fp16"), "bf16": top.section("bf16" if top.given("bf16") else "bfloat16")}
+    mode = _mode(builder, blocks, above)
+    autocast = top.section("torch_autocast").values.get("enabled")
+    if mode is not None:
+        builder.fields |= {mode: True, "params_dtype": mode}
+    elif above is not None and not autocast:
+        builder.fields["fp32"] = True
+    dynamic = mode == "fp16" and _is_dynamic(builder, blocks["fp16"])
+    for name, block in blocks.items():
+        written = [key for key in TABLE.data["switches"][name] if block.values.get(key) != "auto"]
+        block.values |= {key: block.switch(key) for key in written}
+        TABLE.read(builder, block, name, on=name == mode, fp16=mode == "fp16", dynamic=dynamic)
+    if dynamic and blocks["fp16"].given("min_loss_scale"):
+        name, value = blocks["fp16"].name("min_loss_scale"), blocks["fp16"]["min_loss_scale"]
+        builder.record("deepspeed.an-overflow-at-the-smallest", name, value)
+    _gradients(builder, top, mode)
+    _param_dtype(builder, top.section("data_types"), mode)
+    if mode is None and "fp32" not in builder.fields:
+        switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
+        source = "trainer" if switches == [None] * 3 else "model"
+        source = "above" if "auto" in switches else source
+        builder.leave_mode(TABLE.data["decides"]["autocast" if autocast else source])
+    TABLE.read(builder, top, no_bf16=not top.given("bf16"), autocast=bool(autocast), never=False)
+    if mode is None:
+        return builder.finish("fp32")
+    has_masters = all(blocks[mode].values.get(key) is not True for key in TABLE.data["low memory"])
+    return builder.finish("megatron_o2" if has_masters else "true")
+
+
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return a DeepSpeed configuration's precision blocks."""
+    builder = ExportBuilder(config, TABLE.title)
+    mode, is_amp = mode_of(config), semantics_of(config) == "amp_o1"
+    payload: dict[str, Any] = {name: {"enabled": name == mode and not is_amp} for name in ("fp16", "bf16")}
+    if is_amp:
+        compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
+        builder.mapped.pop("grad_reduce_in_fp32", None)
+        payload["torch_autocast"] = {"enabled": True, "dtype": TORCH_NAMES[compute]}
+        report_scaler(builder, f"{TABLE.title} under torch_autocast")
+        return builder.finish(payload, TABLE.unwritten, amp=True)
+    setting, dtype = f"{mode}.enabled", "fp32" if config.grad_reduce_in_fp32 else mode
+    if mode == "fp32":
+        payload["data_types"] = {"param_dtype": "fp32"}  # both blocks off state nothing by themselves
+        setting = "data_types.param_dtype"
+        builder.map("grad_reduce_in_fp32") if config.grad_reduce_in_fp32 else None
+    else:
+        payload |= {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
+        builder.map("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
+    builder.map(mode, setting)
+    builder.map_dtype("params_dtype", setting)
+    if dtype != mode:
+        payload["zero_optimization"] = {"stage": 1}
+        builder.record("deepspeed.deepspeed-raises-on-fp32", "grad_reduce_in_fp32")
+    if config.fp16:
+        _export_loss_scale(builder, payload["fp16"])
+    return builder.finish(payload, TABLE.unwritten, amp=False)
+
+
+def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
+    """Return the mode whose block is on, with "auto" resolved by the layer above, or off without one."""
+    on = []
+    for mode, block in blocks.items():
+        name, written = block.name("enabled"), block.values.get("enabled")
+        if written is None and block.values:
+            builder.record("deepspeed.off-in-deepspeed", name, False)
+        elif written == "auto" and above is None:
+            builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
+        elif written is not None:
+            is_on = above == mode if written == "auto" else block.switch("enabled")
+            on += [mode] if is_on else []
+            builder.map(name, **({mode: True, "params_dtype": mode} if mode in on else {}))
+    if not on and above in blocks and not blocks[above].values:
+        builder.record("deepspeed.the-layer-above-adds-the-block", f"{above}.enabled", True, {above: True}, mode=above)
+        return above
+    if len(on) > 1:
+        raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
+    return on[0] if on else None
+
+
+def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
+    """Map the loss scale, or the power of two that it begins with; return whether it changes."""
+    for key in SCALE:
+        if block.values.get(key) == "auto":
+            builder.record("deepspeed.deepspeed-reads-auto", block.name(key), "auto")
+            block.values[key] = None
+    scale = block.number("loss_scale", least=0)
+    if scale is not None:
+        builder.map(block.name("loss_scale"), loss_scale=scale or None)
+    if scale:
+        return False
+    power = block.whole("initial_scale_power", least=0)
+    if power is None:
+        builder.record("deepspeed.in-deepspeed", block.name("initial_scale_power"), 16, {"initial_loss_scale": 2**16})
+    elif power > 1000:
+        raise TABLE.wrong("powers-of-two", block, "initial_scale_power")
+    else:
+        builder.map(block.name("initial_scale_power"), initial_loss_scale=2**power)
+    return True
+
+
+def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
+    """Map the two settings that together decide in what gradients are accumulated and reduced."""
+    types = top.section("data_types")
+    accumulated = DTYPE_NAMES.get(types.word("grad_accum_dtype", tuple(DTYPE_NAMES)) or "")
+    sent = (top.text("communication_data_type") or "").lower()
+    if top.given("communication_data_type") and sent not in MODES:
+        known = DTYPE_NAMES.get(sent, "fp32")
+        raise TABLE.wrong("dtypes-of-communication", top, "communication_data_type", known=known)
+    names = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent or None}
+    in_fp32 = {name: (value or mode) == "fp32" for name, value in names.items()}
+    if mode is not None:
+        builder.fields["grad_reduce_in_fp32"] = all(in_fp32.values())
+    for name, value in names.items():
+        if mode is None and value in (None, "fp32"):
+            builder.map(name) if value else None
+        elif mode is None:
+            builder.record("deepspeed.gradients-of-fp32-weights", name, value)
+        elif value is None:
+            builder.record("deepspeed.deepspeed-uses-the-model", name, mode)
+        elif len(set(in_fp32.values())) > 1 or value not in (mode, "fp32"):
+            builder.record("deepspeed.gradients-are-accumulated-in-one", name, value)
+        else:
+            builder.map(name, grad_reduce_in_fp32=in_fp32[name])
+
+
+def _param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> None:
+    """Map the dtype of the weights, which must be that of the enabled block."""
+    param = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
+    if param not in (None, mode or "fp32"):
+        raise TABLE.wrong("dtype-of-the-mode", types, "param_dtype", mode=mode or "fp32")
+    if param is not None:
+        builder.map(types.name("param_dtype"), **({"params_dtype": mode} if mode else {}))
+        builder.fields |= {} if mode else {"fp32": True}
+
+
+def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
+    config = builder.config
+    block["loss_scale"] = config.loss_scale or 0
+    builder.map("loss_scale", "fp16.loss_scale")
+    if config.loss_scale is not None:
+        return
+    mantissa, exponent = math.frexp(config.initial_loss_scale or 65536)
+    block["initial_scale_power"] = max(exponent - 1, 0)
+    if mantissa == 0.5 and exponent >= 1:
+        builder.map("initial_loss_scale", "fp16.initial_scale_power")
+    else:
+        builder.record("deepspeed.only-whole-powers", "initial_loss_scale")
+    for field, value in TABLE.write(builder, "fp16", "fp16").items():
+        block[field] = max(int(value), 1)
+        if block[field] != value:
+            builder.record("deepspeed.whole-numbers-only", field, written=block[field])
+
+
+CONTEXT = (ContextKey("auto", 'what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'),)
+SYSTEM = System("deepspeed", TABLE.title, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT)

@@ -1,0 +1,109 @@
+"""Files that `check`, `plan` and `memory` do not read: refused in one sentence, which says whose they look like.
+
+A framework that no command reads has a row in `bridge.read.frameworks`; `convert` reads those of the systems in
+`bridge.read.systems`. Both are asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PayloadError, RunConfigError
+from bridge.read import frameworks
+from bridge.read.problems import KEYS, OWNERS, SECTIONS, fields_of
+from bridge.read.text.document import Document
+from bridge.rules.topics.names import near_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bridge.read.launch.launches import Launch
+
+CONVERTED = (
+    "{path}: looks like a file of {title} (it {evidence}), and `check`, `plan` and `memory` do not read this form of "
+    "it. `precision-bridge convert {quoted}` reads what it states of the precision."
+)
+PROGRAM = "{path}: must be a run's file, got a Python program. Give the launch script or the configuration of the run."
+TOML = "{path}: must be a run's file, got TOML. Write it as YAML."
+RUNS = "Give a run's file of Precision Bridge, Megatron Bridge or Megatron-LM."
+CERTAIN = 0.5
+"""The least certainty with which a system is named."""
+SHOWN = 4
+"""Sections that a refusal names; the others are counted."""
+
+
+def refuse_framework(document: Document) -> None:
+    """Raise RunConfigError for a file of a framework that is not read, and for a Python program."""
+    try:
+        found = frameworks.recognise(document)
+    except PayloadError as error:
+        raise RunConfigError(str(error)) from None
+    if found is not None:
+        raise RunConfigError(found.refusal(document.path))
+    if document.kind == "python":
+        _refuse_system(document)
+        raise RunConfigError(PROGRAM.format(path=document.path))
+    if document.kind == "toml":
+        _refuse_no_run(document)
+        raise RunConfigError(TOML.format(path=document.path))
+
+
+def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
+    """Raise RunConfigError for sections that are another framework's, or nobody's; a misspelt one is left to others."""
+    document = Document(path=str(path), text="", kind="yaml", of=sections)
+    refuse_framework(document)
+    _refuse_no_run(document)
+
+
+def _refuse_no_run(document: Document) -> None:
+    _refuse_system(document)
+    named = [str(key) for key in document.mapping if not str(key).startswith("_")]  # `_target_` is refused by itself
+    unknown = [key for key in named if key not in KEYS]
+    foreign = [key for key in unknown if not near_names(key, KEYS)]
+    if len(foreign) > len(named) - len(unknown):
+        raise _no_run(document.path, unknown)
+    fields = _fields_in(document.mapping)
+    is_known = any(name in fields_of(key) or near_names(name, fields_of(key)) for key, name in fields)
+    if unknown == foreign and fields and not is_known and not _has_classes(document):
+        raise _no_run(document.path, [*unknown, *(f"{key}.{name}" for key, name in fields)])
+
+
+def _fields_in(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """Return section and name of each field in the sections of a run."""
+    held = ((key, sections.get(key)) for key in (*OWNERS, *SECTIONS))
+    return [(key, str(name)) for key, fields in held if isinstance(fields, Mapping) for name in fields]
+
+
+def _has_classes(document: Document) -> bool:
+    """Return whether a class is named, which is refused by itself."""
+    return bool(list(frameworks.classes_in(document.mapping)))
+
+
+def _no_run(path: str, unknown: Sequence[str]) -> RunConfigError:
+    named = ", ".join(repr(key) for key in unknown[:SHOWN])
+    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+    rule = "must have the sections of a run, such as model and mixed_precision"
+    return RunConfigError(f"{path}: {rule}, got {named}{more}. {RUNS}")
+
+
+def _refuse_system(document: Document) -> None:
+    from bridge.read.systems import candidates  # imports every system
+
+    for system, seen in candidates(document)[:1]:
+        if seen.certainty >= CERTAIN:
+            sentence = CONVERTED.format(
+                path=document.path, quoted=quote(document.path), title=system.title, evidence=seen.evidence
+            )
+            raise RunConfigError(sentence)
+
+
+def no_run_of_megatron(path: str, started: Sequence[Launch]) -> RunConfigError:
+    """Return the refusal of a launch script that starts no run of Megatron-LM."""
+    found = frameworks.of_launches(started)
+    if found is not None:
+        return RunConfigError(found.refusal(path))
+    names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
+    remedy = "Give its launch script, or the configuration that this one starts with."
+    return RunConfigError.of(path, "must start a run of Megatron-LM", names, remedy)

@@ -1,0 +1,156 @@
+"""`own_names`: what the names of a framework's own, and names that its code drops, do to a run.
+
+Each is read, or named; where one that is not read would change the plan or the bytes, there is no plan or no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.errors import bounded
+from bridge.read.framework.table import Drop, FrameworkTable, OwnNames
+from bridge.read.megatron_lm.flags import fields_of
+from bridge.read.megatron_lm.unread import is_known
+from bridge.target.fields import whole_number
+
+GENERATION = "generation"
+"""Purpose of the options of the engine that generates samples."""
+ARGUMENT = "argument."
+PACKED = ("use_dynamic_batch_size", "max_tokens_per_gpu")
+LENGTHS = "the lengths of the samples"
+OF_LENGTHS = "Samples have lengths of their own, which the files do not state: activations are not counted."
+DROPPED = "{option}: {framework} does not forward it: {because} ({source}, {code}){mended}."
+IGNORED = "{options}: neither Megatron-LM {release} nor {framework} has these options, and {because} ({source})."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnReading:
+    """What the names of a framework's own do to a run."""
+
+    unknown: tuple[str, ...] = ()
+    """Sentences about what they leave open."""
+    unplanned: str | None = None
+    uncounted: tuple[str, ...] = ()
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """As in `FileReading`."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    """Names that Megatron would read and that the framework does not forward."""
+
+
+def own_names(table: FrameworkTable, arguments: Mapping[str, Any], variables: Mapping[str, str]) -> OwnReading:
+    """Return what a run's names do that are the framework's own, or that its code drops.
+
+    Args:
+        table: The framework.
+        arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
+        variables: The environment variables that the file sets.
+    """
+    unknown: list[str] = []
+    unplanned: str | None = None
+    uncounted: list[str] = []
+    opened: dict[str, str] = {}
+    for option, value, row in _on(table, arguments, variables):
+        sentence = row.says.format(option=option, value=value)
+        if row.unplans:
+            unplanned = unplanned or bounded(sentence)
+        elif sentence:
+            unknown.append(bounded(sentence))
+        if row.opens:
+            uncounted.append(option)
+            opened |= {path: option for path in row.opens if path not in opened}
+    if table.own_names(PACKED[0]) is not None and not _is_packed(arguments):
+        unknown.append(OF_LENGTHS)
+        uncounted.append(LENGTHS)
+        opened.setdefault("model.seq_length", LENGTHS)
+    dropped = list(_dropped(table, arguments))
+    for row_, name in dropped:
+        mended = f"; mended in {row_.mended}" if row_.mended else ""
+        words = {"framework": table.title, "because": row_.because, "source": row_.source, "code": table.code}
+        unknown.append(DROPPED.format(option=_option(name), mended=mended, **words))
+    unknown += _ignored(table, arguments)
+    return OwnReading(
+        unknown=tuple(unknown),
+        unplanned=unplanned,
+        uncounted=tuple(uncounted),
+        opened=opened,
+        generation=generation_of(table, arguments),
+        dropped=tuple(name for _, name in dropped),
+    )
+
+
+def dropped_from(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
+    """Take the fields of arguments that a framework does not forward out of the sections."""
+    for name in own.dropped:
+        for path in fields_of(name):
+            role, _, attribute = path.partition(".")
+            sections[role].pop(attribute, None)
+
+
+def generation_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each option of the engine that generates samples -> its value."""
+    found = {}
+    for name, value in arguments.items():
+        row = table.own_names(name)
+        if row is not None and row.purpose == GENERATION:
+            found[_option(name)] = value
+    return found
+
+
+def _on(
+    table: FrameworkTable, arguments: Mapping[str, Any], variables: Mapping[str, str]
+) -> Iterator[tuple[str, Any, OwnNames]]:
+    """Yield each name that is on, with its value and the row that knows it; options first, then variables."""
+    for name, value in arguments.items():
+        row = table.own_names(name)
+        if row is not None and row.is_on(value) and _holds(row.where, arguments):
+            yield _option(name), value, row
+    for name, text in variables.items():
+        for row in table.variables:
+            if row.names.fullmatch(name) and row.is_on(text):
+                yield name, text, row
+
+
+def _is_packed(arguments: Mapping[str, Any]) -> bool:
+    """Return whether samples are packed up to a number of tokens that is stated."""
+    return bool(arguments.get(PACKED[0])) and whole_number(arguments.get(PACKED[1])) is not None
+
+
+def _dropped(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[tuple[Drop, str]]:
+    """Yield each name that is given and not forwarded, with its row."""
+    for row in table.drops:
+        if not _holds(row.where, arguments):
+            continue
+        for name, value in arguments.items():
+            if row.names.fullmatch(name) and value not in (None, False):
+                yield row, name
+
+
+def _holds(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments have the values that a row asks for."""
+    for path, values in where.items():
+        given = str(arguments.get(path.removeprefix(ARGUMENT)))
+        fits = [value for value in values if str(value) == given]
+        if not fits:
+            return False
+    return True
+
+
+def _ignored(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which options nobody knows, as a sentence, where the framework's parser drops such options."""
+    if not table.ignores:
+        return
+    nobodys = []
+    for name in arguments:
+        if table.own_names(name) is None and not is_known(name) and not fields_of(name):
+            nobodys.append(_option(name))
+    if nobodys:
+        yield IGNORED.format(
+            options=bounded(", ".join(nobodys)), framework=table.title, release="0.16 to 0.20", **table.ignores
+        )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,103 @@
+"""`unplanned_layers`: options that have another module build the layers of a run, whose plan nobody can know then.
+
+Layers that Megatron Core builds itself are known, and stay planned: the row "specs" has the names of their specs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+CORE = "megatron.core.models."
+PLANNED = ("megatron.core.", "megatron.bridge.")
+"""Beginnings of the import paths of functions that build the layers which their config describes."""
+BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
+"""Arguments that name what builds the model, or its layers."""
+FIELD = re.compile(r"_spec\Z")
+"""Fields of a model's own class that do."""
+OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
+"""Values of `--model-provider` for models that are planned here."""
+OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
+OF_MODELOPT = "ModelOpt changes the layers as its configuration says, and they cannot be planned"
+LIBRARIES = {
+    **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), OF_KITCHEN),
+    **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), OF_MODELOPT),
+}
+"""Argument by which another library changes the layers -> why they cannot be planned, as a clause."""
+RESTORED = "model.restore_modelopt_state"
+"""The same of a saved config."""
+KITCHEN = ("use_kitchen", "use_kitchen_attention")
+WORD = re.compile(r"[^\s\[\]',\"]+")
+
+
+def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
+    """Return why the layers of a run cannot be planned, as a sentence; None where they can.
+
+    Args:
+        arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
+    """
+    for name, value in arguments.items():
+        words = WORD.findall(str(value))
+        option = f"--{name.replace('_', '-')}"
+        if value is not True:
+            option = f"{option} {' '.join(words)}"
+        if name in LIBRARIES and value not in (None, False):
+            return f"{option}: {LIBRARIES[name]}."
+        if BUILDER.search(name) and words and not is_known(words):
+            return f"{option}: the layers are built by that module and cannot be planned."
+    return None
+
+
+def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
+    """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
+
+    Args:
+        fields: Dotted key of a field of the model's own class -> its value; a function is its import path.
+    """
+    for path, value in fields.items():
+        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
+            return f"{path}: {value} builds the layers, and they cannot be planned."
+        if path == RESTORED and value:
+            return f"{path}: {OF_MODELOPT}."
+    return None
+
+
+def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
+    """Return why a run with layers of the library Kitchen cannot be planned, as a sentence; None without them."""
+    model = sections.get("model")
+    for name in KITCHEN:
+        if isinstance(model, Mapping) and model.get(name):
+            return f"model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
+    return None
+
+
+def is_known(words: list[str]) -> bool:
+    """Return whether words name layers that Megatron Core builds, or one of its models."""
+    if len(words) == 1 and words[0] in OWN_MODELS:
+        return True
+    is_of_core = words[0].startswith(CORE) or words == ["local"]
+    return is_of_core and words[-1].rpartition(".")[2] in _specs()
+
+
+def implementation(arguments: Mapping[str, Any]) -> str | None:
+    """Return the implementation of the layers that `--spec` chooses; None where it is not given."""
+    words = WORD.findall(str(arguments.get("spec") or ""))
+    if not words or not is_known(words):
+        return None
+    return _specs().get(words[-1].rpartition(".")[2])
+
+
+def layer_settings() -> tuple[str, ...]:
+    """Return the settings that say nothing certain where another module builds the layers."""
+    from bridge.read.megatron_lm.flags import TABLE  # most files have no such module
+
+    return tuple(TABLE.data["of the layers"])
+
+
+def _specs() -> Mapping[str, str]:
+    """Return the last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
+    from bridge.read.megatron_lm.flags import TABLE  # a saved config of Megatron Bridge has no such option
+
+    specs: Mapping[str, str] = TABLE.data["specs"]
+    return specs

@@ -1,0 +1,92 @@
+"""A recipe as Megatron Bridge's `mixed_precision`; what its class lacks stands in the sections of Megatron's own."""
+
+from typing import Any
+
+from bridge.errors import PayloadError
+from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
+from bridge.precision.values import TORCH_NAMES
+from bridge.read.amp import report_dropped_autocast
+from bridge.read.builders import ExportBuilder
+from bridge.read.contract import ExportReport
+from bridge.read.meaning import recipe_named
+from bridge.read.megatron_lm.stage_files import shared_file
+from bridge.read.table import table
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.sync.routes import ROUTES
+
+TABLE = table("megatron_bridge")
+TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
+DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
+"""Field that the peer's class does not have -> the section of a run that holds it, under the same name."""
+SINCE_0_4 = ("fp4_param", "fp4_param_gather")
+TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
+
+
+def export(
+    config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7", **layout: int
+) -> ExportReport:
+    """Return `{"mixed_precision": ...}` in a shape; `layout`: see `LAYOUT`.
+
+    That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
+    overrides) or "name" (the recipe's name, where there is one).
+    """
+    builder = ExportBuilder(config, TABLE.title)
+    report_dropped_autocast(builder)
+    if shape not in ("fields", "strings", "name"):
+        raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
+    name = recipe_named(config) if shape == "name" else None
+    if name is not None:
+        for field in config.stated.intersection(PEER_FIELDS):
+            builder.map(field, "mixed_precision")
+        return builder.finish({"mixed_precision": name, **_sections(builder, shape)})
+    sections = _sections(builder, shape)
+    content = None
+    if shape != "fields" and builder.values["modules"]:
+        builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
+    else:
+        content = shared_file(builder, layout)
+    if content is not None:
+        builder.map("modules", "model.quant_recipe")
+        sections.setdefault("model", {})["quant_recipe"] = {"_target_": RECIPE_TARGET, "config": content}
+    return builder.finish({"mixed_precision": _own(builder, shape, bridge_version), **sections})
+
+
+def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, Any]:
+    """Return every field of the peer's class, in a shape, as a release has them."""
+    config = builder.config
+    payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
+    for field in PEER_FIELDS:
+        if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
+            continue
+        builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
+        if field not in TWINS:  # one of the two names: written together, the order of the keys would decide
+            payload[field] = _spelt(builder.values[field], field, shape)
+    for field in DTYPES[:2]:
+        if builder.values[field] is None:
+            payload[field] = _spelt(mode_of(config), field, shape)  # None would be written over the model's own dtype
+    if config.first_last_layers_bf16:
+        payload.update({field: 1 for field in LAYER_COUNTS if not is_stated(config, field)})
+    return payload
+
+
+def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
+    """Return the sections of Megatron's own with the stated fields that the peer's class does not have."""
+    sections: dict[str, Any] = {}
+    for field, owner in ELSEWHERE.items():
+        if field in builder.config.stated:
+            value = _spelt(builder.values[field], field, shape)
+            sections.setdefault(owner, {})[field] = list(value) if isinstance(value, tuple) else value
+            builder.map(field, f"{owner}.{field}")
+    return sections
+
+
+def _spelt(value: Any, field: str, shape: str) -> Any:
+    if value not in TORCH_NAMES or FIELDS[field].kind != "dtype":
+        return value
+    name = f"torch.{TORCH_NAMES[value]}"
+    return {"_target_": name, "_call_": False} if shape == "fields" else name

@@ -1,0 +1,171 @@
+"""The values that Megatron Bridge sets at the start of a run, as rows.
+
+They are applied in order, as its `runtime_config_update` works. Settings that change no plan, no bytes, no dimension
+and no finding have no row.
+
+Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from bridge.errors import BridgeError
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.read.start import Row, Start, is_fsdp, rows
+from bridge.read.tokenizers import vocab_size_of
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.target.fields import whole_number
+
+BUCKET = 128 * 2**20
+"""Elements of a DDP bucket under `comm_overlap`."""
+OVERLAP = "training/comm_overlap.py"
+CONFIG = "training/config.py"
+
+
+def _is_overlapped(start: Start) -> bool:
+    return bool(start.sections.get("comm_overlap"))
+
+
+def _is_interleaved(start: Start) -> bool:
+    """Return whether a stage has several chunks by the field itself; a layout that implies them is read later."""
+    return all(start.size(f"{name}pipeline_model_parallel_size") > 1 for name in ("", "virtual_"))
+
+
+def _is_replicated(start: Start) -> bool:
+    """Return whether there are several data-parallel ranks; without a number of GPUs, as in the file or as usual."""
+    if start.gpus is None:
+        return (whole_number(start.value("comm_overlap.data_parallel_size")) or 2) > 1
+    sizes = (start.size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    return start.gpus // math.prod(sizes) > 1
+
+
+def _overlap(path: str, value: Any, *, shared: bool = False) -> Row:
+    """Return the row of a field of `comm_overlap`: what is stated there, or else the value that it derives.
+
+    `shared` fields are those of the data-parallel ranks, which need the distributed optimizer.
+    """
+
+    def decided(start: Start) -> Any:
+        own = start.value(f"comm_overlap.{path.partition('.')[2]}")
+        if own is not None:
+            return own
+        return value(start) if callable(value) else value
+
+    return Row(
+        path=path,
+        when=lambda start: _is_overlapped(start) and (not shared or start.value("ddp.use_distributed_optimizer")),
+        value=decided,
+        because="comm_overlap",
+        source=f"{OVERLAP}: {'_get_optimizer_overlap_cfgs' if shared else '_get_model_comm_overlap_cfgs'}",
+    )
+
+
+def _both(name: str) -> tuple[Row, ...]:
+    """Return the rows of a switch that the optimizer and DDP have: on in one of them, it is on in both."""
+    source = f"{CONFIG}: _validate_and_sync_distributed_optimizer_settings"
+    return tuple(
+        Row(path=f"{role}.{name}", value=True, when=f"{other}.{name}", because=f"{other}.{name}", source=source)
+        for role, other in (("ddp", "optimizer"), ("optimizer", "ddp"))
+    )
+
+
+def _scheme_written(start: Start) -> Any:
+    """Return the `fp8_recipe` of the precision, which `MixedPrecisionConfig.setup` writes in every mode."""
+    precision: Any = start.sections.get("mixed_precision")
+    if isinstance(precision, Mapping):
+        return precision.get("fp8_recipe", FIELD_DEFAULTS["fp8_recipe"])
+    try:
+        return get_mixed_precision_config(precision).fp8_recipe
+    except BridgeError:  # which the plan raises again, with the known names
+        return start.value("optimizer.fp8_recipe")
+
+
+def _vocabulary(start: Start) -> int | None:
+    """Return the vocabulary of the run's tokenizer, or of its model, where the name is known."""
+    named = (start.value(path) for path in ("tokenizer.tokenizer_model", "model.hf_model_id"))
+    return next((size for size in map(vocab_size_of, named) if size is not None), None)
+
+
+_fsdp = partial(rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs")
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        path="model.tp_comm_overlap",
+        when=_is_overlapped,
+        value=lambda start: (
+            start.value("comm_overlap.tp_comm_overlap") is True
+            and start.size("tensor_model_parallel_size") > 1
+            and bool(start.value("model.sequence_parallel"))
+        ),
+        because="comm_overlap",
+        source=f"{OVERLAP}: _get_model_comm_overlap_cfgs",
+    ),
+    _overlap("model.overlap_p2p_comm", _is_interleaved),
+    _overlap(
+        "model.batch_p2p_comm",
+        lambda start: start.size("pipeline_model_parallel_size") > 1 and not _is_interleaved(start),
+    ),
+    _overlap("model.overlap_moe_expert_parallel_comm", value=False),
+    _overlap("ddp.bucket_size", lambda start: BUCKET if _is_replicated(start) else None, shared=True),
+    _overlap("ddp.overlap_grad_reduce", _is_replicated, shared=True),
+    _overlap("ddp.overlap_param_gather", _is_replicated, shared=True),
+    _overlap("optimizer.overlap_param_gather", _is_replicated, shared=True),
+    _overlap("optimizer.overlap_param_gather_with_optimizer_step", value=False, shared=True),
+    _overlap("ddp.align_param_gather", lambda start: _is_replicated(start) and _is_interleaved(start), shared=True),
+    *rows(
+        {"model.expert_tensor_parallel_size": 1},
+        lambda start: start.size("expert_model_parallel_size") > 1,
+        because="experts are parallel",
+        source="models/transformer_config.py: _set_moe_expert_tensor_parallel_default",
+        is_default=True,
+    ),
+    *rows(
+        {"model.vocab_size": lambda start: (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1},
+        lambda start: (
+            start.value("tokenizer.tokenizer_type") == "NullTokenizer"
+            and whole_number(start.value("tokenizer.vocab_size")) is not None
+        ),
+        because="the vocabulary of NullTokenizer and its end of document",
+        source="training/setup.py: _validate_and_set_vocab_size",
+        is_default=True,
+    ),
+    *rows(
+        {"model.vocab_size": _vocabulary},
+        _vocabulary,
+        because="the vocabulary of the tokenizer's name",
+        source="training/setup.py: _validate_and_set_vocab_size; bridge/read/tokenizers.yaml",
+        is_default=True,
+    ),
+    *_fsdp(
+        {
+            "ddp.use_megatron_fsdp": True,
+            "ddp.use_distributed_optimizer": True,
+            "optimizer.use_distributed_optimizer": True,
+            "ddp.reuse_grad_buf_for_mxfp8_param_ag": False,
+            "optimizer.reuse_grad_buf_for_mxfp8_param_ag": False,
+        },
+        is_fsdp,
+    ),
+    *_fsdp(
+        {"ddp.megatron_fsdp_use_decoupled_grad": True},
+        lambda start: is_fsdp(start) and start.value("optimizer.use_precision_aware_optimizer"),
+    ),
+    *_fsdp(
+        {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False},
+        lambda start: is_fsdp(start) and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"),
+    ),
+    *rows(
+        {"optimizer.fp8_recipe": _scheme_written},
+        lambda start: (
+            start.value("optimizer.use_precision_aware_optimizer") and start.sections.get("mixed_precision") is not None
+        ),
+        because="mixed_precision.fp8_recipe, in every mode",
+        source="training/mixed_precision.py: update_config_with_precision_overrides",
+    ),
+    *_both("use_distributed_optimizer"),
+    *_both("overlap_param_gather"),
+)

@@ -1,0 +1,112 @@
+"""`engine_file`: the JSON of DeepSpeed's engine that a run of Megatron-DeepSpeed names, and what it states.
+
+It is read where the script writes it by `cat` and a here-document, or where it lies next to the script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridge.errors import PayloadError
+from bridge.read import deepspeed
+from bridge.read.launch.word import UNKNOWN, Word
+from bridge.read.megatron_lm.arguments import Arguments
+from bridge.read.text import strict_json
+from bridge.read.text.document import Document
+from bridge.target.fields import whole_number
+
+DEEPSPEED_FILE = "deepspeed_config"
+"""Argument that names the file."""
+ZERO = "zero_optimization"
+OF_PRECISION = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO)
+"""Keys of the JSON that decide about formats and shards."""
+OPEN = "<open>"
+"""Stands for a value that only the run decides."""
+VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
+UNFOLLOWED = re.compile(
+    r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
+    r"|\w+_master_weights_and_grads|bf16_optimizer_states"
+)
+"""Settings of the JSON by which layers or masters have other formats than a plan of the mode shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFile:
+    """The JSON of the engine."""
+
+    name: str = ""
+    """As the arguments have it; empty where they name none."""
+    place: str = ""
+    """Where it was read, in words."""
+    content: Mapping[str, Any] | None = None
+    """None where it is not read."""
+
+
+def engine_file(run: Arguments, path: str) -> EngineFile:
+    """Return the engine's JSON of a run; without content where it is not read.
+
+    Args:
+        run: The arguments as they are written.
+        path: Path of the script.
+    """
+    written = run.settings.get(DEEPSPEED_FILE)
+    if written is None:
+        return EngineFile()
+    name = str(written.shown)
+    unread = EngineFile(name=name)
+    text, place = run.launch.files.get(name), "the script, which writes it"
+    if text is None and not Word(name).is_unknown:
+        file = Path(path).parent / name
+        place = str(file)
+        try:
+            text = Document.load(file).text
+        except (PayloadError, ValueError):
+            text = None
+    if text is None:
+        return unread
+    try:
+        content = strict_json.loads(VALUE.sub(f'"{OPEN}"', Word.of(text)), name)
+    except PayloadError:
+        return unread
+    if not isinstance(content, Mapping):
+        return unread
+    decisive = str({key: content[key] for key in OF_PRECISION if key in content})
+    if OPEN in decisive or UNKNOWN.search(decisive):
+        return unread
+    return EngineFile(name=name, place=place, content=content)
+
+
+class Stated(NamedTuple):
+    """What the engine's JSON states; None for what it leaves open."""
+
+    fields: dict[str, Any] | None = None
+    """Fields of a precision."""
+    stage: int | None = None
+    """The stage of ZeRO."""
+    unfollowed: tuple[str, ...] = ()
+    """Settings that change formats and that no plan follows."""
+
+
+def stated_by(content: Mapping[str, Any] | None) -> Stated:
+    """Return what the JSON of an engine states."""
+    if content is None:
+        return Stated()
+    block = content.get(ZERO)
+    stage = whole_number(block.get("stage", 0)) if isinstance(block, Mapping) else 0
+    try:
+        report = deepspeed.import_(dict(content))
+    except PayloadError:
+        return Stated(stage=stage)
+    unfollowed = tuple(one.field for one in report.unmapped if UNFOLLOWED.search(one.field) and one.value)
+    if report.decided_by is not None:
+        return Stated(stage=stage, unfollowed=unfollowed)
+    fields = report.config.to_dict()
+    types = content.get("data_types")
+    has_dtype = isinstance(types, Mapping) and types.get("grad_accum_dtype") is not None
+    if fields.get("bf16") and not stage and not has_dtype:
+        fields["grad_reduce_in_fp32"] = True
+    return Stated(fields, stage, unfollowed)

@@ -1,0 +1,169 @@
+"""Options of Megatron-LM's command line: which bear on precision, which are switches, and the fields that they set."""
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from bridge.errors import PrecisionTypeError
+from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
+from bridge.precision.fields import KEY
+from bridge.precision.statements import field_value
+from bridge.read.builders import ImportBuilder
+from bridge.read.table import LOOKS_LIKE_PRECISION, table
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.target.fields import FIELDS as OWNER_FIELDS
+
+TABLE = table("megatron_lm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A flag that has a field."""
+
+    option: str
+    field: str
+    kind: str = "value"
+    """on (takes nothing, sets true), off (takes nothing, sets false), value."""
+    also: Sequence[str] = ()
+    """Other spellings, and the keys of argument files."""
+    sets: object = None
+    """The value that a flag of older releases stands for."""
+
+
+def dest(name: str) -> str:
+    """Return the name of a flag in argparse's namespace and in argument files: "--fp8-recipe" -> "fp8_recipe"."""
+    return name.lstrip("-").replace("-", "_")
+
+
+OWN_NAMES = [Flag(option=option, **columns) for option, columns in TABLE.data["flags"].items()]
+
+
+def _named_like_their_field() -> Iterator[Flag]:
+    others = {flag.field for flag in OWN_NAMES} - {"fp8_wgrad"}  # whose flag of its own name is of older releases
+    for name, field in FIELDS.items():
+        if field.flag is not None and name not in others:
+            option = name if field.flag == KEY else f"--{name.replace('_', '-')}"
+            yield Flag(option=option, field=name, kind="on" if isinstance(field.default, bool) else "value")
+
+
+FLAGS = (*_named_like_their_field(), *OWN_NAMES)
+NOTHING = ("null", "auto")
+"""Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
+BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
+
+OTHER_SETTINGS, FILES = TABLE.parts[""].named, TABLE.data["files"]
+"""Settings that have no field, and those of them that name a file."""
+SPELLED, SWITCHED_OFF, FIELD_OF = (TABLE.data[name] for name in ("spelled", "switched off", "fields"))
+SETS, PARALLELISM = (TABLE.data[name] for name in ("sets", "parallelism"))
+OWNERS = ("model", "optimizer", "ddp")
+SLIP = 0.945
+"""Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of encoder_num_layers."""
+SWITCH, DECIDES, ANY_SYSTEM = (re.compile(TABLE.data[row]) for row in ("switch", "decides", "any system"))
+NOT_PRECISION = frozenset(TABLE.data["not precision"])
+
+
+def may_repeat(key: str) -> bool:
+    """Return whether a key of a configuration file may stand twice: it bears on no precision, in no system."""
+    if key.startswith("--"):
+        name = dest(key)
+        return not (bears_on_precision(key) or name in BY_NAME or name in OTHER_SETTINGS or DECIDES.search(name))
+    return not (bears_on_precision(key) or ANY_SYSTEM.search(key.lower()))
+
+
+def report_other(builder: ImportBuilder, where: str, key: str, value: object) -> None:
+    """Map a setting of a model's section that has a field or is at its default; report another one of a precision."""
+    flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
+    if flag is not None:
+        is_said = flag.field in MEGATRON_FIELDS and value is not None and not is_default(flag.field, value)
+        builder.map(where, **({flag.field: value} if is_said else {}))
+    elif row is None and not bears_on_precision(key.lower()):
+        return
+    elif value in (None, False, *(row.harmless if row else ())):
+        builder.map(where)
+    else:
+        detail = row.detail if row else "a setting of the model that no recipe has"
+        builder.report(where, value, "unsupported", detail, "Keep it in the model's configuration.")
+
+
+def is_default(field: str, value: object) -> bool:
+    """Return whether a value of a setting says no more than an unstated field does: off, or Megatron's default."""
+    if value is None or value in NOTHING:
+        return FIELD_DEFAULTS[field] is None
+    return value is False or reads_as_default(field, value)
+
+
+def reads_as_default(field: str, value: object) -> bool:
+    """Return whether a field that has a value acts as it does where it is not stated."""
+    try:
+        return bool(field_value(MixedPrecisionConfig.from_dict({field: value}), field) == FIELD_DEFAULTS[field])
+    except PrecisionTypeError:
+        return False
+
+
+def bears_on_precision(name: str) -> bool:
+    """Return whether a flag or key that no row knows looks as if it bore on precision."""
+    key = dest(name)
+    return LOOKS_LIKE_PRECISION.search(key) is not None and key not in NOT_PRECISION
+
+
+def fields_of(name: str) -> tuple[str, ...]:
+    """Return the fields that an argument becomes, as section.field; none for one that is no setting of a config."""
+    if name in FIELD_OF:
+        return tuple(FIELD_OF[name])
+    short = name.removeprefix("ddp_")
+    if short != name and short in OWNER_FIELDS["ddp"]:
+        return (f"ddp.{short}",)
+    return tuple(f"{role}.{name}" for role in OWNERS if name in OWNER_FIELDS[role])
+
+
+def switched_off(option: str) -> str | None:
+    """Return the argument that an option switches off, None where it is no such option."""
+    if option in SWITCHED_OFF:
+        return str(SWITCHED_OFF[option])
+    return negated(option) if option in known_arguments() else None
+
+
+def negated(option: str) -> str | None:
+    """Return the switch whose name stands behind `no_` or `disable_` in an option's; None without one."""
+    for prefix in ("no_", "disable_"):
+        name = option.removeprefix(prefix)
+        if name != option and any(_kind_of(one) == "bool" for one in fields_of(name)):
+            return name
+    return None
+
+
+@functools.cache
+def known_arguments() -> frozenset[str]:
+    """Return the arguments of Megatron-LM's parser in the releases that the file names."""
+    content = json.loads(Path(__file__).with_name("known_arguments.json").read_text(encoding="utf-8"))
+    return frozenset(content["arguments"])
+
+
+def _kind_of(path: str) -> str:
+    role, _, name = path.partition(".")
+    return OWNER_FIELDS[role][name].kind
+
+
+def is_switch(option: str) -> bool:
+    """Return whether an option takes no value."""
+    name = dest(option)
+    flag = BY_NAME.get(name)
+    if flag is not None:
+        return flag.kind != "value"
+    if name in PARALLELISM or (name in OTHER_SETTINGS and OTHER_SETTINGS[name].harmless[0] is False):
+        return True
+    is_bool = any(_kind_of(path) == "bool" for path in fields_of(SPELLED.get(name, name)))
+    return is_bool or name in SETS or switched_off(name) is not None or SWITCH.fullmatch(option) is not None
+
+
+def misspelt(given: Iterable[str]) -> dict[str, str]:
+    """Return each name that no argument has -> the one that is meant, where it has a slip of a letter or two."""
+    known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF}
+    known |= {flag.field for flag in BY_NAME.values()}
+    known |= {name for role in OWNERS for name in OWNER_FIELDS[role]}
+    near = {name: get_close_matches(name, known, 1, SLIP) for name in sorted({*given} - known)}
+    return {name: one for name, ones in near.items() for one in ones if one.count("_") == name.count("_")}

@@ -1,0 +1,194 @@
+"""Megatron-LM: launch scripts, argument files and argument lists in; an argument list out.
+
+Its half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer keeps FP32 masters. Two of
+its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed* scaling, and gradients are reduced in FP32
+under `--bf16` but not under `--fp16`.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.errors import PayloadError, close_matches, did_you_mean
+from bridge.precision.config import MEGATRON_FIELDS
+from bridge.precision.mode import mode_of
+from bridge.read.builders import ImportBuilder
+from bridge.read.contract import ContextKey, ImportReport, System
+from bridge.read.launch.alternatives import launches
+from bridge.read.megatron_lm import effects, flags, te_precision_file
+from bridge.read.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
+from bridge.read.megatron_lm.engine_file import EngineFile, engine_file, stated_by
+from bridge.read.megatron_lm.exporter import TITLE, export
+from bridge.read.megatron_lm.printed import START, printed_arguments
+from bridge.read.megatron_lm.recognition import is_per_module, recognise
+from bridge.read.megatron_lm.refused import refused_words
+from bridge.read.megatron_lm.stage_files import LAYOUT
+from bridge.read.text.document import Document
+from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
+
+READ_TOGETHER = ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer")
+
+
+def import_(payload: object, *, variables: object = None) -> ImportReport:
+    """Return what the first run of a payload asks for: a list of arguments, a mapping, or what `read` returns."""
+    return import_all(payload, variables=variables)[0]
+
+
+def import_all(payload: object, *, variables: object = None) -> tuple[ImportReport, ...]:
+    """Return what every run of a payload asks for; arguments as `import_`."""
+    if isinstance(payload, Mapping) and is_per_module(payload):
+        return (_per_module(payload),)
+    return tuple(map(imported, _runs(payload, variables)))
+
+
+def _runs(payload: object, variables: object) -> list[Arguments]:
+    if not isinstance(payload, Document):
+        return runs_of(payload)
+    if START.search(payload.text):
+        blocks = printed_arguments(payload.text)
+        if not blocks:
+            raise PayloadError("megatron-lm: the printed arguments are empty. Give the whole log.")
+        return runs_printed(blocks)
+    runs = runs_of(launches(payload.text, payload.path, variables_of(variables)))
+    for run in runs:
+        run.path = payload.path
+    return runs
+
+
+def read(document: Document) -> object:
+    """Return a launch script as the document itself, an argument file or a per-module recipe as its mapping."""
+    if is_per_module(document.mapping):
+        return te_precision_file.parse(document.text, document.path)
+    return document if document.kind in ("shell", "text", "env") else document.content
+
+
+def write(payload: list[str]) -> str:
+    """Return the arguments as a bash array."""
+    lines = " ".join(["MIXED_PRECISION_ARGS=(", *payload]).replace(" --", "\n    --")
+    return f"{lines}\n)\n"
+
+
+def _per_module(content: Mapping[str, Any]) -> ImportReport:
+    """Report a per-module recipe, whose numbers count within a stage."""
+    builder = ImportBuilder(TITLE)
+    builder.record("megatron_lm.its-numbers-of-layers-count", "matchers", list(content["matchers"]))
+    builder.leave_mode("the command line that names this file", default="bf16")
+    return builder.finish("unstated")
+
+
+def imported(run: Arguments) -> ImportReport:
+    """Return what the arguments of one run ask for."""
+    builder = ImportBuilder(TITLE)
+    if effects.INFERENCE.search(run.launch.program):
+        builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
+    is_silent = not run.launch.line and not run.settings
+    if is_silent:
+        builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
+    mode, is_unstated = _mode(run, builder, is_silent=is_silent)
+    is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
+    is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
+    has_engine = effects.is_engine(run)
+    file = engine_file(run, run.path) if has_engine else EngineFile()
+    stated = stated_by(file.content).fields
+    if stated is not None:
+        mode, is_unstated = mode_of(MixedPrecisionConfig.from_dict(stated)), False
+    refused = refused_words(run)
+    for one in refused:
+        builder.record(f"megatron_lm.{one.row}", one.setting, one.value, **one.facts)
+    for key, written in run.settings.items():
+        is_refused = any(one.row == "no-negation" and flags.dest(one.setting) == key for one in refused)
+        if not is_refused and not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
+            _setting(key, written, builder)
+    if has_engine:
+        effects.engine(run, builder, file, stated)
+    else:
+        effects.reduction(run, mode, builder)
+    if is_unstated:
+        builder.leave_mode(run.decided_by)
+    effects.scheme(mode, builder, is_scaled=not has_engine)
+    effects.unread(run, builder)
+    effects.sharding(run, builder)
+    effects.environment(run.launch.environment, builder)
+    effects.undecided(run, builder, is_file_read=stated is not None and file.name in run.launch.files)
+    semantics = "fp32" if mode == "fp32" else "megatron_o2"
+    return builder.finish(
+        semantics=semantics, label=run.label, is_whole=not (is_open or (has_engine and stated is None))
+    )
+
+
+def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:
+    """Return the mode of the arguments, and whether another source decides it."""
+    on = [name for name in ("fp16", "bf16") if name in run]
+    for name in on:
+        builder.map(run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name})
+    is_off = any(name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16"))
+    is_open = not on and bool(run.decided_by) and not is_off
+    if not on and run.framework is not None and run.framework.mode and not run.undecided:
+        mode = run.framework.mode
+        facts = {"system": run.framework.title, "mode": mode.upper(), "code": run.framework.code}
+        builder.record("megatron_lm.framework-sets-the-mode", f"--{mode}", True, **facts)
+        builder.fields |= {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
+        return mode, False
+    if not on and not is_open:
+        builder.fields["fp32"] = True
+    if "fp32" in builder.fields and not is_silent:
+        row = "megatron_lm.fp32-unless" if run.elsewhere else "megatron_lm.fp32-by-itself"
+        builder.record(row, "--bf16", False, elsewhere=", ".join(run.elsewhere))
+    return on[-1] if on else "fp32", is_open
+
+
+def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
+    """Map or report one setting; others decide about the reduction of gradients together."""
+    flag, row = flags.BY_NAME.get(key), flags.OTHER_SETTINGS.get(key)
+    if key in READ_TOGETHER:
+        return
+    if written.value is None and key not in flags.FILES:
+        builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
+    elif flag is not None:
+        builder.map(written.name, **_fields(flag, written))
+    elif row is not None and str(written.value).lower() != str(row.harmless[0]).lower():
+        builder.report(written.name, written.shown, *row.record)
+    elif row is not None or (flags.bears_on_precision(key) and written.value is False):
+        builder.map(written.name)
+    elif flags.bears_on_precision(key):
+        near = did_you_mean(close_matches(written.name, [flag.option for flag in flags.BY_NAME.values()], limit=1))
+        words = flags.TABLE.sentences["no-flag"]
+        builder.report(written.name, written.value, words.reason, words.detail, near or words.remedy)
+
+
+def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
+    """Return the field that a flag sets; none where it says no more than a field that is not stated."""
+    value = written.value
+    if flag.kind == "value":
+        if value is True:
+            raise PayloadError(f"{written.name}: must be followed by a value, got none. Complete the arguments.")
+        value = None if value in flags.NOTHING else value
+    elif value is True or TRUTH.get(str(value).lower(), True):
+        value = flag.kind == "on" if flag.sets is None else flag.sets
+    elif flag.kind == "off" and not written.name.startswith("--"):
+        value = True
+    else:
+        return {}
+    return {} if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value) else {flag.field: value}
+
+
+def variables_of(given: object) -> dict[str, str]:
+    """Return the context key `variables` as a mapping; PayloadError for what is none."""
+    if isinstance(given, Mapping):
+        return {str(name): str(value) for name, value in given.items()}
+    lexer = shlex.shlex(str(given or ""), posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = " \t\n,", True, "", ""
+    try:
+        pairs = [re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL) for word in lexer]
+    except ValueError:  # a quote that is not closed
+        pairs = [None]
+    if None in pairs:
+        raise PayloadError(f"variables: must be NAME=value pairs, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
+    return {found[1]: found[2] for found in pairs if found is not None}
+
+
+CONTEXT = (ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"), *LAYOUT)
+SYSTEM = System("megatron-lm", "Megatron-LM", "0.20.0", export, import_, recognise, write, read, CONTEXT, import_all)

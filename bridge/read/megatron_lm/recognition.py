@@ -1,0 +1,97 @@
+"""How a document is recognised as Megatron-LM's: a script, a log, a checkpoint, or a file of arguments."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.read import frameworks
+from bridge.read.contract import Recognised
+from bridge.read.launch.launches import MEGATRON_ARGUMENTS, Launch
+from bridge.read.launch.script import MODES
+from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups
+from bridge.read.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest
+from bridge.read.megatron_lm.printed import EVIDENCE, START, SUFFIX
+from bridge.read.text.document import Document
+
+STRONG = re.compile(TABLE.data["strong"])
+ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
+MANY = 12
+"""Where none of them bears on precision: four names of a model's sizes are anybody's."""
+FLAGSCALE = "FlagScale"
+"""Fork of Megatron-LM that makes its arguments of every key in `system`, `model` and `data`."""
+OWN = (
+    "tensor_model_parallel_size",
+    "micro_batch_size",
+    "accumulate_allreduce_grads_in_fp32",
+    "fp8_format",
+    "num_layers",
+)
+
+
+def is_per_module(content: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is the content of a file for `--te-precision-config-file`."""
+    return all(isinstance(content.get(key), Mapping) for key in ("configs", "matchers"))
+
+
+def is_megatron(launch: Launch) -> bool:
+    """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
+
+    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
+    """
+    framework = frameworks.of_launch(launch)
+    if framework is not None and framework.table:
+        return True
+    if framework is not None and not framework.yields:
+        return False
+    words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
+    is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
+    own = len(MEGATRON_ARGUMENTS & launch.flags)
+    is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
+    is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
+    return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for Megatron-LM's, or None."""
+    is_text = document.kind in ("shell", "text", "env")
+    return _of_text(document) if is_text else _of_mapping(document)
+
+
+def _of_text(document: Document) -> Recognised | None:
+    if START.search(document.text):
+        is_saved = document.path.endswith(SUFFIX)
+        return Recognised(0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE)
+    found = sorted(set(STRONG.findall(document.text)))
+    if found:
+        evidence = f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
+        return Recognised(min(0.95, 0.5 + 0.15 * len(found)), evidence)
+    is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
+    if document.kind == "shell" and is_switched:
+        return Recognised(0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them")
+    return None
+
+
+def _of_mapping(document: Document) -> Recognised | None:
+    top = document.mapping
+    if is_per_module(top):
+        return Recognised(0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do")
+    if {"language_model", "model_parallel"} <= top.keys():
+        return Recognised(0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do")
+    framework = frameworks.recognise(document)
+    if framework is not None and framework.name == FLAGSCALE and framework.is_converted:
+        return Recognised(0.9, framework.evidence)
+    groups = argument_groups(top)
+    if groups:
+        return Recognised(0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")
+    keys = list(map(str, top))
+    if top and all(key.startswith("--") for key in keys):
+        return Recognised(0.8, "every key is a command-line flag")
+    found = [f"`{key}`" for key in OWN if key in top]
+    if len(found) > 1:
+        return Recognised(0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments")
+    own = [f"`{key}`" for key in keys if key in ARGUMENTS]
+    plain = not any(isinstance(value, dict) for value in top.values())
+    wanted = 4 if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
+    if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
+        return Recognised(0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare")
+    return None

@@ -1,0 +1,184 @@
+"""NeMo 2.x: the plugin `MegatronMixedPrecision`, in Python or as a mapping, and the names of its recipes.
+
+Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The plugin's own defaults are
+not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is *delayed*, and a precision it does not know
+trains in FP32 without a word. A file is read as release 2.6 reads it: its MXFP8 recipes were hybrid up to 2.5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bridge.errors import PayloadError
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import is_stated
+from bridge.precision.values import TORCH_NAMES
+from bridge.read import frameworks
+from bridge.read.amp import report_dropped_autocast
+from bridge.read.builders import ExportBuilder, ImportBuilder
+from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.read.meaning import recipe_named
+from bridge.read.table import table
+from bridge.read.text.document import Document
+from bridge.read.text.python_calls import Call, program_of
+from bridge.read.text.settings import Settings
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+
+TABLE = table("nemo2")
+ROWS = TABLE.parts[""].named
+PRECISIONS, RECIPES = (TABLE.data[name] for name in ("precisions", "recipes"))
+PLUGIN = "MegatronMixedPrecision"
+TARGET = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN}"
+DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
+GATHER = ("fp8_param_gather", "fp8_params")
+
+
+def import_(payload: object) -> ImportReport:
+    """Return what a plugin asks for: its arguments as a mapping, a recipe's name, or Python that calls either."""
+    return import_all(payload)[0]
+
+
+def import_all(payload: object) -> tuple[ImportReport, ...]:
+    """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
+    if isinstance(payload, Document):
+        return _program(payload)
+    if isinstance(payload, str):
+        return (_recipe(payload.removesuffix("()")),)
+    if not isinstance(payload, Mapping):
+        rule = "must be the plugin's arguments or a recipe's name"
+        raise PayloadError(f"nemo2: {rule}, got {payload!r:.60}. Give one of them.")
+    for values in _nested(payload):  # a saved run has the plugin under a key
+        target = str(values.get("_target_")).rpartition(".")[2]
+        if target == PLUGIN or target in RECIPES:
+            return (_recipe(target) if target in RECIPES else _plugin(values),)
+    return (_plugin(payload),)
+
+
+def _program(document: Document) -> tuple[ImportReport, ...]:
+    """Return what the calls of a Python file ask for; settings assigned afterwards are reported, not followed."""
+    program = program_of(document.text, document.path, {PLUGIN, *RECIPES, *ROWS}.__contains__)
+    calls = [call for call in program.calls if call.name not in ROWS]
+    if not calls:
+        rule = f"must call {PLUGIN} or one of NeMo's precision recipes, and calls neither"
+        raise PayloadError(f"{document.path}: {rule}. Give the file that does.", path=document.path)
+    later = ImportBuilder(TABLE.title)
+    for line, target, written in program.assignments:
+        of, _, name = target.rpartition(".")
+        if of and name in ROWS:
+            later.record("nemo2.assigned-later", target.lstrip("."), written, line=line)
+    found = tuple(map(_called, calls))
+    if not later.unmapped:
+        return found
+    return tuple(replace(one, unmapped=(*one.unmapped, *later.unmapped), recipe=None) for one in found)
+
+
+def _called(call: Call) -> ImportReport:
+    """Return what one call asks for, with the arguments that only the run decides reported."""
+    label = f"line {call.line}, {call.name}"
+    values, undecided = dict(call.arguments), dict(call.undecided)
+    for place, value in enumerate(call.positional if call.name == PLUGIN else ()):
+        name = POSITIONAL[place] if place < len(POSITIONAL) else f"argument {place + 1}"
+        written = call.written[str(place)]
+        if written != "None" and (value is None or place >= len(POSITIONAL)):
+            undecided[name] = written
+        elif written != "None":
+            values.setdefault(name, value)
+    if call.name == PLUGIN and values.get("precision") is None and undecided.keys() & {"precision", "**"}:
+        source = undecided.get("precision") or f"**{undecided['**']}"
+        rule = "precision: must be written out, as only the run decides it"
+        raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
+    imported = _recipe(call.name) if call.name in RECIPES else _plugin(values)
+    late = ImportBuilder(TABLE.title)
+    for name, source in undecided.items():
+        late.record("nemo2.only-the-run-decides", name, source)
+    return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
+
+
+def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
+    """Return a mapping and those within it, the outer ones first."""
+    if not depth:
+        return []
+    if isinstance(value, Mapping):
+        return [value, *_nested(list(value.values()), depth)]
+    if isinstance(value, list):
+        return [found for item in value for found in _nested(item, depth - 1)]
+    return []
+
+
+def _recipe(name: str) -> ImportReport:
+    builder = ImportBuilder(TABLE.title)
+    wanted = name.strip().replace("-", "_")
+    if wanted not in RECIPES:
+        raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
+    config = REGISTRY.get(RECIPES[wanted])
+    builder.map(wanted, **config.to_dict())
+    if "mxfp8" in wanted:
+        builder.record("nemo2.the-recipe-value-since", "fp8", "e4m3")
+    return builder.finish(recipe=recipe_named(config))
+
+
+def _plugin(arguments: Mapping[Any, Any]) -> ImportReport:
+    builder = ImportBuilder(TABLE.title)
+    fields, given = builder.fields, Settings(arguments, "nemo2")
+    mode = _mode(given, builder)
+    TABLE.read(builder, given)
+    gather = {name: given[name] for name in GATHER if name in builder.mapped and given.given(name)}
+    if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
+        rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
+        raise PayloadError(f"nemo2: {rule}, got {gather!r:.80}. Give fp8_param_gather alone.")
+    stages = "bf16" if mode == "bf16" else "fp32"
+    for name, dtype, row in (("params_dtype", "fp32", "weights-in-fp32"), ("pipeline_dtype", stages, "stages")):
+        if mode != "fp32" and name not in fields:
+            builder.record(f"nemo2.{row}", name, dtype, {name: dtype})
+    why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
+    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why=why)
+    return builder.finish()
+
+
+def _mode(given: Settings, builder: ImportBuilder) -> str:
+    if not given.given("precision"):
+        raise PayloadError(f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
+    mode = PRECISIONS.get(str(given["precision"]))
+    if mode is None:
+        builder.record("nemo2.a-precision-that-does-not-know", "precision", given["precision"])
+        builder.fields["fp32"] = True
+        return "fp32"
+    builder.map("precision", **{mode: True})
+    return str(mode)
+
+
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return the plugin's arguments, every one that decides written out."""
+    builder = ExportBuilder(config, TABLE.title)
+    mode = mode_of(config)
+    precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
+    payload = {"_target_": TARGET, "precision": precision, **TABLE.write(builder, "")}
+    payload |= {name: f"torch.{TORCH_NAMES[payload[name] or mode]}" for name in DTYPES}
+    builder.map(mode, "precision")
+    builder.map("fp8_param", "fp8_param_gather")
+    if config.first_last_layers_bf16:
+        payload.update({name: 1 for name in LAYER_COUNTS if not is_stated(config, name)})
+    report_dropped_autocast(builder)
+    return builder.finish(payload)
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for NeMo 2.x's, or None."""
+    if PLUGIN in document.text:
+        return Recognised(0.95, f"names `{PLUGIN}`")
+    if document.kind == "python" and any(one.split(".")[0] == "nemo" for one in frameworks.imports_of(document.text)):
+        named = next((name for name in RECIPES if f"{name}(" in document.text), None)
+        if named:
+            return Recognised(0.85, f"calls NeMo's recipe `{named}`")
+    return TABLE.recognise(document)
+
+
+def read(document: Document) -> Any:
+    """Return a program as the document itself, and the content of any other."""
+    return document if document.kind == "python" else document.content
+
+
+SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all)

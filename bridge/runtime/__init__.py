@@ -1,0 +1,1 @@
+"""What needs torch or Megatron Core, or what a run left: numerics, models, records, checkpoints, comparisons."""

@@ -1,0 +1,128 @@
+"""`RunFolder`: the files of a run, read as data while it goes on or after its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
+from bridge.runtime.audit import quantisation
+from bridge.runtime.audit.record import FILE as RECORD
+from bridge.runtime.audit.record import Record
+
+MADE = "config.yaml"
+SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
+MAX_JSON_BYTES = 64 * 2**20
+"""The metrics of a million steps are smaller."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that the training command wrote; a file that the run has not written is None or empty."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> RunFolder:
+        """Return the folder of a run."""
+        if not cls.is_one(path):
+            rule = f"must be the folder of a run, which has a {MADE}"
+            raise RunConfigError.of("RUN", rule, str(path), "The run prints its folder at the end.")
+        return cls(path)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Return whether a run has written its config into a folder."""
+        return (path / MADE).is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The run as it was, every field, after the precision was written into it."""
+        name = str(self.path / MADE)
+        text = strict_yaml.decoded(strict_yaml.read_bytes(name, error=RunConfigError), name, error=RunConfigError)
+        loaded = strict_yaml.load_all(text, name, error=RunConfigError)
+        return loaded[0] if loaded and isinstance(loaded[0], dict) else {}
+
+    @cached_property
+    def sync(self) -> dict[str, Any]:
+        """The report of the sync: `rows` and `findings`."""
+        return self.json_of("sync.json")
+
+    @cached_property
+    def findings(self) -> dict[str, Any]:
+        """The result of the check before the run."""
+        return self.json_of("findings.json")
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The figures at the end; None of a run that has not come to its end."""
+        return self.json_of(SUMMARY) or None
+
+    @property
+    def stopped(self) -> str | None:
+        """How a run was ended before its last step, by a scheduler or by Ctrl-C; None for any other."""
+        summary = self.summary or {}
+        number = summary.get("stop_signal")
+        if number is None:
+            return None
+        steps = self.config.get("train", {}).get("train_iters")
+        return f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of {steps}"
+
+    @property
+    def record(self) -> Record | None:
+        """What ran; None before the first step."""
+        return Record.read(self.path / RECORD) if (self.path / RECORD).is_file() else None
+
+    @property
+    def quantisation(self) -> list[quantisation.QuantisationRow]:
+        """The errors of the quantisers so far; none where nothing was measured."""
+        path = self.path / quantisation.FILE
+        try:
+            return quantisation.rows_of(self.text_of(path)) if path.is_file() else []
+        except (ValueError, TypeError) as error:
+            rule = f"must be a table as the training command writes it ({error})"
+            raise RunConfigError.of(str(path), rule, path.name, "Run it again, or delete the file.") from None
+
+    def has_ended(self) -> bool:
+        """Return whether the run has come to its end by now."""
+        return (self.path / SUMMARY).is_file()
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        """Return the records of a kind ("train", "validation") so far; a line that is being written is left out."""
+        return [values for values in self.records() if values["kind"] == kind]
+
+    def records(self, torn: Callable[[int], None] = lambda _line: None) -> list[dict[str, Any]]:
+        """Return all records of steps and validations so far; `torn` gets the number of a line that is none."""
+        path, records = self.path / METRICS, []
+        lines = self.text_of(path).splitlines() if path.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            try:
+                values = json.loads(line)
+                known = {"step": int(values["step"]), "kind": str(values["kind"]), "loss": values["loss"]}
+                records.append({**values, **known})
+            except (ValueError, TypeError, KeyError, RecursionError):
+                torn(number)
+        return records
+
+    def json_of(self, name: str) -> dict[str, Any]:
+        """Return the mapping in a JSON file of the folder, empty where there is none."""
+        path = self.path / name
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(self.text_of(path))
+        except (ValueError, RecursionError) as error:
+            rule = f"must be JSON as the training command writes it ({error})"
+            raise RunConfigError.of(str(path), rule, name, "Run it again, or delete the file.") from None
+        return content if isinstance(content, dict) else {}
+
+    def text_of(self, path: Path) -> str:
+        """Return the text of a file of the folder."""
+        return strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES).decode(errors="replace")

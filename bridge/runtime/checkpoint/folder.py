@@ -1,0 +1,86 @@
+"""A folder of checkpoints: ``iter_0000100/`` for each step, and Megatron's pointer to the latest."""
+
+import itertools
+import logging
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from bridge.errors import Finding
+from bridge.runtime.checkpoint.manifest import MANIFEST
+
+LATEST = "latest_checkpointed_iteration.txt"
+"""File with the number of the newest complete checkpoint, Megatron's name."""
+_NAME = re.compile(r"iter_(\d{7,})\Z")
+
+logger = logging.getLogger(__name__)
+
+
+def folder_of(folder: Path, iteration: int) -> Path:
+    """Return the folder of the checkpoint of a step."""
+    return folder / f"iter_{iteration:07d}"
+
+
+def iterations(folder: Path) -> list[int]:
+    """Return the steps of all checkpoints in a folder, finished or not, the newest first."""
+    if not folder.is_dir():
+        return []
+    found = [_NAME.match(path.name) for path in folder.iterdir()]
+    return sorted((int(match[1]) for match in found if match is not None), reverse=True)
+
+
+def is_finished(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was written to its end."""
+    return (checkpoint / MANIFEST).is_file()
+
+
+def newest_finished(folder: Path) -> int | None:
+    """Return the step of the newest checkpoint that was written to its end, or None."""
+    return next((number for number in iterations(folder) if is_finished(folder_of(folder, number))), None)
+
+
+def latest_iteration(folder: Path) -> int | None:
+    """Return the number that the pointer of a folder names; None where there is no pointer, or a torn one."""
+    if not (folder / LATEST).is_file():
+        return None
+    text = ""
+    with suppress(OSError), (folder / LATEST).open(errors="replace") as stream:
+        text = stream.read(100).strip()
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+def candidates(folder: Path) -> list[int]:
+    """Return the steps of the checkpoints that a run may resume from, the newest first.
+
+    They begin at the one that the pointer names, or at the newest where there is no pointer.
+    """
+    pointed = latest_iteration(folder)
+    numbers = [number for number in iterations(folder) if pointed is None or number <= pointed]
+    if pointed is not None and pointed not in numbers:
+        logger.warning("checkpoint.load: %s names step %d, whose checkpoint is missing.", folder / LATEST, pointed)
+    return numbers
+
+
+def load_fault(folder: Path) -> Finding | None:
+    """Return the fault of a folder without a checkpoint, or None."""
+    if iterations(folder):
+        return None
+    remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
+    return Finding(path="checkpoint.load", rule="no checkpoint there", value=str(folder), remedy=remedy)
+
+
+def pointer_fault(folder: Path, key: str) -> Finding | None:
+    """Return the fault of a pointer that cannot be written over, or None; `key` is the setting of its folder."""
+    pointer = folder / LATEST
+    if not os.path.lexists(pointer) or pointer.is_file():
+        return None
+    return Finding(path=key, rule=f"{LATEST} must be a file", value=str(pointer), remedy="Move it away.")
+
+
+def set_aside(checkpoint: Path, why: str) -> None:
+    """Rename a checkpoint that stands in the place of a coming one; nothing of it is deleted."""
+    names = (checkpoint.with_name(f"{checkpoint.name}.{why}{number or ''}") for number in itertools.count())
+    other = next(name for name in names if not name.exists())
+    checkpoint.rename(other)
+    logger.warning("checkpoint.save: %s is %s and is renamed to %s.", checkpoint, why, other.name)

@@ -1,0 +1,60 @@
+"""The weights of a checkpoint's linear layers as matrices: the FP32 masters where it holds them, else the weights."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+from bridge.errors import CheckpointError, DamagedCheckpointError
+from bridge.runtime.checkpoint.contents import STATE
+from bridge.runtime.checkpoint.pickles import pickle_fault, read_listing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import torch
+
+    from bridge.runtime.checkpoint.pickles import Tensor
+
+LINEAR = re.compile(r"(?:^|\.)(?:linear_\w+|in_proj|out_proj|eh_proj|fc\d_latent_proj)\.weight\d*\Z")
+MASTERS = (f"{STATE}param.", f"{STATE}fp32_param.")
+LARGEST = 8 * 2**30
+"""Bytes of the largest tensor that is read; a checkpoint has one tensor for all layers."""
+
+
+def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the tensors of linear layers, by key: that of the FP32 master where there is one of the same shape."""
+    fault = pickle_fault(checkpoint)
+    if fault is not None:
+        raise DamagedCheckpointError(checkpoint, fault)
+    tensors = read_listing(checkpoint).tensors
+    found: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if LINEAR.search(key) and not key.startswith(STATE) and len(tensor.shape) > 1:
+            masters = (prefix + key for prefix in MASTERS)
+            of = next((name for name in masters if name in tensors and tensors[name].shape == tensor.shape), key)
+            found[of] = tensors[of]
+    if not found:
+        raise CheckpointError(f"{checkpoint}: holds no weight of a linear layer. Give a checkpoint of a GPT or Mamba.")
+    return found
+
+
+def matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torch.Tensor]:
+    """Yield each layer's and expert's matrix of some tensors of a checkpoint, which `linear_weights` has checked."""
+    import torch  # heavy, and only for the values of a checkpoint
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    for key, tensor in tensors.items():
+        state = {key: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process alone reads, which is meant
+            load(state, storage_reader=FileSystemReader(checkpoint), no_dist=True)
+        yield from state[key].reshape(-1, *tensor.shape[-2:])
+
+
+def too_large(tensors: dict[str, Tensor]) -> list[str]:
+    """Return the keys of tensors that do not fit into memory at once."""
+    return [key for key, tensor in tensors.items() if tensor.elements * 4 > LARGEST]

@@ -1,0 +1,167 @@
+"""Backend of a run's GEMMs: Transformer Engine, on a GPU or its Python on a CPU, the emulation, else Megatron."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
+
+from megatron.core import fp4_utils
+from megatron.core.fp8_utils import get_fp8_recipe
+
+from bridge.errors import BackendUnavailableError, PrecisionConfigError
+from bridge.precision.matchers import matchers_in, quant_recipes
+from bridge.rules.variables import environment_findings, set_lines, variables_in
+from bridge.runtime.megatron.device import cpu_as_cuda
+from bridge.runtime.megatron.emulation.delayed import checkpoint
+from bridge.runtime.megatron.emulation.linear import gemm_precision, scheme_of
+from bridge.runtime.megatron.emulation.stored_weight import megatron_stores
+from bridge.runtime.megatron.optimizer import separate_gathers
+from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.te.machine import missing_for_te
+from bridge.runtime.megatron.te_cpu.install import TOO_LATE, installed_te
+from bridge.target.target import Target, gpu_of_capability
+from bridge.target.versions import dotted, parse_version
+
+BACKENDS = ("auto", "te", "emulated", "te_cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """Implementation of a run's linear layers."""
+
+    name: str
+    """te, emulated, te_cpu, or local: Megatron's own layers in the weights' dtype."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the choice, for the log."""
+
+
+def choose_backend_of_phases(
+    requested: str, models: Sequence[Any], environ: Mapping[str, str] = MappingProxyType({})
+) -> Backend:
+    """Return the backend for a run whose phases have these model configs: that of the first with FP8 or FP4 matmuls.
+
+    Arguments and errors as for `choose_backend`, of each phase.
+    """
+    chosen = [choose_backend(requested, model, environ) for model in models]
+    low = [backend for backend, model in zip(chosen, models, strict=True) if scheme_of(model) is not None]
+    if not low:
+        return chosen[0]
+    return Backend(name=low[0].name, notes=tuple(dict.fromkeys(note for backend in low for note in backend.notes)))
+
+
+def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})) -> Backend:
+    """Return the backend for a `TransformerConfig` on this machine.
+
+    Of `BACKENDS`, auto is Transformer Engine where it works, else the emulation; te_cpu needs a process that was
+    declared for it (`bridge.preflight.te_cpu`) and runs nothing else. `environ` has Transformer Engine's variables.
+
+    Raises:
+        BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing.
+        PrecisionConfigError: No such scheme or format, or a variable of the environment contradicts the config.
+    """
+    scheme = scheme_of(config)
+    effects = [effect for one in matchers_in(getattr(config, "quant_recipe", None)) for effect in one.effects]
+    schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
+    if requested == "te_cpu" or installed_te() is not None:
+        return _te_on_cpu(requested, config, schemes, environ)
+    missing = _missing(schemes) if requested != "emulated" else []
+    if requested == "te" and missing:
+        raise BackendUnavailableError(
+            f"precision_backend: Transformer Engine cannot run here, got 'te'. Missing: {'; '.join(missing)}. Use "
+            "auto or emulated, use te_cpu for its Python on this CPU, or run this where it works."
+        )
+    if requested != "emulated" and not missing:
+        return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environ)))
+    if scheme is None and not any(effect.chooses_in_high for effect in effects):
+        unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
+        return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
+    why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
+    return _emulated(config, why, environ)
+
+
+def _emulated(config: Any, why: str, environ: Mapping[str, str]) -> Backend:
+    precision = gemm_precision(config)
+    kind = "chosen per module"
+    if precision is not None:
+        is_per_module = quant_recipes(getattr(config, "quant_recipe", None))
+        kind = f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
+    note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
+    unread = tuple(f"{row.name}={text}: the emulation does not read it." for row, text in variables_in(environ))
+    return Backend(name="emulated", notes=(note, *unread))
+
+
+def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]) -> Backend:
+    """Return the backend of a process with Transformer Engine's Python on its CPU, or refuse one that does not fit."""
+    found = installed_te()
+    if requested != "te_cpu":
+        raise BackendUnavailableError(
+            f"precision_backend: this process was declared for te_cpu and keeps Transformer Engine to its end, got "
+            f"{requested!r}. Start the run in a process of its own."
+        )
+    if found is None:
+        raise BackendUnavailableError(TOO_LATE)
+    machine = Target(gpu=gpu_of_capability(found.capability), te=parse_version(found.version))
+    missing = _missing(schemes, machine)
+    if missing:
+        raise BackendUnavailableError(
+            f"precision_backend: Transformer Engine would refuse this run on the declared GPU, got 'te_cpu'. Missing: "
+            f"{'; '.join(missing)}. Name another GPU with target."
+        )
+    note = (
+        f"Layers: the Python of Transformer Engine {found.version} on this CPU, with the branches of compute "
+        f"capability {dotted(found.capability)}; its compiled part is modelled."
+    )
+    return Backend(name="te_cpu", notes=(note, *_te_notes(config, environ)))
+
+
+def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
+    """Return the requirements of the schemes of a run, and of its single modules, that a machine lacks."""
+    return list(dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine)))
+
+
+def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
+    """Return sentences on Transformer Engine's recipe and variables; refuse a variable that contradicts the config."""
+    attention = bool(getattr(config, "fp8_dot_product_attention", False))
+    findings = environment_findings(scheme_of(config), environ, attention=attention)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise PrecisionConfigError("The environment contradicts the config of this run:", errors)
+    recipe = te_recipe(config)
+    if recipe is None:
+        return []
+    in_one_line = " ".join(str(recipe).split())
+    return [f"Recipe: {in_one_line}.", *set_lines(environ), *map(str, findings)]
+
+
+def te_recipe(config: Any) -> Any:
+    """Return the recipe object that Megatron gives Transformer Engine for a model config; None without FP8 and FP4."""
+    if getattr(config, "fp8", None):
+        with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
+            return get_fp8_recipe(config)
+    return fp4_utils.get_fp4_recipe(config) if getattr(config, "fp4", None) else None
+
+
+_TE_CHECKPOINTS = (
+    "megatron.core.transformer.transformer_block",
+    "megatron.core.extensions.transformer_engine",
+    "megatron.core.transformer.moe.moe_layer",
+    "megatron.core.recompute",  # from 0.19
+)
+"""Modules that hold `te_checkpoint`, or take it from there when they need it."""
+
+
+@contextmanager
+def running(backend: Backend) -> Iterator[None]:
+    """Let Megatron run a backend for the length of a ``with`` block, from building the model to the last step."""
+    with ExitStack() as stack:
+        if backend.name in ("emulated", "te_cpu"):
+            stack.enter_context(separate_gathers())
+        if backend.name == "emulated":
+            stack.enter_context(megatron_stores())
+            held = (import_module(name) for name in _TE_CHECKPOINTS if find_spec(name) is not None)
+            changes = [(module, "te_checkpoint", checkpoint) for module in held if hasattr(module, "te_checkpoint")]
+            stack.enter_context(replaced(fitting(changes)))
+        yield

@@ -1,0 +1,128 @@
+"""Writing a checkpoint: Megatron's ``dist_checkpointing``, then the latest pointer, then the manifest."""
+
+import multiprocessing.dummy
+import queue
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bridge.errors import CheckpointError, TrainingError
+from bridge.runtime.checkpoint.folder import LATEST, folder_of, is_finished, newest_finished, set_aside
+from bridge.runtime.checkpoint.manifest import Manifest, checksums, outline, share
+from bridge.runtime.megatron.agreement import from_all_ranks, from_first_rank
+from bridge.runtime.megatron.checkpoint.state import SHARDING, Position, identity, layout, sharded_state
+from bridge.runtime.megatron.replacement import Rows, always, changes, replaced
+from bridge.runtime.megatron.step import Trainer
+
+SPACE_BYTES = 2**20
+"""A disk with less free space than this is full."""
+_WRITERS: Rows = {f"{filesystem_async.__name__}.mp.get_context": always(multiprocessing.dummy)}
+"""Source of Megatron's writers -> threads."""
+
+
+def save_checkpoint(
+    trainer: Trainer, folder: Path, position: Position, *, facts: Mapping[str, Any], checksum: bool = True
+) -> Path:
+    """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder; a collective call.
+
+    `facts` about the run go into the manifest; `position.extra` must be the same on all ranks. TrainingError where
+    a weight or the optimizer's state is not finite, where nothing is written, and where a write fails.
+    """
+    target = folder_of(folder, position.iteration)
+    with trainer.parameters_in_place():
+        if not trainer.has_finite_state():
+            rule = "a checkpoint must hold finite weights and optimizer state"
+            found = f"got NaN or Inf at step {position.iteration}"
+            kept = f"Nothing was written. {_kept(folder)}"
+            raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
+    try:
+        _write(trainer, target, position, facts, checksum=checksum)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+    return target
+
+
+def _write(trainer: Trainer, target: Path, position: Position, facts: Mapping[str, Any], *, checksum: bool) -> None:
+    """Write the files of a checkpoint, then the pointer and the manifest; OSError, on every rank, where one cannot."""
+    from_first_rank(lambda: _make_room(target))
+    with trainer.parameters_in_place(), _written_by_threads():
+        state = {
+            **sharded_state(trainer, is_loading=False, with_random_states=True),
+            "iteration": position.iteration,
+            "consumed_train_samples": position.consumed_samples,
+            "identity": identity(trainer),
+            "layout": layout(),
+            "extra": dict(position.extra),
+        }
+        try:
+            dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
+        except (CheckpointingException, CheckpointException, RuntimeError) as error:
+            raise _unwritten(target, error) from error
+    torch.distributed.barrier()
+    sizes = from_first_rank(lambda: outline(target))
+    mine = share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size()) if checksum else []
+    sums: dict[str, str] = {}
+    for of_rank in from_all_ranks(lambda: checksums(target, mine)):
+        sums |= of_rank
+    manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": layout()})
+    from_first_rank(lambda: _finish(target, position.iteration, manifest))
+
+
+@contextmanager
+def _written_by_threads() -> Iterator[None]:
+    """Let Megatron's writers of a checkpoint be threads, for the length of a ``with`` block.
+
+    megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output, and collects the
+    results in a queue of a spawned process, which imports the main script again (strategies/filesystem_async.py:54 and
+    :266). Later releases write with threads.
+    """
+    with replaced([(filesystem_async, "_results_queue", queue.Queue())]), replaced(changes(_WRITERS)):
+        yield
+
+
+def _make_room(target: Path) -> None:
+    """Make the folder of a checkpoint; one that an interrupted run left unfinished is renamed."""
+    if is_finished(target):
+        rule = "a finished checkpoint is never written over"
+        raise CheckpointError(f"checkpoint.save: {rule}, got {str(target)!r}. Save elsewhere.")
+    if target.is_dir():
+        set_aside(target, "unfinished")
+    target.mkdir(parents=True)
+
+
+def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
+    """Point to a checkpoint whose files are written, and give it its manifest."""
+    pointer = target.parent / LATEST
+    scratch = pointer.with_suffix(".tmp")
+    scratch.write_text(f"{iteration}\n")
+    scratch.replace(pointer)
+    manifest.write(target)
+
+
+def _unwritten(target: Path, error: BaseException) -> TrainingError:
+    """Return the error of a checkpoint that could not be written, with the system's reason where there is one."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__cause__ or cause.__context__
+    reason = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else "a write failed"
+    with suppress(OSError):
+        if shutil.disk_usage(target.parent).free < SPACE_BYTES:
+            reason = "no space left on device"
+    rule = "the checkpoint must fit into its folder"
+    return TrainingError(
+        f"checkpoint.save: {rule}, got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save "
+        "elsewhere."
+    )
+
+
+def _kept(folder: Path) -> str:
+    newest = newest_finished(folder)
+    return "There is no earlier one" if newest is None else f"The newest one stays that of step {newest}"

@@ -1,0 +1,175 @@
+"""Set-up of a model with emulated layers after it is built: the layers, stored weights, updates of delayed scales."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from megatron.core.quantization.utils import get_quant_config_or_none
+from megatron.core.ssm.mamba_block import MambaStack
+from megatron.core.ssm.mamba_layer import MambaLayer
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+from megatron.core.transformer.transformer_block import TransformerBlock
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from bridge.precision.matchers import quant_recipes
+from bridge.runtime.megatron.emulation.delayed import DelayedUpdates
+from bridge.runtime.megatron.emulation.linear import EMULATED, emulated_linears, gemm_precision, is_low_layer
+from bridge.runtime.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
+from bridge.runtime.megatron.optimizer import parts
+
+LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
+"""Megatron's classes of layers with a `layer_number` in the whole model."""
+
+
+def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
+    """Make the linear layers in a model's low layers emulated ones, before they are wrapped.
+
+    Layers that stay in BF16 in all `phases`, the model configs of a precision schedule, are left as they are. With a
+    per-module recipe every linear layer is emulated, since the recipe may choose any.
+    """
+    recipe = getattr(config, "quant_recipe", None)
+    is_per_module = bool(quant_recipes(recipe))
+    names = {module: name for name, module in model.named_modules()}
+    for layer, number in numbered_layers(model).items():
+        is_low = any(is_low_layer(phase, number - 1) for phase in phases or (config,))
+        if not (is_low or is_per_module):
+            continue
+        for linear in [linear for linear in layer.modules() if type(linear) in EMULATED]:
+            chosen = get_quant_config_or_none(names[linear], recipe)
+            linear.__class__ = EMULATED[type(linear)]
+            linear.prepare(None if chosen is None else chosen.config, is_low=is_low)
+
+
+def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
+    """Store the weights of a model's emulated layers where `fp8_param` or `fp4_param` asks, attach delayed updates.
+
+    Before the model is wrapped for data parallelism, whose buffers take the codes in; in the dtype of its training.
+    Stored are the weights of the layers that Megatron builds in its FP8 or FP4 context.
+    """
+    run = gemm_precision(config)
+    stores = (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param)
+    if run is not None and stores:
+        reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
+        as_is = reuses and run.scheme == "mxfp8"
+        gathered = torch.bfloat16 if as_is and ddp.grad_reduce_in_fp32 else None
+        for layer in emulated_linears([model]):
+            if layer.is_low:
+                store_weight(layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
+    _attach_updates(model, config)
+
+
+def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
+    """Let the emulated layers of this rank's chunks multiply as the config says now. Their weights are not stored."""
+    for chunk in model:
+        for updates in delayed_updates([chunk]):
+            updates.detach()
+        for layer, number in numbered_layers(chunk).items():
+            is_low = is_low_layer(config, number - 1)
+            for linear in emulated_linears([layer]):
+                linear.multiply_in(gemm_precision(config) if is_low else None)
+        _attach_updates(chunk, config)
+
+
+def numbered_layers(model: torch.nn.Module) -> dict[Any, int]:
+    """Return the layers of a model chunk, each with its number in the whole model from 1; prediction layers are last.
+
+    The transformer layer inside of a prediction layer has that one's number. Megatron counts it from 1 from 0.19 on.
+    """
+    found: dict[Any, int] = {}
+    for layer in model.modules():
+        if isinstance(layer, MultiTokenPredictionLayer):
+            number = int(layer.layer_number) + int(layer.config.num_layers)
+            found |= {part: number for part in layer.modules() if isinstance(part, LAYERS)}
+        elif isinstance(layer, LAYERS) and layer not in found:
+            found[layer] = int(layer.layer_number)
+    return found
+
+
+def _attach_updates(model: torch.nn.Module, config: Any) -> None:
+    """Renew delayed scales where there are any, at the end of each region that Megatron enters FP8 for."""
+    regions = [region for module in model.modules() for region in _regions(module)]
+    layers = emulated_linears(regions)
+    if any(layer.fp8_state is not None for layer in layers):
+        DelayedUpdates(regions, layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
+
+
+def _regions(module: Any) -> list[torch.nn.Module]:
+    """Return the parts of a block or prediction layer that Megatron runs in an FP8 context each."""
+    if isinstance(module, (TransformerBlock, MambaStack)):
+        return [module]
+    if isinstance(module, MultiTokenPredictionLayer):
+        return [
+            part for name, part in module.named_children() if name == "eh_proj" or isinstance(part, TransformerLayer)
+        ]
+    return []
+
+
+def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
+    """Return the updates of the delayed scales of this rank's model chunks."""
+    return list(dict.fromkeys(layer.updates for layer in emulated_linears(model) if layer.updates is not None))
+
+
+def _requantise_as_after_a_step(part: Any) -> None:
+    """Let a distributed optimizer write its masters into Transformer Engine's weights, and gather those."""
+    if part.config.reuse_grad_buf_for_mxfp8_param_ag:
+        part._copy_main_params_to_param_buffer()
+    else:
+        part._copy_main_params_to_model_params()
+    for chunk in part.model_chunks:
+        chunk.start_param_sync(force_sync=True)
+
+
+@contextmanager
+def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Keep amaxes out of the delayed histories while weights are written to, for the length of a ``with`` block."""
+    with ExitStack() as stack:
+        for updates in delayed_updates(model):
+            for state in updates.states:
+                stack.enter_context(state.using(state.stash()))
+        yield
+
+
+def round_masters_anew(optimizer: Any) -> None:
+    """Write the optimizer's FP32 master weights into the weights, as after a step; a collective call."""
+    for part in parts(optimizer):
+        if hasattr(part, "model_chunks"):
+            _requantise_as_after_a_step(part)
+        elif hasattr(part, "fp32_from_float16_groups"):
+            part._copy_main_params_to_model_params()
+
+
+def requantise_stored_weights(optimizer: Any) -> None:
+    """Quantise stored weights from the optimizer's masters, as after the last step; a collective call.
+
+    A checkpoint holds weights dequantised, so that any precision can read them. Quantising those again would not
+    always give the codes they came from; the masters do, with the scales of that step under delayed scaling.
+    """
+    for part in parts(optimizer):
+        if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
+            shards = [part._get_fp8_params_and_shard_fp32_from_fp8()]
+            if hasattr(part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"):  # from 0.17.1, which keeps them apart
+                shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
+            for weights, masters, starts in shards:
+                if all(isinstance(weight, StoredWeight) for weight in weights):
+                    with _as_stored(weights):
+                        quantize_shards(weights, masters, starts, part.data_parallel_group)
+                else:
+                    _requantise_as_after_a_step(part)
+            continue
+        groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
+        for weights, masters in groups:
+            for weight, master in zip(weights, masters, strict=True):
+                if isinstance(weight, StoredWeight):
+                    with _as_stored([weight]):
+                        weight.quantize_(master)
+
+
+@contextmanager
+def _as_stored(weights: Sequence[StoredWeight]) -> Iterator[None]:
+    """Quantise weights with the delayed scales of their codes, for the length of a ``with`` block."""
+    with ExitStack() as stack:
+        for weight in weights:
+            if weight.store.state is not None:
+                stack.enter_context(weight.store.state.as_stored())
+        yield

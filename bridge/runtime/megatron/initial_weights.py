@@ -1,0 +1,139 @@
+"""Initial weights that are the same in every parallel layout.
+
+Megatron draws a rank's weights one after the other from the rank's own random state, so another pipeline stage,
+tensor-parallel shard or expert-parallel rank has other weights than the single process. Here each weight of the whole
+model is drawn by itself, from a seed made of the run's seed and its place: the name and the numbers of layer and expert
+under which Megatron's distributed checkpoints keep it. A rank takes its part of the tensor.
+
+While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place of random values.
+A parameter that holds a mark afterwards is drawn with the function of that mark; norms and biases keep their values.
+Megatron draws the convolution, decays and steps of a Mamba layer or a gated delta net without such a function; they are
+drawn here from its distributions.
+On one kind of device the weights are equal in every layout; a CPU and a GPU draw other values from the same seed.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+from bridge.runtime.megatron.replacement import replaced
+
+Marks = dict[float, "Callable[[torch.Tensor], Any]"]
+
+_MARKS = {"init_method": 2.0**-10, "output_layer_init_method": 2.0**-11, "embedding_init_method": 2.0**-12}
+"""Config field -> its mark: smaller than any weight's amax, which delayed scaling keeps the larger one of."""
+
+
+@contextmanager
+def marked_weights(config: Any) -> Iterator[Marks]:
+    """Let a config's initialisation functions write their marks; yield mark -> function."""
+    methods = {name: getattr(config, name) for name in _MARKS if getattr(config, name, None) is not None}
+    with replaced((config, name, partial(torch.nn.init.constant_, val=_MARKS[name])) for name in methods):
+        yield {_MARKS[name]: method for name, method in methods.items()}
+
+
+@torch.no_grad()
+def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
+    """Draw every weight of a model that holds a mark, and those that a layer draws by itself."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state = model.sharded_state_dict(metadata={"singleton_local_shards": False, "dp_cp_group": group})
+    places = {id(entry.data): entry for entry in nested_values(state) if isinstance(entry, _PLACED)}
+    own = {id(parameter): method for module in model.modules() for parameter, method in _drawn_by(module)}
+    for name, parameter in model.named_parameters():
+        kept = getattr(parameter, "get_high_precision_init_val", None)  # of a weight that is stored in FP8 or FP4
+        first = None if kept is None else kept()
+        mark = _mark_of(parameter if first is None else first, marks)
+        method = own.get(id(parameter)) if mark is None else marks[mark]
+        if method is None:
+            continue
+        drawn = _drawn(places.get(id(parameter), name), parameter, method, seed)
+        drawn = drawn.to(parameter.dtype if first is None else first.dtype)  # the codes are those of the master
+        parameter.copy_(drawn)
+        if first is not None:
+            first.copy_(drawn)
+
+
+def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]:
+    """Yield the parameters that a Mamba mixer or a gated delta net draws, and how.
+
+    Source: megatron-core 0.16.1 ssm/mamba_mixer.py:287-337 and ssm/gated_delta_net.py:220-244.
+    """
+    if not hasattr(module, "A_log"):
+        return
+    convolution = _convolution(module)
+    bound = convolution[0].shape[-1] ** -0.5
+    for parameter in convolution:
+        yield parameter, partial(torch.nn.init.uniform_, a=-bound, b=bound)
+    yield module.A_log, lambda decays: decays.uniform_(1, 16).log_()
+    if hasattr(module, "D"):  # a delta net begins with steps of one value
+        yield module.dt_bias, _draw_steps
+
+
+def _convolution(module: Any) -> list[torch.Tensor]:
+    """Return weight and bias of a layer's convolution, which is a module, or parameters from megatron-core 0.19 on."""
+    if hasattr(module, "conv1d"):
+        return list(module.conv1d.parameters())
+    return [module.conv1d_weight, module.conv1d_bias]
+
+
+def _draw_steps(bias: torch.Tensor) -> None:
+    """Fill the biases of a Mamba layer's steps: the softplus of one is log-uniform between 0.001 and 0.1."""
+    steps = bias.uniform_(math.log(0.001), math.log(0.1)).exp()
+    bias.copy_(steps + torch.log(-torch.expm1(-steps)))
+
+
+_PLACED = (ShardedTensor, ShardedTensorFactory)
+
+
+def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
+    """Return the mark that all elements of a weight hold, up to the rounding of a low precision, or None."""
+    smallest, largest = (float(value) for value in torch.aminmax(weight.float()))
+    return next((mark for mark in marks if 0.9 * mark < smallest <= largest < 1.1 * mark), None)
+
+
+def _drawn(place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
+    """Return the values of a parameter, which is read for shape and device.
+
+    `place` is Megatron's entry for it in a sharded state dict, or its name where that has none: it is then drawn
+    whole.
+    """
+    plain = torch.empty(parameter.shape, device=parameter.device)
+    if isinstance(place, str):
+        return _filled(plain, method, f"{seed} {place}")
+    if isinstance(place, ShardedTensorFactory):  # a weight that is kept as several, the gate of an MLP say
+        parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
+        shards = dict_list_map_outplace(lambda part: _shard(part, plain.device, method, seed), parts)
+        drawn: torch.Tensor = place.merge_fn(shards)
+        return drawn
+    return _shard(place, plain.device, method, seed)
+
+
+def _shard(part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
+    axes = part.prepend_axis_num  # of layer and expert
+    whole = torch.empty(part.global_shape[axes:], device=where)
+    _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
+    for axis, (start, size) in enumerate(zip(part.global_offset[axes:], part.local_shape, strict=True)):
+        whole = whole.narrow(axis, start, size)
+    return whole
+
+
+def _filled(tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str) -> torch.Tensor:
+    """Fill a tensor with random values that its place decides; the random states stay as they are.
+
+    `torch.manual_seed` would seed the kinds of devices that are not there too: a stack trace for each, kept for ever.
+    """
+    number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
+    with torch.random.fork_rng(devices=[tensor.device] if tensor.is_cuda else []):
+        torch.default_generator.manual_seed(number)
+        if tensor.is_cuda:
+            torch.cuda.manual_seed_all(number)
+        method(tensor)
+    return tensor

@@ -1,0 +1,160 @@
+"""Megatron's optimizer and learning-rate schedule, with additions for exact resuming and for a CPU."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.core.distributed import param_and_grad_buffer
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
+from bridge.runtime.megatron.replacement import fitting, replaced
+
+
+class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
+    """Megatron's distributed optimizer over torch's Adam, whose state has a "step" that a checkpoint keeps apart.
+
+    Without this, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the state from a
+    checkpoint that has no "step" per parameter).
+    """
+
+    def _set_main_param_and_optimizer_states(
+        self, model_param: Any, tensors: dict[str, torch.Tensor], *others: Any, **named: Any
+    ) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        if "step" in state and "step" not in tensors:
+            tensors = {**tensors, "step": state["step"]}
+        super()._set_main_param_and_optimizer_states(model_param, tensors, *others, **named)
+
+
+def build_optimizer(config: Any, model: list[Any]) -> Any:
+    """Build Megatron's optimizer for the model chunks of this rank.
+
+    Where neither Transformer Engine nor Apex is installed Megatron takes torch's AdamW. That one is then switched to
+    its single-pass kernel, and its state is created now rather than at the first step, so that a checkpoint written
+    before the first successful step (FP16 begins with overflows) can be resumed from.
+    """
+    with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
+        warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
+        optimizer = get_megatron_optimizer(config, model)
+    for part in parts(optimizer):
+        inner = part.optimizer
+        if not isinstance(inner, torch.optim.AdamW):
+            continue
+        if type(part) is DistributedOptimizer:
+            part.__class__ = TorchAdamDistributedOptimizer
+            # Under delayed scaling Megatron takes dequantised shards for views of the weights; elsewhere it has None.
+            for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
+                shards[:] = [
+                    None if isinstance(weight, StoredWeight) else shard
+                    for shard, weight in zip(shards, weights, strict=True)
+                ]
+        for group in inner.param_groups:
+            group.update(fused=True, foreach=False)
+            for parameter in group["params"]:
+                if not inner.state[parameter]:  # as torch would create it
+                    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                    moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    inner.state[parameter] = {"step": step, **moments}
+    return optimizer
+
+
+def parts(optimizer: Any) -> list[Any]:
+    """Return the optimizers inside a `ChainedOptimizer`, or the one there is."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """Return the torch optimizers that do the stepping."""
+    return [part.optimizer for part in parts(optimizer) if part.optimizer is not None]
+
+
+def unshare_steps(optimizer: Any) -> None:
+    """Give every parameter a step tensor of its own after loading a checkpoint.
+
+    `DistributedOptimizer.load_state_dict` hands one tensor to all of them; each parameter's Adam then counts it up, and
+    after four steps of 53 parameters it stands at 217 instead of 9, without any error.
+    """
+    for inner in inner_optimizers(optimizer):
+        for state in inner.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
+
+
+def build_scheduler(
+    config: Any, optimizer: Any, *, warmup_iters: int, decay_iters: int, decay_style: str, global_batch_size: int
+) -> Any:
+    """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can."""
+    decay_iters = max(decay_iters, warmup_iters + 1)
+    is_wsd = decay_style == "WSD"
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.lr,
+        min_lr=config.min_lr or 0.0,
+        lr_warmup_steps=warmup_iters * global_batch_size,
+        lr_decay_steps=decay_iters * global_batch_size,
+        lr_decay_style=decay_style,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=decay_iters * global_batch_size,
+        wd_incr_style="constant",
+        wsd_decay_steps=max(1, decay_iters * global_batch_size // 10) if is_wsd else None,
+        lr_wsd_decay_style="cosine" if is_wsd else None,
+    )
+
+
+@contextmanager
+def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
+    """Let the optimizers of a step gather the weights once, after the last of them, for the length of a ``with`` block.
+
+    With experts there are two optimizers, and each of megatron-core 0.16.1 gathers the weights of both after its update
+    (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the gradients' buffer: the first gather takes
+    the experts' gradients for weights, and the second one finds zeros in the place of all other weights.
+    """
+    asked: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+
+    def later(chunk: Any, *args: Any, **named: Any) -> None:
+        asked[chunk] = (args, named)
+
+    with replaced(fitting((chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks)):
+        yield
+    for chunk, (args, named) in asked.items():
+        chunk.start_param_sync(*args, **named)
+
+
+def separate_gathers() -> AbstractContextManager[None]:
+    """Let Megatron gather the parameters of a bucket group one bucket after the other on gloo, for a ``with`` block.
+
+    Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters into one group. Gloo
+    coalesces by copying everything into one tensor of one dtype: the codes are converted to numbers of that dtype and
+    back, and come out as other codes, without an error. NCCL sends each bucket as it is.
+
+    Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron-core 0.16.1
+    distributed/param_and_grad_buffer.py:276-300.
+    """
+    groups, gather = param_and_grad_buffer._ParamAndGradBucketGroup, param_and_grad_buffer.dist_all_gather_func
+    start, ended = groups.start_param_sync, nullcontext(SimpleNamespace(wait=lambda: None))
+
+    def gather_now(*parts: Any, **named: Any) -> Any:
+        named.pop("async_op", None)
+        return gather(*parts, **named)
+
+    one_by_one: list[tuple[Any, str, Any]] = [
+        (param_and_grad_buffer, "_coalescing_manager", lambda *_, **_named: ended),
+        (param_and_grad_buffer, "dist_all_gather_func", gather_now),
+    ]
+
+    def start_param_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        uses_gloo = torch.distributed.get_backend(self.intra_distributed_optimizer_instance_group) == "gloo"
+        with replaced(fitting(one_by_one) if uses_gloo else []):
+            return start(self, *args, **kwargs)
+
+    return replaced(fitting([(groups, "start_param_sync", start_param_sync)]))

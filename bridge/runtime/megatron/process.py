@@ -1,0 +1,352 @@
+"""One training process: torch.distributed, Megatron's process groups, seeds, threads, and a clean end.
+
+A single process needs no launcher. Several are started by torchrun (or anything that sets the same variables); each
+then runs the same code. Everything that `training_process` sets up is taken down again, also after an exception, so
+that one Python process can train several times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+import math
+import os
+import random
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossLoggingHelper
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
+from torch.distributed import DistError
+from torch.distributed.rendezvous import rendezvous
+
+from bridge.errors import BridgeError, RunConfigError, TrainingError
+from bridge.runtime.megatron import device, wide_gemm
+from bridge.runtime.megatron.agreement import require_agreement
+from bridge.runtime.megatron.hybrid.kernels import stand_ins
+from bridge.runtime.megatron.peers import Peers, in_time
+from bridge.runtime.megatron.quiet import quiet_loggers
+from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.stop_request import StopRequest, noted_signals
+from bridge.runtime.megatron.without_te import OF_LAYERS
+
+TIMEOUT_MINUTES = 30.0
+_PROCESS = Path("/proc/self")
+_RESET = "5"
+"""Written to ``clear_refs`` it sets the high-water mark to the memory held now (Linux, man 5 proc)."""
+_runs = itertools.count()
+_PARALLEL_SIZES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """Place of this process among the others."""
+
+    rank: int
+    world_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+    context: tuple[int, int]
+    """The context-parallel rank, and their number."""
+    device: torch.device
+    notes: tuple[str, ...]
+    """Sentences about what this machine made necessary, for the log."""
+    peers: Peers | None
+    """The other ranks; None without any."""
+    stop: StopRequest
+    """The signal that asked this process to stop."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files and the log."""
+        return self.rank == 0
+
+
+class _Launch:
+    """The launcher's variables, read once from the environment."""
+
+    def __init__(self) -> None:
+        self.rank, self.local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+        sizes = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        self.world_size, self.local_world_size = sizes
+        self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+
+    def threads(self) -> int:
+        """Return OMP_NUM_THREADS, or else the CPUs this process may run on, shared among the machine's ranks."""
+        text = os.environ.get("OMP_NUM_THREADS", "")
+        stated = int(text) if text.isdecimal() else 0
+        if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
+            return stated
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        return max(1, cpus // self.local_world_size)
+
+
+@contextmanager
+def training_process(
+    model: Any,
+    *,
+    seed: int,
+    fingerprint: Mapping[str, str] | None = None,
+    timeout_minutes: float = TIMEOUT_MINUTES,
+) -> Iterator[Process]:
+    """Set this process up for training with the parallel sizes of a model config, and take it down at the end.
+
+    `seed` is the same on all ranks (Megatron derives their own), as the settings in `fingerprint` must be. A collective
+    waits for its ranks for `timeout_minutes`.
+
+    Raises:
+        RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
+        TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
+    """
+    launch, notes = _Launch(), list[str]()
+    with ExitStack() as stack:
+        request = stack.enter_context(noted_signals())
+        stack.enter_context(quiet_loggers())
+        _repair(stack)
+        where = _enter_device(stack, launch, model, notes)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(launch.threads())
+        timeout = timedelta(minutes=timeout_minutes)
+        store = _start_distributed(stack, launch, where, timeout)
+        peers = Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
+        if peers is not None:
+            stack.enter_context(peers.answering())
+            stack.enter_context(_blamed(peers, request))
+        if fingerprint is not None:
+            require_agreement(fingerprint)
+        _require_whole_replicas(model, launch.world_size)
+        _start_model_parallel(stack, model, timeout_minutes, seed)
+        yield _placed(launch, where, notes, peers, request)
+
+
+def _placed(
+    launch: _Launch, where: torch.device, notes: Sequence[str], peers: Peers | None, request: StopRequest
+) -> Process:
+    return Process(
+        rank=launch.rank,
+        world_size=launch.world_size,
+        data_parallel_rank=parallel_state.get_data_parallel_rank(),
+        data_parallel_size=parallel_state.get_data_parallel_world_size(),
+        context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
+        device=where,
+        notes=tuple(notes),
+        peers=peers,
+        stop=request,
+    )
+
+
+@contextmanager
+def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
+    """Name the ranks behind an error of this one, which is its own or that of a collective that others left."""
+    try:
+        yield
+    except Exception as error:
+        request.is_noted_only = True
+        if isinstance(error, BridgeError):
+            peers.ends(f"ended: {error}")
+            raise
+        fault = peers.blame()
+        if fault is not None:
+            raise fault from error
+        peers.ends(f"ended with {type(error).__name__}. Look at its log.")
+        raise
+    except BaseException:
+        peers.ends("was stopped.")
+        raise
+
+
+def _repair(stack: ExitStack) -> None:
+    """Repair Megatron's layers, and leave out warnings about how it calls torch, on which a user cannot act."""
+    stack.enter_context(replaced(fitting(OF_LAYERS)))
+    stack.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # FP32 norms under autocast
+
+
+def _require_whole_replicas(model: Any, world_size: int) -> None:
+    """Refuse a number of processes that is no multiple of those of one replica."""
+    dense = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    experts = ("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size")
+    for path, names in (("model", dense), ("model.expert_model_parallel_size", experts)):
+        sizes = {name: getattr(model, name) or model.tensor_model_parallel_size for name in names}
+        ranks = math.prod(sizes.values())
+        if world_size % ranks:
+            product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise RunConfigError(
+                f"{path}: the number of processes must be a multiple of {product} = {ranks}, got {world_size} "
+                f"(WORLD_SIZE). Start the run with torchrun --nproc-per-node={ranks}, or change the parallel sizes."
+            )
+
+
+def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:
+    """Choose the device; without CUDA, install the shim and, where 16-bit GEMMs are scalar loops, the widened ones."""
+    if device.has_cuda():
+        torch.cuda.set_device(launch.local_rank)
+        return torch.device("cuda", launch.local_rank)
+    stack.enter_context(device.cpu_as_cuda())
+    # A C++ compiler would take seconds per function, and its sums may be others.
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    if getattr(model, "is_hybrid_model", False) or getattr(model, "experimental_attention_variant", None):
+        stack.enter_context(stand_ins())
+    notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
+    slow = wide_gemm.slow_dtypes()
+    concerned = [dtype for dtype in slow if dtype in _gemm_dtypes(model)]
+    if stack.enter_context(wide_gemm.widened(slow)) and concerned:
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in concerned)
+        notes.append(
+            f"This CPU has no {names} matrix multiplication: operands are widened to float32, multiplied there, and "
+            "the result is rounded once to 16 bits (the same values as 16-bit operands with float32 accumulation)."
+        )
+    return torch.device("cpu")
+
+
+def _gemm_dtypes(model: Any) -> set[torch.dtype]:
+    """Return the 16-bit dtypes in which a model multiplies; the emulation of FP8 and FP4 multiplies in BF16."""
+    dtypes = {torch.bfloat16} if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4")) else set()
+    if getattr(model, "fp16", False):
+        dtypes.add(torch.float16)
+    if getattr(model, "enable_autocast", False):
+        dtypes.add(model.autocast_dtype)
+    return dtypes
+
+
+def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: timedelta) -> Store:
+    """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
+
+    Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
+    """
+    if psutil.Process().num_threads() > MANY_THREADS:
+        gc.collect()  # models, which refer to themselves, hold their process groups, and each group its threads
+    store: Store = HashStore()
+    try:
+        if launch.launched:
+            meeting = rendezvous("env://", timeout=timeout)
+            shared, _, _ = in_time(lambda: next(meeting), timeout.total_seconds() + 5)  # torch waits for a silent store
+            store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
+        torch.distributed.init_process_group(
+            "nccl" if where.type == "cuda" else "gloo",
+            store=store,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+        )
+    except DistError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise TrainingError(
+            f"ranks: all {launch.world_size} must meet at {place} within {timeout.total_seconds():g} s, and did not "
+            "(train.distributed_timeout_minutes). One of them stalls, or was refused: look at the log of each."
+        ) from error
+    stack.callback(torch.distributed.destroy_process_group)
+    return PrefixStore("peers", store)
+
+
+MANY_THREADS = 200
+"""Threads of a process at which a sweep's earlier models are collected; a run has some twenty."""
+_chunks: list[Any] = []
+
+
+def release_at_end(chunk: Any) -> None:
+    """Let a model chunk, wrapped by Megatron's `DistributedDataParallel`, go with the running `training_process`.
+
+    The wrapper holds the model; experts hold tensors of the last step's graph; its C++ nodes hold the gradient hooks,
+    and these hold the wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups
+    with their threads would outlive the run. So the wrapper is empty after it.
+    """
+    _chunks.append(chunk)
+
+
+def _release() -> None:
+    while _chunks:
+        chunk = _chunks.pop()
+        chunk.grad_accs.clear()
+        del chunk.module
+
+
+def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, seed: int) -> None:
+    """Create Megatron's process groups and seed everything; the end forgets them, its buffers, losses and states."""
+    stack.callback(_release)
+    for embedding in (RotaryEmbedding, YarnRotaryEmbedding):  # the keys of the cache hold a process group, with threads
+        stack.callback(embedding.forward.cache_clear)
+    stack.callback(_losses_of_experts().clear)  # as long as this run's model has layers
+    stack.callback(MTPLossLoggingHelper.tracker.clear)
+    stack.callback(DSAIndexerLossLoggingHelper.tracker.clear)
+    stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
+    stack.callback(parallel_state.destroy_global_memory_buffer)
+    stack.callback(parallel_state.destroy_model_parallel)
+    parallel_state.initialize_model_parallel(
+        **{name: getattr(model, name) for name in _PARALLEL_SIZES}, distributed_timeout_minutes=timeout_minutes
+    )
+    # Pipeline stages get seeds of their own, as in Megatron-LM.
+    staged = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(staged)
+    np.random.seed(staged)  # noqa: NPY002 Megatron's data code may draw from the global state
+    torch.manual_seed(staged)
+    tensor_parallel.model_parallel_cuda_manual_seed(staged)
+
+
+def _losses_of_experts() -> dict[str, Any]:
+    """Return Megatron's record of the experts' losses, which a tracker holds from megatron-core 0.19 on."""
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):
+        losses: dict[str, Any] = moe_utils.get_moe_metrics_tracker().metrics
+    else:
+        losses = moe_utils.get_moe_layer_wise_logging_tracker()
+    return losses
+
+
+def return_free_memory() -> None:
+    """Give freed memory of the C library's heap back to the system, where there is glibc and no CUDA device.
+
+    Tensors on a CPU come from an aligned allocation that glibc often cannot place into the hole the last one of the
+    same size left: without this the heap of a run grew by as much as a layer's operands with each step.
+    """
+    if device.has_cuda():
+        return
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def start_peak_memory() -> None:
+    """Forget the peak of an earlier run in this process."""
+    if device.has_cuda():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # another system
+        (_PROCESS / "clear_refs").write_text(_RESET, encoding="ascii")
+
+
+def peak_memory() -> int | None:
+    """Return the most bytes since the start, None where the system does not count."""
+    if device.has_cuda():
+        return torch.cuda.max_memory_allocated()
+    try:
+        status = (_PROCESS / "status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return 1024 * int(found[1]) if found else None
+
+
+def apply_tf32(allow: bool) -> str:
+    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it."""
+    precision = "high" if allow else "highest"
+    torch.set_float32_matmul_precision(precision)
+    effect = "" if device.has_cuda() else "; without a CUDA device it has no effect"
+    return f"TF32 is {'allowed' if allow else 'forbidden'} (float32 matmul precision {precision!r}){effect}."

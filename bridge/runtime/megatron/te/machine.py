@@ -1,0 +1,57 @@
+"""Requirements of Transformer Engine that a machine lacks: the GPU, the package, its CUDA parts, or their versions."""
+
+import importlib
+import re
+from collections.abc import Iterator
+
+import torch
+
+from bridge.precision.schemes import Scheme, scheme_row
+from bridge.target.target import Target, detect_target
+from bridge.target.versions import Version, at_least, dotted
+
+
+def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:
+    """Return the requirements of Transformer Engine that a machine, by default this one, lacks, as nouns to be listed.
+
+    With Megatron's name of a scheme those of the scheme are among them. Imports Transformer Engine where this machine
+    has a CUDA device for it.
+    """
+    target = detect_target() if machine is None else machine
+    has_gpu = target.gpu is not None and target.gpu.is_gpu
+    missing = []
+    if not has_gpu:
+        missing.append("a CUDA device" if torch.version.cuda else "a CUDA device (torch is built for the CPU alone)")
+    if target.te is None:
+        missing.append("transformer_engine (not installed)")
+    elif machine is None and has_gpu and (fault := load_error()) is not None:
+        missing.append(f"a transformer_engine that can be loaded ({target.te}: {fault})")
+    row = scheme_row(scheme)
+    return missing if row is None else [*missing, *_below_floors(row, target)]
+
+
+def _below_floors(row: Scheme, target: Target) -> Iterator[str]:
+    """Yield which floors of a scheme the machine stays below, as far as it has the part at all."""
+    capability, floor, ceiling = target.capability, row.min_compute_capability, row.below_compute_capability
+    if capability is not None and floor is not None and capability < floor:
+        yield f"compute capability {dotted(floor)} for {row.name} (the GPU has {dotted(capability)})"
+    if capability is not None and ceiling is not None and capability >= ceiling:
+        yield f"a compute capability below {dotted(ceiling)} for {row.name} (the GPU has {dotted(capability)})"
+    if _is_below(target.cuda, row.min_cuda):
+        yield f"CUDA {row.min_cuda} for {row.name} (torch is built with {target.cuda})"
+    if _is_below(target.te, row.min_transformer_engine):
+        yield f"transformer_engine {row.min_transformer_engine} for {row.name} ({target.te} is installed)"
+
+
+def _is_below(version: Version | None, least: str | None) -> bool:
+    return least is not None and at_least(version, least) is False
+
+
+def load_error() -> str | None:
+    """Return why Transformer Engine cannot be imported, None where it can."""
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails with any of these
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return re.split(r"\. ", reason)[0].rstrip(".")
+    return None

@@ -1,0 +1,280 @@
+"""Quantised tensors: Transformer Engine's quantizers and storages on one side, `bridge.runtime.numerics` on the other.
+
+    quantizer -> QuantSpec              spec_of
+    tensor, quantizer -> storage        quantize
+    storage -> Quantised                held
+    storage -> operand of a GEMM        operand_of
+
+A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its quantizer
+(`inner_tensor_specs`, made for torch.compile).
+
+Shapes: M rows (all leading axes together), K columns.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from bridge.errors import BackendUnavailableError
+from bridge.precision.schemes import WHOLE
+from bridge.runtime.megatron.te_cpu.enums import DType
+from bridge.runtime.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, quantise, stored_operand
+from bridge.runtime.numerics.backend import laid_out
+from bridge.runtime.pytorch.record.te import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
+
+TORCH_DTYPES: dict[int, torch.dtype] = {
+    DType.kByte: torch.uint8,
+    DType.kInt32: torch.int32,
+    DType.kFloat32: torch.float32,
+    DType.kFloat16: torch.float16,
+    DType.kBFloat16: torch.bfloat16,
+}
+WATCHERS: list[Callable[[torch.Tensor, Any, Quantised], None]] = []
+"""Called with each tensor, its quantizer and the result, for telemetry."""
+FORMAT_NAMES: dict[int, str] = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2", DType.kFloat4E2M1: "e2m1"}
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Return the torch dtype of an extension's dtype, or a torch dtype as it is."""
+    return dtype if isinstance(dtype, torch.dtype) else TORCH_DTYPES[int(dtype)]
+
+
+def kind_of(quantizer: Any) -> str:
+    """Return the name of a quantizer's class."""
+    return type(quantizer).__name__
+
+
+def spec_of(quantizer: Any) -> QuantSpec:
+    """Return a quantizer's request in the terms of `bridge.runtime.numerics`, or refuse one that is not there."""
+    kind = kind_of(quantizer)
+    scheme = SCHEME_OF_QUANTIZER.get(kind)
+    if scheme is None:
+        known = ", ".join(SCHEME_OF_QUANTIZER)
+        raise BackendUnavailableError(f"te_cpu: quantises with {known}, got {kind}. Use another recipe.")
+    for variant in ("row_scaled_nvfp4", "nvfp4_use_4over6"):
+        if getattr(quantizer, variant, False):
+            raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
+    details = {field: getattr(quantizer, name) for field, name in _DETAILS.items() if hasattr(quantizer, name)}
+    if scheme == "mxfp8":
+        details["power_of_two_scale"] = True
+    row, column = WHOLE, WHOLE
+    if scheme in TILE_SIZES:
+        row, column = (tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True))
+    return _spec(scheme=scheme, format=FORMAT_NAMES[int(quantizer.dtype)], row=row, column=column, **details)
+
+
+_spec = functools.cache(QuantSpec)
+
+
+_DETAILS = {
+    "power_of_two_scale": "force_pow_2_scales",
+    "eps": "amax_epsilon",
+    "hadamard": "with_rht",
+    "stochastic": "stochastic_rounding",
+}
+"""Field of a spec -> attribute of the quantizers that have it."""
+
+
+def _multiplies_any_layout() -> bool:
+    """Return whether FP8 GEMMs of the declared GPU read row-wise data for every operand, so that no copy is transposed.
+
+    Source: pytorch/utils.py:is_non_tn_fp8_gemm_supported; csrc/quantizer.cpp.
+    """
+    capability = torch.cuda.get_device_capability()
+    return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
+
+
+_Buffer = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a buffer."""
+
+
+def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
+    """Return attribute -> shape and dtype of the buffers that a quantised tensor of this shape has."""
+    specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
+    if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
+        # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of one sample.
+        specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
+    return specs
+
+
+def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, *_device_and_pinned: Any) -> Any:
+    """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
+    shape = tuple(shape)
+    if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
+        raise BackendUnavailableError(  # Transformer Engine 2.20 pytorch/csrc/quantizer.cpp, MXFP8Quantizer
+            "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
+            f"{shape}. Use widths and tokens of a micro-batch that are, on each rank."
+        )
+    inner = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
+    meta = quantizer.create_metadata(shape, dtype=dtype)
+    made = meta["cls"].__tensor_unflatten__(inner, meta, shape, torch.empty(shape, device="meta").stride())
+    if hasattr(made, "_with_gemm_swizzled_scales"):
+        made._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
+    return made
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor or of a storage."""
+    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
+
+
+def _reduction(quantizer: Any) -> Callable[[float], float] | None:
+    """Return the maximum of an amax over the quantizer's group; None where it has none."""
+    if not getattr(quantizer, "with_amax_reduction", False):
+        return None
+    group = quantizer._canonicalized_amax_reduction_group()
+
+    def reduced(amax: float) -> float:
+        value = torch.tensor([amax], dtype=torch.float32)
+        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX, group=group)
+        return value.item()
+
+    return reduced
+
+
+def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
+    """Return the contents of each buffer of the quantised tensor, by Transformer Engine's attribute."""
+    spec, row, col = spec_of(quantizer), quantizer.rowwise_usage, quantizer.columnwise_usage
+    if spec.whole_tensor and _multiplies_any_layout():
+        row, col = True, False
+    is_delayed = spec.scheme == "delayed"
+    scale = quantizer.scale if is_delayed else None
+    found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=_reduction(quantizer))
+    if is_delayed and quantizer.amax.numel():  # the casts of shards give none
+        quantizer.amax.copy_(torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape)))
+    for watch in WATCHERS:
+        watch(x, quantizer, found)
+    if spec.whole_tensor:
+        scale_inv = found.scale_inv if row else found.scale_inv_t
+        return {"_data": found.codes, "_transpose": found.codes_t, "_scale_inv": scale_inv}
+    return {
+        "_rowwise_data": found.codes,
+        "_rowwise_scale_inv": padded_scales(found) if row else None,
+        "_columnwise_data": found.codes_t,
+        "_columnwise_scale_inv": padded_scales(found, columnwise=True) if col else None,
+        "_amax_rowwise": found.amax,
+        "_amax_columnwise": found.amax_t,
+    }
+
+
+def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
+    """Quantise a tensor into a storage of Transformer Engine's, `output` where it is given.
+
+    Nothing is written where the first element of `noop` is not zero.
+    """
+    if noop is not None and noop.numel() and noop.reshape(-1)[0].item() != 0.0:
+        return output
+    x = tensor.detach()
+    if kind_of(quantizer) == "NVFP4Quantizer" and quantizer.with_rht and x.dtype != torch.bfloat16:
+        raise RuntimeError("RHT is only supported for bfloat16 input")  # csrc/quantizer.cpp
+    out = output
+    if out is None:
+        out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
+    contents, buffers = _quantised(x, quantizer), _buffers(quantizer, shape_of(out))
+    for name, value in contents.items():
+        if hasattr(out, name):
+            _fill(out, name, value, buffers.get(name), is_new=output is None)
+    if hasattr(out, "_transpose_invalid"):
+        out._transpose_invalid = out._transpose is None
+    if hasattr(out, "_fp8_dtype"):
+        out._fp8_dtype = quantizer.dtype
+    return out
+
+
+def _fill(out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool) -> None:
+    """Write one buffer; None where there is none.
+
+    A tensor that was there keeps its memory, which may be a part of a DDP buffer; a new one takes the value's.
+    """
+    if buffer is None:
+        setattr(out, name, None)
+        return
+    shape, dtype = buffer
+    if value is None or value.numel() != math.prod(shape):
+        given = None if value is None else tuple(value.shape)
+        raise RuntimeError(f"{type(out).__name__}.{name}: must have shape {shape}, got {given}")
+    value = value.reshape(shape)
+    value = value if value.dtype == dtype else value.view(dtype)
+    held = getattr(out, name, None)
+    if held is not None and held.shape == value.shape and not is_new:
+        held.copy_(value)
+    else:
+        setattr(out, name, value)
+
+
+def held(tensor: Any) -> Quantised:
+    """Return the codes and scales that a storage of Transformer Engine's holds, whose buffers are shared."""
+    spec, shape = spec_of(tensor._quantizer), torch.Size(shape_of(tensor))
+    rows, columns = shape[:-1].numel(), shape[-1]
+    copies: dict[str, Any] = {}
+    if spec.whole_tensor:
+        copies |= {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
+        if tensor._data is not None:
+            copies["codes"] = tensor._data.reshape(rows, columns)
+        if tensor._transpose is not None and not tensor._transpose_invalid:
+            copies["codes_t"] = tensor._transpose.reshape(columns, rows)
+    elif tensor._rowwise_data is not None:
+        copies["codes"] = _matrix(tensor._rowwise_data)
+        copies["scale_inv"] = _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False)
+    if not spec.whole_tensor and tensor._columnwise_data is not None:
+        col = tensor._columnwise_data
+        copies["codes_t"] = _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1)
+        copies["scale_inv_t"] = _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True)
+    amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
+    amax = torch.zeros(1, dtype=torch.float32) if amax is None else amax
+    return Quantised(spec=spec, shape=shape, dtype=torch.bfloat16, **copies, amax=amax, amax_t=amax_t)
+
+
+def _matrix(codes: torch.Tensor) -> torch.Tensor:
+    return codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
+
+
+def _compact(scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool) -> torch.Tensor:
+    """Return scales without Transformer Engine's padding, in the layout of `Quantised`."""
+    height, width = spec.tile(columnwise)
+    if spec.scheme != "blockwise":  # each row of a square tile has its scale
+        size = max(height, width)
+        height, width = (size, 1) if columnwise else (1, size)
+    counts = (-(-rows // height), -(-columns // width))
+    if spec.scheme == "blockwise" and height != width:  # with the tiles first: (K/128, M) row-wise, (M/128, K) else
+        first, last = counts if columnwise else counts[::-1]
+        return scales[:first, :last].T
+    first, last = counts[::-1] if columnwise and spec.scheme != "mxfp8" else counts  # of the transposed tensor
+    return scales[:first, :last]
+
+
+def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
+    """Return one copy of a storage as the operand of a GEMM, or refuse one that is not held."""
+    stored = held(tensor)
+    if stored.spec.whole_tensor and stored.codes is None and not columnwise:
+        raise RuntimeError(f"GEMM: needs the row-wise data of {type(tensor).__name__}, which holds the transpose alone")
+    if stored.spec.whole_tensor and columnwise and stored.codes_t is None and not _multiplies_any_layout():
+        raise RuntimeError(f"GEMM: needs the transpose of {type(tensor).__name__}, which is not held or out of date")
+    return stored_operand(stored, role, columnwise=columnwise)
+
+
+def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
+    """Return the values of a storage, of its row-wise copy where it is held."""
+    stored = held(tensor)
+    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(shape_of(tensor))
+
+
+def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
+    """Return the gradient of a bias, and the gradient of the output quantised."""
+    summed = tensor.reshape(-1, tensor.shape[-1]).float().sum(0).to(tensor.dtype)
+    return [summed, tensor if quantizer is None else quantize(tensor, quantizer)]
+
+
+def split_quantize(tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any) -> list[Any]:
+    """Return the parts of a tensor, each quantised by its own quantizer."""
+    return [quantize(part, one) for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)]
+
+
+def fp8_transpose(codes: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return codes transposed: the last axis first, the others in their order."""
+    matrix = laid_out(_matrix(codes).contiguous(), transposed=True, packed=False)
+    transposed = matrix.reshape(codes.shape[-1], *codes.shape[:-1])
+    return transposed if out is None else out.copy_(transposed)

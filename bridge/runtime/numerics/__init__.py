@@ -1,0 +1,40 @@
+"""Low-precision arithmetic in plain torch, bit for bit what Transformer Engine computes.
+
+Imports bridge.precision and bridge.errors only.
+
+    formats and schemes as rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec per operand
+    codes and scales     quantise.quantise -> quantised.Quantised       storage, checkpoints, comparisons
+    operands of a GEMM   operand.make_operand -> operand.GemmOperand    training, no codes on the way
+    the linear layer     linear.scaled_linear, delayed.DelayedScaling   three GEMMs and their autograd
+
+Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the passes over memory, `grid` and `scaling`
+hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious version that both are compared with.
+"""
+
+from bridge.runtime.numerics.delayed import DelayedScaling, update_scaling_factors
+from bridge.runtime.numerics.error import quantisation_error, what_if_db
+from bridge.runtime.numerics.linear import Observer, WeightCache, scaled_linear
+from bridge.runtime.numerics.native import use
+from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.runtime.numerics.quantise import quantise
+from bridge.runtime.numerics.quantised import Quantised, padded_scales
+from bridge.runtime.numerics.spec import GemmPrecision, QuantSpec
+
+__all__ = [
+    "DelayedScaling",
+    "GemmOperand",
+    "GemmPrecision",
+    "Observer",
+    "QuantSpec",
+    "Quantised",
+    "WeightCache",
+    "make_operand",
+    "padded_scales",
+    "quantisation_error",
+    "quantise",
+    "scaled_linear",
+    "stored_operand",
+    "update_scaling_factors",
+    "use",
+    "what_if_db",
+]

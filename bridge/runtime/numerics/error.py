@@ -1,0 +1,91 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""Quantisation error of one tensor: noise, underflow and saturation.
+
+    noise     x - dequantised(x)
+    SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
+    underflow share of the elements that are not zero and became zero
+    saturated share of the elements beyond the format's largest value at their scale
+
+A tile's own scale follows its maximum, so under blockwise, MXFP8 and NVFP4 scaling only infinity saturates.
+
+A rounding to m mantissa bits, of numbers spread evenly over a binade's logarithm, has an SQNR of about
+6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A scale that fits leaves a tensor near it.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from bridge.precision.matchers import Effect
+from bridge.precision.schemes import WHAT_IF
+from bridge.runtime.numerics.gemm import operand_factor
+from bridge.runtime.numerics.operand import GemmOperand, make_operand
+from bridge.runtime.numerics.quantise import tensor_scale
+from bridge.runtime.numerics.spec import SCHEMES, GemmPrecision
+from bridge.runtime.numerics.tiles import chunk_rows
+
+SAMPLED = 2**18
+"""Elements that are quantised for each of them."""
+BLOCK_ROWS = 128
+"""Rows that are sampled together: the tallest tile."""
+
+
+def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[str, Any]:
+    """Compare an operand that is not Hadamard-transformed with the matrix that it was made from.
+
+    The keys are amax (largest magnitude before quantisation, NaN not counted), scale (of the whole tensor, None where
+    tiles have their own), underflow and saturated (shares, 0 to 1) and sqnr_db, infinite without noise, NaN with NaN or
+    infinity in the tensor.
+    """
+    factor = operand_factor(operand)
+    most = math.inf if operand.scale is None else operand.spec.element.max / operand.scale
+    sums = torch.zeros(5, dtype=torch.float64)
+    for start, end in chunk_rows(source_MK, 1):
+        x = source_MK[start:end].float()
+        values = operand.values[start:end]
+        vanished = values == 0
+        noise = x - values.float().mul_(factor)
+        magnitude = x.abs()
+        sums += torch.stack(
+            [
+                x.square_().sum(dtype=torch.float64),
+                noise.square_().sum(dtype=torch.float64),
+                (magnitude != 0).sum().double(),
+                ((magnitude != 0) & vanished).sum().double(),
+                ((magnitude > most) | magnitude.isinf()).sum().double(),
+            ]
+        ).cpu()
+    signal, noise_power, nonzero, underflow, saturated = sums.tolist()
+    sqnr_db = math.nan
+    if math.isfinite(signal) and math.isfinite(noise_power):
+        sqnr_db = math.inf if noise_power == 0 else -math.inf
+        if noise_power and signal:
+            sqnr_db = 10 * math.log10(signal / noise_power)
+    return {
+        "amax": operand.amax if operand.amax is not None else math.nan,
+        "scale": operand.scale,
+        "underflow": underflow / nonzero if nonzero else 0.0,
+        "saturated": saturated / source_MK.numel() if source_MK.numel() else 0.0,
+        "sqnr_db": sqnr_db,
+    }
+
+
+def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float) -> dict[str, float]:
+    """Return the SQNR that a tensor would have under each scheme of `WHAT_IF`, from a sample of its rows.
+
+    A scheme takes the run's `fp8_format` where it can, and a scheme with one scale makes it of the `amax` of the whole
+    matrix. Nothing that the training draws from is touched: stochastic rounding has a generator of its own.
+    """
+    blocks = torch.split(source_MK, BLOCK_ROWS)
+    wanted = max(1, SAMPLED // max(1, BLOCK_ROWS * source_MK.shape[1]))
+    sample_MK = torch.cat(blocks[:: max(1, len(blocks) // wanted)][:wanted])
+    found = {}
+    for scheme in WHAT_IF:
+        row = Effect(family=SCHEMES[scheme].family, scheme=scheme)
+        spec = GemmPrecision(scheme=scheme, format=str(row.in_run(fp8_format).format)).spec(role)
+        scale = tensor_scale(amax, spec) if spec.whole_tensor else None
+        generator = torch.Generator(sample_MK.device).manual_seed(0)
+        operand = make_operand(sample_MK, spec, role, scale=scale, generator=generator)
+        found[scheme] = quantisation_error(sample_MK, operand)["sqnr_db"]
+    return found

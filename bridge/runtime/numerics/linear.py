@@ -1,0 +1,231 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""A linear layer whose three GEMMs run in low precision.
+
+    forward    x_row, w_row  -> y_MN  = x w^T          keep x_col for the backward pass
+    backward   dy_row, w_col -> dx_MK = dy w
+               dy_col, x_col -> dw_NK = dy^T x
+
+Which format and tile each copy has is in the scheme's row (`bridge.precision.schemes`). Kept from forward to backward
+is one BF16 matrix as large as x, the column-wise operand, in place of x itself, which is what a BF16 layer keeps. The
+weight is rounded again in the backward pass, with the scale of the forward pass where the whole tensor has one, rather
+than kept a second time; a `WeightCache` keeps its operands from microbatch to microbatch.
+
+Shapes: M tokens (all leading axes), K inputs, N outputs.
+Source: Transformer Engine 2.20 pytorch/module/linear.py.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from bridge.errors import PrecisionTypeError
+from bridge.runtime.numerics.delayed import DelayedScaling
+from bridge.runtime.numerics.gemm import multiply
+from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.runtime.numerics.quantise import as_matrix
+from bridge.runtime.numerics.quantised import Quantised
+from bridge.runtime.numerics.spec import GemmPrecision
+
+
+class Observer:
+    """Observer of every operand and every GEMM, for telemetry and for the audit; this one ignores them."""
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Observe an operand and the high-precision matrix it was made from. Keep neither."""
+
+    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+        """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
+
+    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Observe the result of the announced GEMM, with its bias. Keep it no longer than the step."""
+
+
+_OF_ALL_CALLS: list[Observer] = []
+_SAVED = torch.empty(0)
+"""Stands for the values of an operand while autograd keeps them."""
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let an observer see every call of a ``with`` block, on all threads, next to the observer of each call."""
+    _OF_ALL_CALLS.append(observer)
+    try:
+        yield
+    finally:
+        _OF_ALL_CALLS.remove(observer)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class WeightCache:
+    """A weight's operands, kept from the first microbatch of a step to the last."""
+
+    row: GemmOperand | None = None
+    column: GemmOperand | None = None
+
+    def put(self, operand: GemmOperand) -> None:
+        """Keep an operand, as both copies where they share their values."""
+        if operand.columnwise or operand.spec.copies_share_values:
+            self.column = operand
+        if not operand.columnwise or operand.spec.copies_share_values:
+            self.row = operand
+
+    def clear(self) -> None:
+        """Forget both copies."""
+        self.row = self.column = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LinearCall:
+    """Everything about one call but its differentiable tensors."""
+
+    precision: GemmPrecision
+    state: DelayedScaling | None = None
+    """Scales and histories, for delayed scaling and only for it. The caller updates it."""
+    cache: WeightCache | None = None
+    """Place of the weight's operands between microbatches."""
+    first_microbatch: bool = True
+    """True quantises the weight and fills the cache, False takes it from there."""
+    stored_weight: Quantised | None = None
+    """The weight as codes and scales (FP8-stored parameters), quantised by `precision.spec("weight")`."""
+    observer: Observer | None = None
+    """Gets every operand and GEMM."""
+    after_backward: Callable[[], None] | None = None
+    """Called once the backward pass of this call is done."""
+
+    def require_fitting(self) -> None:
+        """Refuse a state or stored codes that do not fit the precision."""
+        scheme, stored = self.precision.scheme, self.stored_weight
+        if (self.state is not None) != (scheme == "delayed"):
+            rule, kind = "delayed scaling keeps state, and no other scheme does", type(self.state).__name__
+            raise PrecisionTypeError(f"state: {rule}, got {kind} for {scheme}. Give delayed a DelayedScaling.")
+        if stored is not None and stored.spec != self.precision.spec("weight"):
+            rule, remedy = "must be quantised by the recipe's own rule", 'Quantise it with precision.spec("weight").'
+            raise PrecisionTypeError(f"stored_weight: {rule}, got {stored.spec!r}. {remedy}")
+
+    def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
+        """Quantise input or grad_output."""
+        scale = None if self.state is None else self.state.scale_of(role)
+        made = make_operand(x_MK, self.precision.spec(role), role, columnwise=columnwise, scale=scale)
+        self._note(x_MK, made)
+        return made
+
+    def weight_operand(
+        self, w_NK: torch.Tensor, *, columnwise: bool = False, scale: float | None = None
+    ) -> GemmOperand:
+        """Return the weight's operand: cached, decoded from stored codes, or quantised now.
+
+        The backward pass, which takes the column-wise copy, repeats the forward pass's `scale`.
+        """
+        cache = self.cache
+        if cache is not None:
+            if self.first_microbatch and not columnwise:
+                cache.clear()
+            kept = cache.column if columnwise else cache.row
+            if kept is not None:
+                return kept
+        if self.stored_weight is not None:
+            made = stored_operand(self.stored_weight, "weight", columnwise=columnwise)
+        else:
+            if scale is None and self.state is not None:
+                scale = self.state.scale_of("weight")
+            made = make_operand(w_NK, self.precision.spec("weight"), "weight", columnwise=columnwise, scale=scale)
+            self._note(w_NK, made, record=not columnwise)
+        if cache is not None:
+            cache.put(made)
+        return made
+
+    def multiply(
+        self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run a GEMM."""
+        observers = self._observers()
+        for observer in observers:
+            observer.multiplied(gemm, left, right)
+        out = multiply(gemm, left, right, bias)
+        for observer in observers:
+            observer.finished(gemm, out, bias)
+        return out
+
+    def _observers(self) -> list[Observer]:
+        return _OF_ALL_CALLS if self.observer is None else [self.observer, *_OF_ALL_CALLS]
+
+    def _note(self, source: torch.Tensor, made: GemmOperand, *, record: bool = True) -> None:
+        if self.state is not None and made.amax is not None and record:
+            self.state.record(made.role, made.amax)
+        for observer in self._observers():
+            observer.quantised(source, made)
+
+
+class ScaledLinearFunction(torch.autograd.Function):
+    """The three GEMMs as one differentiable function; `scaled_linear` is how to call it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: LinearCall
+    ) -> torch.Tensor:
+        """Compute y = x w^T + bias and keep the operands of the backward pass."""
+        x_MK = as_matrix(x)
+        spec = call.precision.spec("input")
+        x_row = call.operand(x_MK, "input")
+        w_row = call.weight_operand(weight)
+        y_MN = call.multiply("fprop", x_row, w_row, bias)
+        ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
+        ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
+        x_col = None
+        if ctx.needs_input_grad[1]:
+            x_col = x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
+            ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
+        keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
+        ctx.save_for_backward(None if x_col is None else x_col.values, weight if keep_weight else None)
+        return y_MN.to(x.dtype).view(*x.shape[:-1], y_MN.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Compute the gradients of x, weight and bias."""
+        call: LinearCall = ctx.call
+        x_values, weight = ctx.saved_tensors
+        dy_MN = as_matrix(grad_output)
+        dx = dw_NK = db_N = None
+        dy_row = None
+        if ctx.needs_input_grad[0]:
+            dy_row = call.operand(dy_MN, "grad_output")
+            w_col = call.weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
+            dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
+            del w_col
+        if ctx.needs_input_grad[1]:
+            dy_col = dy_row if call.precision.spec("grad_output").copies_share_values else None
+            dy_row = None  # freed before a second copy is made
+            if dy_col is None:
+                dy_col = call.operand(dy_MN, "grad_output", columnwise=True)
+            dw_NK = call.multiply("wgrad", dy_col, replace(ctx.x_col, values=x_values)).to(ctx.weight_dtype)
+        if ctx.needs_input_grad[2]:
+            db_N = dy_MN.sum(0)
+        if call.after_backward is not None:
+            call.after_backward()
+        return dx, dw_NK, db_N, None
+
+
+def scaled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **call: Any) -> torch.Tensor:
+    """Return x w^T + bias, with all three GEMMs in low precision.
+
+    Args:
+        x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
+        weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not read.
+        bias: (N,), added to the FP32 product.
+        **call: fields of `LinearCall`: `precision`, and what the layer keeps.
+
+    Returns:
+        (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the result in
+        all FP8 schemes, infinity saturates as it does in Transformer Engine.
+    """
+    about = LinearCall(**call)
+    about.require_fitting()
+    if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, about)  # type: ignore[no-untyped-call]
+    return result

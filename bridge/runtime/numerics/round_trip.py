@@ -1,0 +1,95 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""A quantised weight that is stored in another form and quantised again: the codes, scales and values that change.
+
+    training    q = quantise(w)                                v = dequantised(q)
+    bf16        q' = quantise(bf16(v))                         the quantised values are stored in BF16
+    masters     q' = quantise(bf16(w))                         the weights before quantisation are stored in BF16
+    blocks      q' = quantise(bf16(dequantised(b(bf16(w)))))   exported in 128x128 blocks with FP32 scales, and loaded
+
+A block of MXFP8 whose largest code is at most 224 after rounding has a smaller power of two as its scale the second
+time: the codes double, the values stay. Values of blockwise scaling and MXFP8 have at most 4 significant bits and are
+BF16 numbers; those under a scale per tensor, or under NVFP4's two levels, are rounded.
+
+Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3's inference/kernel.py for `blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from bridge.precision.schemes import WHAT_IF
+from bridge.runtime.numerics.quantise import quantise
+from bridge.runtime.numerics.quantised import Quantised
+from bridge.runtime.numerics.spec import SCHEMES, GemmPrecision, QuantSpec
+
+BLOCKS = QuantSpec(scheme="blockwise", format="e4m3", row=(128, 128), column=(128, 128), power_of_two_scale=False)
+FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "bf16": lambda _, values_NK: values_NK.bfloat16(),
+    "masters": lambda weight_NK, _: weight_NK.bfloat16(),
+    "blocks": lambda weight_NK, _: quantise(weight_NK.bfloat16(), BLOCKS, col=False).dequantise(),
+}
+"""Form in which the weight is stored -> what is quantised again, of the weight and its quantised values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTrip:
+    """The change of weights under one scheme through one form; empty sums are 0."""
+
+    scheme: str
+    form: str
+    """A key of `FORMS`."""
+    codes: int = 0
+    codes_changed: int = 0
+    scales: int = 0
+    scales_changed: int = 0
+    values_changed: int = 0
+    largest_error: float = 0.0
+    """Of a value that is not zero, relative to it; 1 is a value that vanished."""
+
+    def __add__(self, other: RoundTrip) -> RoundTrip:
+        names = ("codes", "codes_changed", "scales", "scales_changed", "values_changed")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(self, **sums, largest_error=max(self.largest_error, other.largest_error))
+
+
+def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
+    """Return the changes of weights under each scheme of `WHAT_IF` through each form, all weights together.
+
+    Weights are matrices (N, K), FP32 or BF16, without NaN and infinity.
+    """
+    specs = {name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight") for name in WHAT_IF}
+    sums = {(name, form): RoundTrip(scheme=name, form=form) for name in specs for form in FORMS}
+    for weight_NK in weights:
+        for name, spec in specs.items():
+            trained = quantise(weight_NK, spec, col=False)
+            values_NK = trained.dequantise(torch.float32)
+            for form, stored in FORMS.items():
+                again = quantise(stored(weight_NK, values_NK), spec, col=False)
+                sums[name, form] += _change(name, form, trained, again, values_NK)
+    return list(sums.values())
+
+
+def _change(scheme: str, form: str, before: Quantised, after: Quantised, values_NK: torch.Tensor) -> RoundTrip:
+    codes = before.values() != after.values()
+    scales = _scales(before) != _scales(after)
+    error_NK = (after.dequantise(torch.float32) - values_NK).abs_()
+    relative_NK = (error_NK / values_NK.abs())[values_NK != 0]
+    return RoundTrip(
+        scheme=scheme,
+        form=form,
+        codes=codes.numel(),
+        codes_changed=int(codes.sum()),
+        scales=scales.numel(),
+        scales_changed=int(scales.sum()),
+        values_changed=int((error_NK != 0).sum()),
+        largest_error=float(relative_NK.max()) if relative_NK.numel() else 0.0,
+    )
+
+
+def _scales(quantised: Quantised) -> torch.Tensor:
+    """Return the scales of all tiles, and of NVFP4 the scale over the tensor too."""
+    tiles = quantised.tile_scales().flatten()
+    return torch.cat((tiles, quantised.amax)) if quantised.spec.scheme == "nvfp4" else tiles

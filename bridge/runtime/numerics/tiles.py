@@ -1,0 +1,157 @@
+"""One pass over a matrix in plain torch: largest magnitudes, scales, rounding. It defines what the C kernel does.
+
+A pass cuts x_MK into tiles, takes each tile's largest magnitude, turns it into a scale by one of four rules, rounds the
+scaled elements to the grid, and returns one of two things:
+
+- *codes*, one byte per value, with the scales: what storage, checkpoints and comparisons want;
+- *operand values* in BF16, codes * scale_inv: what the emulated GEMM multiplies. Both factors have few enough bits for
+  the product to be exact; `shift` keeps it clear of BF16's outermost binades where a tensor lives there.
+
+The work is done a few rows at a time, so that no FP32 copy of the matrix exists at any moment and the temporaries stay
+in the processor's cache.
+
+Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R and S rows and columns of a tile.
+"""
+
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import WHOLE, Tile
+from bridge.runtime.numerics.grid import encode, random_units, round_to_grid
+from bridge.runtime.numerics.scaling import divide, e8m0_from_amax, e8m0_value, nvfp4_block_scale, scale_from_amax
+from bridge.runtime.numerics.spec import QuantSpec
+
+CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE = 1 << 20, 1 << 26
+"""FP32 bytes worked on at a time, on a CPU and elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TilePass:
+    """Parameters of one pass."""
+
+    spec: QuantSpec
+    columnwise: bool
+    scale: float
+    """One FP32 number: the factor under the rule "given", S_enc of NVFP4."""
+    codes: bool = False
+    """Return codes rather than BF16 operand values."""
+    shift: float = 1.0
+    """Power of two that operand values are multiplied by."""
+    seed: int | None = None
+    """Round stochastically, with this sequence."""
+    measure: bool = True
+    """Take the amax also where no scale is made of it (the rule "given")."""
+
+    @property
+    def hadamard(self) -> bool:
+        """Quantise the random Hadamard transform of the matrix (`hadamard.py`), which `run` below expects as it is."""
+        return self.columnwise and self.spec.hadamard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TileResult:
+    """Result of one pass."""
+
+    values: torch.Tensor
+    """(M, K): codes in uint8, or operand values in BF16."""
+    scale_inv: torch.Tensor | None
+    """(B, C): what comes back, in FP32; of MXFP8 the biased exponent and of NVFP4 S_dec's code, in uint8."""
+    amax: float
+    """Largest magnitude of the matrix; 0 where it was not measured."""
+    smallest: float = 1.0
+    """Smallest scale_inv of a tile that is not all zeros; 1.0 without one."""
+    largest: float = 1.0
+    """Largest scale_inv of such a tile; 1.0 without one."""
+
+
+def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """Return the largest magnitude over `dims` in FP32. NaN counts as 0, infinity as infinity, nothing as 0."""
+    magnitude = torch.where(x.isnan(), torch.zeros_like(x), x.abs())
+    return magnitude.amax(dims).float() if x.numel() else magnitude.sum(dims).float()
+
+
+def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
+    """Yield row ranges that start at multiples of `multiple` and fit the chunk size; none of an empty matrix."""
+    budget = CHUNK_BYTES if x_MK.device.type == "cpu" else CHUNK_BYTES_ELSEWHERE
+    step = max(1, budget // max(1, 4 * x_MK.shape[1] * multiple)) * multiple
+    for start in range(0, x_MK.shape[0] if x_MK.numel() else 0, step):
+        yield start, min(start + step, x_MK.shape[0])
+
+
+def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
+    """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides; NaN counts for no scale."""
+    (rows, columns), rule, tile = x_MK.shape, todo.spec.scale_rule, todo.spec.tile(todo.columnwise)
+    tile = (1, max(1, columns)) if tile == WHOLE else tile
+    values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device)
+    scales, amaxes = [], []
+    for start, end in chunk_rows(x_MK, tile[0]):
+        amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start)
+        scales.append(scale_inv_BC)
+        amaxes.append(amax_BC)
+    if not amaxes:
+        nothing = torch.zeros(-(-rows // tile[0]), -(-columns // tile[1]), device=x_MK.device)
+        scales, amaxes = [nothing], [nothing]
+    amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
+    amax = amax_of(amax_BC, (0, 1)).item()
+    if rule == "given":
+        return TileResult(values=values, scale_inv=None, amax=amax)
+    used = scale_inv_BC[amax_BC > 0]
+    smallest, largest = (used.min().item(), used.max().item()) if used.numel() else (1.0, 1.0)
+    if rule == "e8m0":
+        scale_inv_BC = e8m0_from_amax(amax_BC, todo.spec.element.max).to(torch.uint8)
+    elif rule == "nvfp4":
+        scale_inv_BC = encode(scale_inv_BC, FORMATS["e4m3"])
+    return TileResult(values=values, scale_inv=scale_inv_BC, amax=amax, smallest=smallest, largest=largest)
+
+
+def _chunk(
+    x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first_row: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
+    x_BRCS, element = _tiled(x_MK.float(), tile), todo.spec.element
+    if todo.spec.scale_rule != "given" or todo.measure:
+        amax_BC = amax_of(x_BRCS, (1, 3))
+    else:
+        amax_BC = x_BRCS.new_zeros(x_BRCS.shape[0], x_BRCS.shape[2])
+    scale_BC, scale_inv_BC = _scales(amax_BC, x_MK.dtype, todo)
+    units = None
+    if todo.seed is not None:
+        units = _tiled(random_units(first_row, x_MK.shape, todo.seed, x_MK.device), tile)
+    rounded = round_to_grid(x_BRCS * scale_BC[:, None, :, None], element, units)
+    if todo.codes:
+        rounded = encode(rounded, element)
+    else:
+        rounded *= (scale_inv_BC * todo.shift)[:, None, :, None]
+        rounded.view(torch.int32).bitwise_and_(-0x10000)  # exact in BF16; what lies below BF16 is cut off, not rounded
+    flat = rounded.reshape(rounded.shape[0] * rounded.shape[1], -1)
+    out_MK.copy_(flat[: out_MK.shape[0], : out_MK.shape[1]])
+    return amax_BC, scale_inv_BC
+
+
+def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """Return a (B, R, C, S) view, padded with zeros to whole tiles; zeros change no amax."""
+    missing_rows, missing_columns = -x_MK.shape[0] % tile[0], -x_MK.shape[1] % tile[1]
+    if missing_rows or missing_columns:
+        x_MK = torch.nn.functional.pad(x_MK, (0, missing_columns, 0, missing_rows))
+    return x_MK.reshape(x_MK.shape[0] // tile[0], tile[0], x_MK.shape[1] // tile[1], tile[1])
+
+
+def _scales(amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors that go in, and those that come back, of some tiles."""
+    spec, most = todo.spec, todo.spec.element.max
+    if spec.scale_rule == "fp32":
+        scale_BC = scale_from_amax(
+            amax_BC, most, power_of_two=spec.power_of_two_scale, eps=spec.eps, on_overflow=torch.finfo(dtype).max
+        )
+        return scale_BC, divide(1.0, scale_BC)
+    if spec.scale_rule == "e8m0":
+        exponent_BC = e8m0_from_amax(amax_BC, most)
+        return e8m0_value(254 - exponent_BC), e8m0_value(exponent_BC)
+    if spec.scale_rule == "nvfp4":
+        decode_BC, encode_BC = nvfp4_block_scale(amax_BC, todo.scale)
+        return encode_BC, decode_BC
+    return torch.full_like(amax_BC, todo.scale), torch.ones_like(amax_BC)

@@ -1,0 +1,43 @@
+"""A recipe in a plain PyTorch loop.
+
+    config = get_mixed_precision_config("fp16_mixed")
+    apply_tf32(config)
+    scaler = grad_scaler_for(config)
+    with autocast_for(config):
+        loss = model(x)
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+
+Weights stay in FP32 and autocast casts per operator: they are master weights and working weights in one. torch is
+imported when one of these functions is called, not before.
+
+    loop.py               autocast, `LossScaler`, FSDP policy and TF32 of a recipe, from plain data
+    linear_schemes.py     name of each `nn.Linear` -> scheme and format, by the rows of `modules`
+    float8.py             torchao's config for them, or `EmulatedLinear` over `bridge.runtime.numerics`
+    check_precision.py    `PrecisionReport`: dtypes of a model, its gradients, its optimizer and one step
+    live_audit.py         `StepAudit`: one step against a plan, or how many layers ran in FP8 or FP4
+    record/               `GemmWatch`: the rows of `audit.record` from every GEMM that runs, whoever runs it
+
+The last is what the training job records with too.
+"""
+
+from bridge.runtime.pytorch.check_precision import PrecisionReport, check_precision
+from bridge.runtime.pytorch.float8 import convert_linears, emulate_linears, float8_linear_config_for
+from bridge.runtime.pytorch.linear_schemes import linear_schemes
+from bridge.runtime.pytorch.live_audit import StepAudit, assert_effective, audit
+from bridge.runtime.pytorch.loop import apply_tf32, autocast_for, fsdp_policy_for, grad_scaler_for
+
+__all__ = [
+    "PrecisionReport",
+    "StepAudit",
+    "apply_tf32",
+    "assert_effective",
+    "audit",
+    "autocast_for",
+    "check_precision",
+    "convert_linears",
+    "emulate_linears",
+    "float8_linear_config_for",
+    "fsdp_policy_for",
+    "grad_scaler_for",
+    "linear_schemes",
+]

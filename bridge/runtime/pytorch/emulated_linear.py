@@ -1,0 +1,40 @@
+"""Linear layers of a plain PyTorch model in any scheme of a recipe, emulated on whatever device there is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from bridge.runtime.numerics.delayed import DelayedScaling
+from bridge.runtime.numerics.linear import scaled_linear
+from bridge.runtime.numerics.spec import GemmPrecision
+
+
+class EmulatedLinear(torch.nn.Linear):
+    """`nn.Linear` whose three GEMMs run in low precision; weight and bias are the replaced layer's own."""
+
+    precision: GemmPrecision
+    scaling: DelayedScaling | None
+
+    @classmethod
+    def of(cls, linear: torch.nn.Linear, precision: GemmPrecision) -> EmulatedLinear:
+        """Return the layer with the parameters of `linear`."""
+        layer = cls(1, 1, bias=False)
+        layer.in_features, layer.out_features = linear.in_features, linear.out_features
+        layer.weight, layer.bias = linear.weight, linear.bias
+        layer.precision = precision
+        is_delayed = precision.scheme == "delayed"
+        layer.scaling = DelayedScaling(precision, device=linear.weight.device) if is_delayed else None
+        return layer.train(linear.training)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
+        """Return x w^T + bias, (..., N) in the dtype of the input, or in autocast's."""
+        state = self.scaling
+        call: dict[str, Any] = {"precision": self.precision, "state": state}
+        if state is None or not (self.training and torch.is_grad_enabled()):
+            return scaled_linear(input, self.weight, self.bias, **call)
+        result = scaled_linear(input, self.weight, self.bias, after_backward=partial(state.update, "backward"), **call)
+        state.update("forward")
+        return result

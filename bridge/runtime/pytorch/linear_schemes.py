@@ -1,0 +1,57 @@
+"""The scaling scheme of each linear layer of a PyTorch model, as a recipe's rows and kept layers decide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.errors import PrecisionTypeError, WrongValueError, close_matches, did_you_mean
+from bridge.precision.foreign_names import megatron_names
+from bridge.precision.module_schemes import ModuleSchemes
+from bridge.runtime.pytorch.loop import require_config
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import torch
+
+    from bridge.precision.matchers import Chosen
+    from bridge.registry.config import MixedPrecisionConfig
+
+
+def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
+    """Return scheme and format of each `nn.Linear` of a model by its name; None: the dtype of the run.
+
+    Linear layers that Megatron never runs in FP8 or FP4, as the output layer and a router, are None, and so is every
+    name that `bridge.precision.foreign_names` does not know.
+
+    Args:
+        model: A model of transformers, torchtitan or another whose linear layers have such names.
+        config: The recipe. Its rows select these modules by Megatron's names, `linear_qkv` for `q_proj` say.
+
+    Raises:
+        PrecisionTypeError: No name is known, a row takes no layer, or the model has no layer that a row names.
+    """
+    import torch
+
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    places = megatron_names(names)
+    if not places:
+        rule = "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, for example"
+        raise PrecisionTypeError(f"model: {rule}, got {', '.join(names[:3]) or 'none'}. Use emulate_linears with skip.")
+    schemes = schemes_of(places.values(), require_config(config))
+    return {name: schemes.chosen(*places[name]) if name in places else None for name in names}
+
+
+def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig) -> ModuleSchemes:
+    """Return the schemes of a recipe for a model whose linear layers have these numbers from 0 and Megatron's names."""
+    try:
+        schemes = ModuleSchemes.of(config, num_layers=1 + max(layer for layer, _ in places))
+    except WrongValueError as error:
+        message = f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
+        raise PrecisionTypeError(message) from None
+    empty = [row.select for row in schemes.empty(places)]
+    if empty:
+        known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
+        near = did_you_mean(close_matches(empty[0].rpartition(".")[2], known)) or f"There are {', '.join(known)}."
+        raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {empty[0]}. {near}")
+    return schemes

@@ -1,0 +1,137 @@
+"""The audit as a library: one step of any model, compared with a plan, or asked how many layers ran in FP8 or FP4.
+
+    with audit(model, "fp8_current"):                       # one step of a Megatron model, on every rank
+        train_step(...)
+
+    with assert_effective(model, "fp8", min_layers=24):     # any model
+        loss_of(model(x)).backward()
+
+Both watch the GEMMs as they run, whoever runs them; nothing is read from a config.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import AuditError, PrecisionTypeError
+from bridge.plan.precision_plan import PrecisionPlan, precision_plan
+from bridge.precision.schemes import SCHEMES
+from bridge.runtime.audit.compare import compare, format_gemms
+from bridge.runtime.audit.record import Record, merged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.runtime.audit.compare import Mismatch
+    from bridge.runtime.audit.record import CensusRow
+    from bridge.runtime.pytorch.record.watch import GemmWatch
+
+    Model = torch.nn.Module | Sequence[torch.nn.Module]
+
+FAMILIES = {"fp8": {scheme.name for scheme in SCHEMES if scheme.family == "fp8"} | {"scaled"}, "fp4": {"nvfp4"}}
+"""fp8 or fp4 -> schemes of a record; "scaled" is torch's own FP8 GEMM."""
+
+
+@dataclass(kw_only=True)
+class StepAudit:
+    """The record of a step, filled at the end of its ``with`` block."""
+
+    record: Record = field(default_factory=lambda: Record(gemms=()))
+    """GEMMs of all ranks of this job."""
+    mismatches: tuple[Mismatch, ...] = ()
+    """Differences from the plan; empty where plan = record."""
+
+
+@contextmanager
+def audit(
+    model: Model, plan: PrecisionPlan | MixedPrecisionConfig | str, *, raises: bool = True
+) -> Iterator[StepAudit]:
+    """Record the step of a ``with`` block and compare it with a plan; with several ranks a collective call at its end.
+
+    Args:
+        model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or without.
+        plan: The plan, or a recipe or the name of one, which is planned for the model's own config.
+        raises: Raise an error where they differ; else the mismatches are only returned.
+
+    Raises:
+        AuditError: The step ran something else than planned.
+        PrecisionTypeError: `plan` is a recipe, and the model has no Megatron config.
+    """
+    planned = plan if isinstance(plan, PrecisionPlan) else _plan_of(_chunks(model)[0], plan)
+    done = StepAudit()
+    with _recording(model, done):
+        yield done
+    done.mismatches = compare(planned, done.record)
+    if done.mismatches and raises:
+        raise AuditError("the step must run what is planned", done.mismatches)
+
+
+@contextmanager
+def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Iterator[StepAudit]:
+    """Raise an error unless the step of a ``with`` block multiplied in FP8 or FP4 in so many layers.
+
+    Args:
+        model: Any model. Of a Megatron model its layers are counted, of any other its linear modules.
+        family: fp8 or fp4.
+        min_layers: The least number of layers with at least one GEMM in it, on all ranks together.
+
+    Raises:
+        AuditError: There are fewer.
+        PrecisionTypeError: Another name than fp8 and fp4.
+    """
+    if family not in FAMILIES:
+        raise PrecisionTypeError(f"family: must be fp8 or fp4, got {family!r}. Name one of them.")
+    done = StepAudit()
+    with _recording(model, done):
+        yield done
+    rows = done.record.gemms
+    low = {row.layer or row.module for row in rows if row.scheme in FAMILIES[family]}
+    if len(low) < min_layers:
+        whole = {row.layer or row.module for row in rows}
+        rule = f"at least {min_layers} layers must multiply in {family.upper()}, and {len(low)} of {len(whole)} did"
+        raise AuditError(f"{rule} ({format_gemms(rows) or 'no module multiplied matrices'})")
+
+
+def gathered(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
+    """Return what all ranks recorded, equal rows once; with several ranks a collective call."""
+    import torch
+
+    parts: list[Any] = [(watch.rows, census, watch.health)]
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        own, parts = parts[0], [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(parts, own)
+    return Record(
+        gemms=merged(row for rows, _, _ in parts for row in rows),
+        census=tuple({(row.kind, row.dtype): row for _, rows, _ in parts for row in rows}.values()),
+        health=tuple(sorted(row for _, _, rows in parts for row in rows)),
+    )
+
+
+def _chunks(model: Model) -> list[torch.nn.Module]:
+    return list(model) if isinstance(model, (list, tuple)) else [model]  # type: ignore[list-item]
+
+
+def _plan_of(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
+    from bridge.registry.registry import get_mixed_precision_config
+    from bridge.target.versions import installed
+
+    config = getattr(chunk, "config", None)
+    if not hasattr(config, "num_layers"):
+        rule = "a recipe is planned for a Megatron model with its config"
+        raise PrecisionTypeError(f"model: {rule}, got {type(chunk).__name__}. Use check_precision.")
+    return precision_plan(get_mixed_precision_config(recipe), config, mcore=installed("mcore"))
+
+
+@contextmanager
+def _recording(model: Model, done: StepAudit) -> Iterator[None]:
+    from bridge.runtime.pytorch.record.watch import GemmWatch  # imports torch
+
+    watch = GemmWatch(_chunks(model))
+    with watch.watching():
+        yield
+    done.record = gathered(watch)

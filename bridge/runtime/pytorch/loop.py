@@ -1,0 +1,144 @@
+"""The parts of a recipe around the steps of a training loop: autocast, loss scaler, FSDP policy and TF32.
+
+Each is made of plain data (`compute_dtype`, `scaler_settings`, `policy_dtypes`), which needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PrecisionTypeError
+from bridge.precision.mode import mode_of
+from bridge.precision.values import torch_dtype
+from bridge.registry.config import MixedPrecisionConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+SCALE_FIELDS = {
+    "init_scale": "initial_loss_scale",
+    "growth_interval": "loss_scale_window",
+    "hysteresis": "hysteresis",
+    "min_scale": "min_loss_scale",
+}
+"""Argument of `LossScaler` -> field."""
+
+
+def autocast_for(config: MixedPrecisionConfig, device: str | torch.device | None = None) -> torch.autocast:
+    """Return the autocast context of a recipe: its half precision over FP32 weights, switched off for FP32.
+
+    Args:
+        config: The recipe.
+        device: Where the model is; None: CUDA where there is a device, else the CPU.
+    """
+    import torch
+
+    compute = compute_dtype(checked(config))
+    enabled = compute != "fp32"
+    return torch.autocast(_device_type(device), dtype=torch_dtype(compute) if enabled else None, enabled=enabled)
+
+
+def grad_scaler_for(config: MixedPrecisionConfig, device: str | torch.device | None = None) -> torch.amp.GradScaler:
+    """Return the loss scaler of a recipe, with Megatron's rule; one that does nothing where nothing is to be scaled.
+
+    Args:
+        config: The recipe. FP16 scales dynamically unless `loss_scale` is stated; BF16 and FP32 only then.
+        device: As for `autocast_for`. On a CPU, too, the scale is real.
+    """
+    import torch
+
+    from bridge.runtime.pytorch.loss_scaler import LossScaler
+
+    given = scaler_settings(checked(config))
+    if not given.pop("enabled"):
+        return torch.amp.GradScaler(_device_type(device), enabled=False)
+    return LossScaler(_device_type(device), **given)
+
+
+def fsdp_policy_for(config: MixedPrecisionConfig, *, version: int = 2) -> MixedPrecisionPolicy | MixedPrecision:
+    """Return the FSDP policy of a recipe.
+
+    Args:
+        config: The recipe; its FP8 or FP4 is not FSDP's business.
+        version: 2 for `fully_shard`, 1 for `FullyShardedDataParallel`.
+
+    Returns:
+        A `MixedPrecisionPolicy`, or for version 1 a `MixedPrecision`, with both dtypes written out; no casts for FP32.
+    """
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    if version not in (1, 2):
+        raise PrecisionTypeError(f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard.")
+    policy = policy_dtypes(checked(config))
+    dtypes: dict[str, Any] = {name: torch_dtype(value) for name, value in policy.items() if value is not None}
+    return MixedPrecisionPolicy(**dtypes) if version == 2 else MixedPrecision(**dtypes)
+
+
+def apply_tf32(config: MixedPrecisionConfig) -> str | None:
+    """Allow or forbid TF32 in FP32 matmuls for this process, as the recipe states.
+
+    Returns:
+        What float32 matmuls now use: "tf32" or "ieee"; None where the recipe leaves it to the process.
+
+    It goes through `torch.set_float32_matmul_precision`, the one switch after which both of PyTorch's interfaces, old
+    and new, can still be read, and for convolutions through `torch.backends.cudnn.allow_tf32`.
+    """
+    import torch
+
+    tf32 = require_config(config).tf32
+    if tf32 is None:
+        return None
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    return "tf32" if tf32 else "ieee"
+
+
+def compute_dtype(config: MixedPrecisionConfig) -> str:
+    """Return the dtype that operators compute in: that of autocast over FP32 weights, else the mode."""
+    values = config.to_dict(full=True)
+    if config.autocast_enabled and (values["params_dtype"] or mode_of(config)) == "fp32":
+        return str(values["autocast_dtype"] or mode_of(config))
+    return mode_of(config)
+
+
+def scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
+    """Return the arguments of `LossScaler`, and `enabled`."""
+    if config.loss_scale is not None:
+        return {"enabled": True, "init_scale": float(config.loss_scale), "constant": True}
+    if not config.fp16:
+        return {"enabled": False}
+    values = config.to_dict(full=True)
+    scale = {argument: values[field] for argument, field in SCALE_FIELDS.items()}
+    return {"enabled": True, **scale, "growth_interval": int(scale["growth_interval"])}
+
+
+def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
+    """Return `param_dtype` and `reduce_dtype` by our names; both None for FP32."""
+    compute = compute_dtype(config)
+    if compute == "fp32":
+        return {"param_dtype": None, "reduce_dtype": None}
+    return {"param_dtype": compute, "reduce_dtype": "fp32" if config.grad_reduce_in_fp32 else compute}
+
+
+def checked(config: object) -> MixedPrecisionConfig:
+    """Return the recipe; PrecisionTypeError for anything else, PrecisionConfigError for one that can never be right."""
+    recipe = require_config(config)
+    recipe.finalize()
+    return recipe
+
+
+def require_config(config: object) -> MixedPrecisionConfig:
+    """Return the recipe; PrecisionTypeError for anything else."""
+    if not isinstance(config, MixedPrecisionConfig):
+        remedy = "get_mixed_precision_config makes one of a recipe's name."
+        raise PrecisionTypeError.of("mixed_precision", "must be a MixedPrecisionConfig", config, remedy)
+    return config
+
+
+def _device_type(device: str | torch.device | None) -> str:
+    import torch
+
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device).type

@@ -1,0 +1,200 @@
+"""The fields of Megatron's configs as rows: type, class default, and the versions that have them.
+
+`megatron_fields.json` is written by ``scripts/write_megatron_fields.py`` from the class definitions of the releases
+that it names; a default is that of the newest release. Settings of a run that no class of Megatron Core has stand here,
+and the settings that two configs hold: pairs that must agree, and switches of sharding that are meant for both.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from bridge.target.versions import Version, VersionRange, at_least, parse_version
+
+_MAIN = "0.20"
+"""The release that Megatron's main branch becomes."""
+OWN_GRADIENTS = "0.19"
+"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients, and not grad_reduce_in_fp32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerField:
+    """One row: a field of one config of a run."""
+
+    name: str
+    kind: str
+    """bool, int, float, name, dtype (kept as a token such as "bf16") or any."""
+    default: Any = None
+    """The value it holds where no config sets it."""
+    is_megatron: bool = True
+    """Whether a class of Megatron Core has it; False for the other settings of a run."""
+    has: VersionRange | None = None
+    """Versions of megatron-core that have it; None: all."""
+
+
+ENCODERS = {"vision_model": "vision tower", "audio_model": "audio encoder", "sound_encoder": "sound encoder"}
+"""Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
+OTHER: dict[str, dict[str, tuple[str, Any]]] = {
+    "model": {
+        "vocab_size": ("int", None),
+        "seq_length": ("int", None),
+        "make_vocab_size_divisible_by": ("int", 128),
+        "max_position_embeddings": ("any", None),
+        "position_embedding_type": ("any", None),
+        "fp16_lm_cross_entropy": ("bool", False),
+        "share_embeddings_and_output_weights": ("bool", False),
+        "hybrid_override_pattern": ("any", None),
+        "hybrid_layer_pattern": ("any", None),
+        "hybrid_attention_ratio": ("float", None),
+        "hybrid_mlp_ratio": ("float", None),
+        "freeze_language_model": ("bool", False),
+        **{f"freeze_{part}": ("bool", False) for part in ENCODERS},
+        "freeze_vision_projection": ("bool", False),
+        "keep_mtp_spec_in_bf16": ("bool", False),
+    },
+    "optimizer": {},
+    "ddp": {"use_torch_fsdp2": ("bool", False)},
+    "train": {
+        "micro_batch_size": ("int", None),
+        "global_batch_size": ("int", None),
+        "train_iters": ("int", None),
+        "check_for_nan_in_loss": ("bool", True),
+    },
+    "data": {
+        "seq_length": ("int", None),
+        "vocab_size": ("int", None),
+        "enable_offline_packing": ("bool", False),
+        "packed_sequence_specs": ("any", None),
+        "dataset_kwargs": ("any", None),
+        "enable_in_batch_packing": ("bool", False),
+        "defer_in_batch_packing_to_step": ("bool", False),
+        "in_batch_packing_pad_to_multiple_of": ("int", 1),
+    },
+    "peft": {
+        "type": ("any", None),
+        "rank": ("int", None),
+        "dim": ("int", None),
+        "target_modules": ("any", None),
+        "exclude_modules": ("any", None),
+        "dropout": ("float", 0.0),
+        "share_expert_adapters": ("bool", True),
+        "normalize_moe_lora": ("bool", False),
+    },
+}
+"""Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
+
+
+_NAMED_DTYPES = ("moe_router_dtype",)
+"""Names of dtypes in Megatron Core, dtypes in the files of Megatron Bridge."""
+
+
+_CONTENT = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
+_NUMBERS = {name: _MAIN if name.startswith("main") else name for name in _CONTENT["releases"]}
+"""Release that the fields were read in, in order -> its number; the last is Megatron's main branch."""
+
+
+def _versions(releases: list[str]) -> VersionRange:
+    """Return the range from the first of `releases` to the first release that no longer has the field."""
+    known = list(_NUMBERS)
+    first, behind = known.index(releases[0]), known.index(releases[-1]) + 1
+    limits = [f">={_NUMBERS[releases[0]]}"] if first else []
+    limits += [f"<{_NUMBERS[name]}" for name in known[behind : behind + 1]]
+    return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
+
+
+def known_releases() -> tuple[Version, ...]:
+    """Return the releases of Megatron Core that the fields are of, in order; the last is the one of its main branch."""
+    return tuple(map(parse_version, _NUMBERS.values()))
+
+
+def _rows() -> dict[str, dict[str, OwnerField]]:
+    found: dict[str, dict[str, OwnerField]] = {role: {} for role in OTHER}
+    for role, fields in _CONTENT["fields"].items():
+        for name, row in fields.items():
+            has = _versions(row["in"]) if "in" in row else None
+            kind = "dtype" if name in _NAMED_DTYPES else row["kind"]
+            found[role][name] = OwnerField(name=name, kind=kind, default=row["default"], has=has)
+    for role, others in OTHER.items():
+        for name, (kind, default) in others.items():
+            found[role][name] = OwnerField(name=name, kind=kind, default=default, is_megatron=False)
+    return found
+
+
+FIELDS = _rows()
+
+DEFAULTS = {role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()}
+
+NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")}
+"""Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """One setting in two places, each a role and an attribute."""
+
+    one: tuple[str, str]
+    two: tuple[str, str]
+    is_checked: bool = True
+    """The check reports a difference as an error; otherwise only a sync has to write both equal."""
+
+
+PAIRS = (
+    Pair(one=("model", "fp16"), two=("optimizer", "fp16")),
+    Pair(one=("model", "bf16"), two=("optimizer", "bf16")),
+    Pair(one=("model", "fp8_recipe"), two=("optimizer", "fp8_recipe")),
+    Pair(one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"), two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag")),
+    Pair(one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False),  # no reader in the latter
+    Pair(one=("model", "fp8_param"), two=("ddp", "fp8_param_gather"), is_checked=False),  # PB303
+    Pair(one=("model", "fp4_param"), two=("ddp", "fp4_param_gather"), is_checked=False),  # PB303
+    Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),
+)
+
+FUSED_RECIPES = (None, "delayed")
+"""Values of `optimizer.fp8_recipe` under which the fused Adam of the precision-aware optimizer holds the masters.
+
+Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22: optimizer_config.py
+__post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
+"""
+
+SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
+"""Switches that the optimizer and DDP both have to know; on in one config is meant for both."""
+
+
+def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
+    """Return the dtypes that gradients are accumulated and reduced in; an unknown version counts as the newest.
+
+    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own since 0.19
+    (distributed/fsdp/mcore_fsdp_adapter.py).
+    """
+    is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
+    if is_fsdp and at_least(mcore, OWN_GRADIENTS) is not False:
+        main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
+        return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
+    main = "fp32" if ddp["grad_reduce_in_fp32"] else mode
+    return main, main
+
+
+def read_field(model: Any, name: str, default: Any = None) -> Any:
+    """Return a value of a mapping or an object, or the default where it is absent or None."""
+    value = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
+    return default if value is None else value
+
+
+def differ(value: Any, default: Any) -> bool:
+    """Return whether a value is another than a default; JSON and YAML write a tuple as a list."""
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return list(value) != list(default)
+    return bool(value != default)
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number, also one that is written as text or as a float, or None."""
+    try:
+        number = int(value)
+        return number if number == float(value) and not isinstance(value, bool) else None
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,197 @@
+"""Python programs of Megatron Bridge: the precision that each function leaves, by syntax alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.convert.conversion import runs_of
+from bridge.errors import PayloadError
+from bridge.precision.mode import mode_of
+from bridge.read.text.document import Document
+
+IMPORTS = """\
+from megatron.bridge.recipes.nemotronh.base import base_config
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.mixed_precision import *
+from megatron.bridge.recipes.tuning import tuned
+"""
+
+
+def found(body: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """Return what decides each run of a program, or None, and the fields that it states."""
+    runs = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    assert {run.system.name for run in runs} == {"megatron-bridge"}
+    return [(run.imported.decided_by, run.imported.config.to_dict()) for run in runs]
+
+
+def labels(body: str) -> list[str]:
+    return [run.imported.label for run in runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))]
+
+
+def only(body: str) -> dict[str, Any]:
+    ((decided_by, fields),) = found(body)
+    assert decided_by is None
+    return fields
+
+
+def test_a_recipe_and_a_field_assigned_after_it() -> None:
+    body = "def one():\n    cfg = base_config()\n    cfg.mixed_precision = bf16_mixed()\n"
+    fields = only(f"{body}    cfg.mixed_precision.grad_reduce_in_fp32 = False\n    return cfg\n")
+    assert fields["bf16"] is True
+    assert fields["grad_reduce_in_fp32"] is False
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('"bf16_with_mxfp8_mixed"', {"fp8_recipe": "mxfp8"}),
+        ('get_mixed_precision_config("bf16_with_mxfp8_mixed")', {"fp8_recipe": "mxfp8"}),
+        ("bf16_with_mxfp8_mixed()", {"fp8_recipe": "mxfp8"}),
+        ("MixedPrecisionConfig(fp16=True, loss_scale=2**10)", {"fp16": True, "loss_scale": 1024.0}),
+        ("NAME", {"fp8_recipe": "mxfp8"}),
+    ],
+)
+def test_each_form_of_a_precision_is_read(written: str, expected: dict[str, Any]) -> None:
+    fields = only(f'NAME = "bf16_with_mxfp8_mixed"\ndef one(cfg):\n    cfg.mixed_precision = {written}\n')
+    assert expected.items() <= fields.items()
+
+
+def test_a_container_that_is_constructed_with_a_precision() -> None:
+    body = "def one():\n    p = get_mixed_precision_config('bf16_mixed')\n    p.grad_reduce_in_fp32 = False\n"
+    fields = only(f"{body}    return ConfigContainer(model=1, mixed_precision=p)\n")
+    assert fields["grad_reduce_in_fp32"] is False
+
+
+def test_functions_that_differ_are_runs_and_those_that_agree_are_one() -> None:
+    body = "".join(
+        f"def {name}(cfg):\n    cfg.mixed_precision = '{recipe}'\n"
+        for name, recipe in (("a", "bf16_mixed"), ("b", "fp16_mixed"), ("c", "bf16_mixed"))
+    )
+    assert labels(body) == ["line 5, a and line 9, c", "line 7, b"]
+
+
+def test_a_function_of_the_file_is_followed_with_its_arguments() -> None:
+    body = "def inner(name, reduce=True):\n    cfg = base_config()\n"
+    body += "    cfg.mixed_precision = get_mixed_precision_config(name)\n"
+    body += "    cfg.mixed_precision.grad_reduce_in_fp32 = reduce\n    return cfg\n"
+    body += "def outer():\n    cfg = inner('fp16_mixed', reduce=False)\n"
+    body += "    cfg.mixed_precision.hysteresis = 4\n    return cfg\n"
+    (_, (decided_by, fields)) = found(body)
+    assert decided_by is None
+    assert (fields["fp16"], fields["grad_reduce_in_fp32"], fields["hysteresis"]) == (True, False, 4)
+
+
+def test_a_function_that_sets_the_container_it_is_given_is_followed() -> None:
+    body = "def lower(cfg):\n    cfg.mixed_precision.grad_reduce_in_fp32 = False\n"
+    body += (
+        "def one():\n    cfg = base_config()\n    cfg.mixed_precision = bf16_mixed()\n    lower(cfg)\n    return cfg\n"
+    )
+    assert found(body)[1][1]["grad_reduce_in_fp32"] is False
+
+
+def test_both_branches_of_a_condition_are_runs() -> None:
+    body = "def one(cfg, low):\n    if low:\n        cfg.mixed_precision = 'bf16_with_mxfp8_mixed'\n    else:\n"
+    body += "        cfg.mixed_precision = 'bf16_mixed'\n"
+    assert labels(body) == ["line 5, one; where low", "line 5, one; where not low"]
+    assert [fields.get("fp8") for _, fields in found(body)] == ["e4m3", None]
+
+
+def test_a_condition_that_the_file_answers_is_no_branch() -> None:
+    body = "def inner(name):\n    cfg = base_config()\n    cfg.mixed_precision = get_mixed_precision_config(name)\n"
+    body += "    if name == 'fp16_mixed':\n        cfg.mixed_precision.hysteresis = 4\n    return cfg\n"
+    body += "def outer():\n    cfg = inner('bf16_mixed')\n    cfg.mixed_precision.loss_scale = None\n    return cfg\n"
+    assert "hysteresis" not in found(body)[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("body", "decided_by"),
+    [
+        (
+            "def one():\n    cfg = base_config()\n    cfg.mixed_precision.hysteresis = 4\n",
+            "base_config() of megatron.bridge",
+        ),
+        ("def one(cfg, name):\n    cfg.mixed_precision = name\n", "the argument name of one"),
+        ("def one(cfg):\n    cfg.mixed_precision = args.p\n", "`args.p`, which only the run knows,"),
+        ("def one(cfg):\n    cfg.mixed_precision = 'mine'\n", "the recipe 'mine', which is not registered here,"),
+        ("def one(cfg):\n    cfg.mixed_precision = None\n", "the model's own settings, as mixed_precision is not set,"),
+    ],
+)
+def test_what_the_file_does_not_hold_is_named(body: str, decided_by: str) -> None:
+    ((found_decider, fields),) = found(body)
+    assert str(found_decider).startswith(decided_by)
+    assert not {"bf16", "fp16", "fp32"} & fields.keys()
+
+
+def test_a_function_of_another_file_that_gets_the_container_afterwards_is_named() -> None:
+    body = (
+        "def one():\n    cfg = base_config()\n    cfg.mixed_precision = bf16_mixed()\n    tuned(cfg)\n    return cfg\n"
+    )
+    (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    (record,) = [one for one in run.imported.unmapped if one.field == "mixed_precision"]
+    assert record.detail == "the function tuned of another file gets the run afterwards, and may change its precision"
+    assert run.imported.recipe is None
+
+
+def test_a_field_that_only_the_run_decides_is_reported() -> None:
+    body = "def one(cfg, reduce):\n    cfg.mixed_precision = bf16_mixed()\n"
+    (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}    cfg.mixed_precision.grad_reduce_in_fp32 = reduce\n", "a.py"))
+    (record,) = [one for one in run.imported.unmapped if one.field == "mixed_precision.grad_reduce_in_fp32"]
+    assert (record.value, record.detail) == ("reduce", "only the run decides it")
+
+
+def test_a_default_of_an_argument_is_said_to_be_one() -> None:
+    assert labels("def one(cfg, p='bf16_mixed'):\n    cfg.mixed_precision = p\n") == [
+        "line 5, one; as the default of p"
+    ]
+
+
+def test_a_program_that_states_no_precision_is_refused_in_one_sentence() -> None:
+    with pytest.raises(
+        PayloadError, match=r"^a\.py: must set the mixed_precision of a run, and no function of it does"
+    ):
+        runs_of(Document.of_text(f"{IMPORTS}def one():\n    return base_config()\n", "a.py"))
+
+
+def test_a_folder_named_nemotron_makes_no_program_of_nemo() -> None:
+    text = "from megatron.bridge.recipes.nemotronh.x import y\ndef one(cfg):\n    cfg.mixed_precision = bf16_mixed()\n"
+    (run,) = runs_of(Document.of_text(text, "a.py"))
+    assert run.system.name == "megatron-bridge"
+
+
+def test_a_program_is_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.py").write_text("from megatron.bridge.recipes.common import a\ncfg = a()\n")
+    (tmp_path / "train.py").write_text("x = {1: 2}\n")
+    for command in ("check", "plan", "memory"):
+        assert main([command, "--config", "recipe.py"]) == 2
+        assert capsys.readouterr().err == (
+            "recipe.py: looks like Megatron Bridge (it imports `megatron.bridge`), which trains on Megatron Core, by a "
+            "recipe that a Python program makes. `check`, `plan` and `memory` do not read it; "
+            "`precision-bridge convert recipe.py` reads what it states of the precision. "
+            "Give them the run_config.yaml of a checkpoint of the run.\n"
+        )
+        assert main([command, "--config", "train.py"]) == 2
+        assert capsys.readouterr().err == (
+            "train.py: must be a run's file, got a Python program. "
+            "Give the launch script or the configuration of the run.\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "decided_by"),
+    [
+        ("mixed_precision=bf16_with_mxfp8_mixed", "bf16", None),
+        ("train.train_iters=10", None, "the recipe llama3_8b_pretrain_config"),
+        ("model.tensor_model_parallel_size=2", None, "the recipe llama3_8b_pretrain_config"),
+        ("mixed_precision.fp8_recipe=mxfp8", None, "the recipe llama3_8b_pretrain_config"),
+    ],
+)
+def test_the_recipe_of_a_launcher_decides_the_rest(arguments: str, mode: str | None, decided_by: str | None) -> None:
+    text = f"#!/bin/bash\ntorchrun scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config {arguments}\n"
+    (run,) = runs_of(Document.of_text(text, "run.sh"))
+    assert run.system.name == "megatron-bridge"
+    assert run.imported.decided_by == decided_by
+    assert mode is None or mode_of(run.imported.config) == mode
+    assert mode is None or run.evidence.endswith("and the recipe llama3_8b_pretrain_config decides the rest")

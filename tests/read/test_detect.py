@@ -1,0 +1,107 @@
+"""What a file was written for, and how that shows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import PayloadError
+from bridge.read.contract import Recognised
+from bridge.read.systems import MODULES, all_systems, candidates, detect, system
+from bridge.read.text.document import Document
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def test_importing_the_table_imports_no_system() -> None:
+    code = "import sys, bridge.read.systems as s; print([m for m in s.MODULES.values() if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_system_is_what_the_table_calls_it() -> None:
+    assert [one.name for one in all_systems()] == list(MODULES)
+    assert [one.name for one in all_systems("python")] == ["megatron-bridge", "nemo2"]
+    assert system("Megatron_LM").name == "megatron-lm"
+    with pytest.raises(PayloadError, match="no system is called 'deepsped'. Did you mean 'deepspeed'?"):
+        system("deepsped")
+
+
+@pytest.mark.parametrize(
+    ("sample", "name", "evidence"),
+    [
+        ("gpt_arrays.sh", "megatron-lm", "has --fp8-format, --global-batch-size, --hidden-size"),
+        ("options_string.sbatch", "megatron-lm", "has --hidden-size"),
+        ("conf_only.sh", "megatron-lm", "has --accumulate-allreduce-grads-in-fp32"),
+        ("model_config.yaml", "megatron-lm", "has `MODEL_ARGS`"),
+        ("yaml_cfg.yaml", "megatron-lm", "has `language_model` and `model_parallel`"),
+        ("moe_args.yaml", "megatron-lm", "has `ARGS`"),
+        ("run_config.yaml", "megatron-bridge", "has the target `megatron.bridge"),
+        ("megatron_gpt_config_new.yaml", "nemo1", "has `model.megatron_amp_O2`"),
+        ("megatron_gpt_config_old.yaml", "nemo1", "has `model.megatron_amp_O2`"),
+        ("nemo2_plugin.py", "nemo2", "names `MegatronMixedPrecision`"),
+    ],
+)
+def test_a_sample_is_recognised_and_says_how(sample: str, name: str, evidence: str) -> None:
+    found, why = detect(Document.load(SAMPLES / sample))
+    assert found.name == name
+    assert why.startswith(evidence)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "name"),
+    [
+        ("mixed_precision: bf16_mixed", "run.yaml", "megatron-bridge"),
+        ("bf16: true\nfp8: hybrid\nfp8_recipe: delayed", "mp.yaml", "megatron-bridge"),
+        ('{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2}}', "ds.json", "deepspeed"),
+        (
+            "base_model: x\nadapter: lora\nbf16: auto\ntf32: true\nsequence_len: 8\ngradient_accumulation_steps: 1",
+            "ax.yaml",
+            "axolotl",
+        ),
+        ("torchrun pretrain.py --bf16\n", "run.sh", "megatron-lm"),
+    ],
+)
+def test_short_files_are_told_apart(text: str, path: str, name: str) -> None:
+    assert detect(Document.of_text(text, path))[0].name == name
+
+
+def test_what_nobody_recognises_is_an_error_that_lists_the_systems() -> None:
+    with pytest.raises(
+        PayloadError,
+        match="x.yaml: no system is recognised in this yaml file. Name the system with --from: megatron-lm",
+    ):
+        detect(Document.of_text("hello: world", "x.yaml"))
+
+
+def test_a_tie_names_both_and_from_overrules(monkeypatch) -> None:
+    import bridge.read.systems as module
+
+    one, two = system("megatron-lm"), system("nemo1")
+    tie = [(one, Recognised(certainty=0.8, evidence="has a")), (two, Recognised(certainty=0.78, evidence="has b"))]
+    monkeypatch.setattr(module, "candidates", lambda document: tie)
+    document = Document.of_text("a: 1", "x.yaml")
+    with pytest.raises(PayloadError) as caught:
+        detect(document)
+    assert str(caught.value) == (
+        "x.yaml: could be 'megatron-lm' or 'nemo1' (megatron-lm: it has a; nemo1: it has b). Say which with --from."
+    )
+    assert detect(document, "nemo1") == (two, "was named with --from")
+
+
+def test_the_reference_lists_the_systems_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
+    for one in all_systems():
+        keys = ", ".join(f"`{key.name}`: {key.meaning}" for key in one.context) or "none"
+        assert f"| `{one.name}` | {one.title} | {one.version} | {', '.join(one.kinds)} | {keys} |\n" in page
+
+
+def test_targets_of_others_are_no_run_config_of_megatron_bridge() -> None:
+    text = "model:\n  _target_: torch.nn.Linear\noptimizer:\n  _target_: torch.optim.Adam\n"
+    assert candidates(Document.of_text(text, "x.yaml")) == []
+
+
+def test_two_switches_alone_are_nobodys() -> None:
+    with pytest.raises(PayloadError, match="no system is recognised"):
+        detect(Document.of_text('{"bf16": true, "fp16": false}', "x.json"))

@@ -1,0 +1,77 @@
+"""Megatron-LM under DeepSpeed: the engine's file decides, and is named."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.convert.conversion import runs_of
+from bridge.errors import PayloadError
+from bridge.precision.mode import mode_of
+from bridge.read.contract import ImportReport
+from bridge.read.megatron_lm import importer as megatron_lm
+from bridge.read.text.document import Document
+from tests.read.properties import reasons
+
+RUN = "deepspeed pretrain_gpt.py --num-layers 2 --fp16 --deepspeed"
+BLOCK = (
+    '"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 10, "loss_scale_window": 500, "hysteresis": 3}'
+)
+SCALE = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+
+
+def only(script: str) -> ImportReport:
+    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    return run
+
+
+def written(block: str) -> str:
+    return f'cat <<EOT > ds.json\n{{{block}, "train_batch_size": $GBS, "zero_optimization": {{"stage": 1}}}}\nEOT\n'
+
+
+@pytest.mark.parametrize("options", ["--deepspeed_config ds.json", "--deepspeed_config=$FILE", ""])
+def test_what_the_engines_file_decides_is_left_open(options: str) -> None:
+    run = only(f"{RUN} {options}")
+    assert (mode_of(run.config), run.recipe) == ("fp16", None)
+    assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
+    (loss,) = [loss for loss in run.unmapped if loss.field.startswith("--deepspeed")]
+    assert loss.reason == "unsupported"
+
+
+def test_arguments_of_megatrons_own_scaler_are_dead_under_the_engine() -> None:
+    run = only(f"{RUN} --deepspeed_config ds.json --loss-scale 15 --hysteresis 2 --accumulate-allreduce-grads-in-fp32")
+    for option in ("--loss-scale", "--hysteresis", "--accumulate-allreduce-grads-in-fp32"):
+        assert reasons(run, option) == ["dead knob"]
+    assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
+
+
+@pytest.mark.parametrize("change", ["sed -i 's/true/false/' ds.json", "python change.py > ds.json"])
+def test_a_file_that_the_script_writes_and_changes_is_named(change: str) -> None:
+    run = only(f"{written(BLOCK)}{change}\n{RUN} --deepspeed_config ds.json")
+    (loss,) = [loss for loss in run.unmapped if loss.field == "--deepspeed_config"]
+    assert "it is not read, and can set the precision" in loss.detail
+    assert reasons(run, "heredoc on line 1") == ["unsupported"]
+    assert run.recipe is None
+    assert not set(SCALE) & run.config.stated
+
+
+@pytest.mark.parametrize("mode", ["--fp16", "--bf16", ""])
+def test_a_file_that_the_script_writes_decides(mode: str) -> None:
+    run = only(f"{written(BLOCK)}{RUN.replace('--fp16', mode)} --loss-scale 12 --deepspeed_config ds.json")
+    assert run.decided_by is None
+    assert (mode_of(run.config), run.config.initial_loss_scale, run.config.loss_scale_window) == ("fp16", 1024, 500)
+    assert run.config.loss_scale is None
+    assert [one for one in run.unmapped if one.field.startswith("heredoc")] == []
+    (record,) = [one for one in run.unmapped if one.field == "--deepspeed_config"]
+    assert record.detail == "the engine decides by that file, read from the script, which writes it"
+
+
+def test_a_file_next_to_the_script_decides_too(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(f"{{{BLOCK}}}")
+    (tmp_path / "run.sh").write_text(f"{RUN} --deepspeed_config ds.json")
+    (run,) = megatron_lm.import_all(Document.load(tmp_path / "run.sh"))
+    assert (mode_of(run.config), run.config.initial_loss_scale) == ("fp16", 1024)
+
+
+def test_another_program_takes_its_precision_from_a_file_that_is_not_read() -> None:
+    with pytest.raises(PayloadError, match="takes its precision from ds.json"):
+        runs_of(Document.of_text(f"{written(BLOCK)}deepspeed train.py --deepspeed_config ds.json", "run.sh"))
