@@ -143,6 +143,7 @@ class RunValues:
             mode_decided_by=self.reading.mode_decided_by,
             other_layers=self.reading.other_layers,
             refused=self.reading.refused,
+            dropped=self.reading.dropped,
             **options,
         )
 

@@ -71,6 +71,7 @@ class Setup(RuleContext):
         other_layers: The kind of the model where its layers are none of a language model's: rules that read them are
             not asked.
         refused: Words of the command line that the program's parser refuses.
+        dropped: Settings of the file that its framework does not forward.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
@@ -90,6 +91,7 @@ class Setup(RuleContext):
         mode_decided_by: str | None = None,
         other_layers: str | None = None,
         refused: Sequence[Finding] = (),
+        dropped: Sequence[Any] = (),
         **sections: Any,
     ) -> None:
         self.unknown, self.malformed = {}, []
@@ -119,6 +121,7 @@ class Setup(RuleContext):
         self.mode_decided_by = mode_decided_by
         self.other_layers = other_layers
         self.refused = refused
+        self.dropped = dropped
         self.not_asked: list[str] = []
 
     def _stated(self, given: Mapping[str, Any]) -> MixedPrecisionConfig:
@@ -329,6 +332,7 @@ def check_run(
     mode_decided_by: str | None = None,
     other_layers: str | None = None,
     refused: Sequence[Finding] = (),
+    dropped: Sequence[Any] = (),
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 
@@ -346,6 +350,7 @@ def check_run(
         mode_decided_by: What decides the mode where nothing states it, as a noun.
         other_layers: The kind of the model where its layers are none of a language model's.
         refused: Words of the command line that the program's parser refuses.
+        dropped: Settings of the file that its framework does not forward.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -368,6 +373,7 @@ def check_run(
         "mode_decided_by": mode_decided_by,
         "other_layers": other_layers,
         "refused": refused,
+        "dropped": dropped,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(Setup(**given, **known, choice=choice), reasons)

@@ -84,6 +84,8 @@ class Dropped:
     """File and function."""
     mended: str = ""
     """What forwards it; empty: nothing that is known."""
+    instead: str = ""
+    """The key that reaches the setting; empty: none is known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -225,6 +227,11 @@ class FileReading:
         is_here = target.is_detected or not is_stated
         reason = "installed here" if is_here else "stated by the target"
         return replace(self, release=target.mcore, release_reason=reason)
+
+    def dropped_of(self, path: str) -> tuple[str, ...]:
+        """Return which keys of the file state a setting that they do not reach, as sentences."""
+        found = [one for one in self.dropped if one.path == path]
+        return tuple(f"{one.framework} does not forward {one.key}={one.value}." for one in found)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""

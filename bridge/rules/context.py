@@ -95,6 +95,8 @@ class RuleContext:
     is_resumed: bool
     refused: Sequence[Any]
     """Words of the command line that the program's parser refuses, as findings."""
+    dropped: Sequence[Any]
+    """Settings of the file that its framework does not forward, as `bridge.read.file_reading.Dropped`."""
     selection: Any
     """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
     plan: Any

@@ -8,6 +8,7 @@ from bridge.rules.topics import (
     blackwell,
     checkpoint,
     environment,
+    framework,
     layers,
     loss_scale,
     mode,
@@ -28,6 +29,7 @@ from bridge.rules.topics import (
 TOPICS: dict[str, tuple[Rule, ...]] = {
     "Mode and dtypes": mode.RULES,
     "Names, types and origins": names.RULES,
+    "Frameworks on Megatron Core": framework.RULES,
     "Loss scale": loss_scale.RULES,
     "Residual stream": residual.RULES,
     "Formats and schemes": scheme.RULES,

@@ -33,7 +33,8 @@ on the run have `opens`, the settings that they may change, or `says`, a sentenc
 changes the layers has `unplans: true`. `harmless` are the values that switch it off; `where` is
 argument -> the values of which it needs another argument to have one.
 A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`, the
-release or commit that forwards them.
+release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
+`instead`, the key that reaches it.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class Drop:
     mended: str
     """The release or commit that forwards them; empty: none is known."""
     into: str
-    """The only setting that they do not reach, where they reach others; empty: they reach none."""
+    """The setting that they do not reach, where it has not their name; a name in `fields` reaches those there."""
+    instead: str
+    """The key that reaches the setting; empty: none is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,15 +187,17 @@ class FrameworkTable:
         return ""
 
     def drop_of(self, key: str) -> Drop | None:
-        """Return the row of a key that reaches no setting of Megatron; None for a key that reaches its setting."""
+        """Return the row of a key that does not reach its setting of Megatron; None for a key that does."""
         for row in self.drops:
-            if not row.into and row.names.fullmatch(key):
+            if row.names.fullmatch(key):
                 return row
         place = self._place(key)
         pattern = self.forwards.get(place)
         if key in self.fields or pattern is None or pattern.fullmatch(key.removeprefix(f"{place}.")):
             return None
-        return Drop(names=pattern, where={}, because=NOT_READ, source=self.forwards_source, mended="", into="")
+        return Drop(
+            names=pattern, where={}, because=NOT_READ, source=self.forwards_source, mended="", into="", instead=""
+        )
 
     @property
     def forwards_source(self) -> str:
@@ -278,6 +283,7 @@ def _drop(columns: Mapping[str, Any]) -> Drop:
         source=columns["source"],
         mended=columns.get("mended", ""),
         into=columns.get("into", ""),
+        instead=columns.get("instead", ""),
     )
 
 

@@ -74,16 +74,21 @@ def read_tree(table: FrameworkTable, values: Mapping[str, object]) -> TreeReadin
             continue
         paths = table.place_of(key)
         drop = table.drop_of(key)
-        for path in paths:
-            role, _, name = path.partition(".")
-            if "." in name:  # a mapping in the place of a value
+        if drop is not None:
+            reached = [drop.into] if drop.into else paths
+            found.dropped += [_dropped(table, drop, key, path, value) for path in reached if _is_field(path)]
+            if key not in table.fields:
                 continue
-            if drop is not None:
-                if name in FIELDS.get(role, {}) or drop in table.drops:
-                    found.dropped.append(_dropped(table, drop, key, path, value))
-            else:
+        for path in paths:
+            if "." not in path.partition(".")[2]:  # a mapping in the place of a value has no field of its own
                 found.put(path, value, key)
     return found
+
+
+def _is_field(path: str) -> bool:
+    """Return whether a path is that of a field of Megatron's."""
+    role, _, name = path.partition(".")
+    return name in FIELDS.get(role, {})
 
 
 def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: object) -> Dropped:
@@ -96,6 +101,7 @@ def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: obje
         because=drop.because,
         source=drop.source,
         mended=drop.mended,
+        instead=drop.instead.format(name=path.partition(".")[2]),
     )
 
 
