@@ -123,7 +123,7 @@ class _Row:
                 return replace(found, runs=file.runs, is_converted=file.is_converted, tree=file.tree)
         for target in targets:
             if _package_of(target, self.classes):
-                return self.found(f"names the class `{target}`")
+                return replace(self.found(f"names the class `{target}`"), tree="")
         return None
 
 
@@ -210,7 +210,7 @@ def _of_imports(imports: Sequence[str]) -> Framework | None:
         for module in imports:
             package = _package_of(module, row.modules)
             if package:
-                return row.found(f"imports `{package}`")
+                return replace(row.found(f"imports `{package}`"), tree="")
     return None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.read.file_reading import FileReading
@@ -62,7 +62,9 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     """
     words = list(launch.arguments)
     command = ""
-    if words and not words[0].startswith("-"):
+    if launch.program.endswith(".py"):
+        command = PurePosixPath(launch.program).stem
+    elif words and not words[0].startswith("-"):
         command = words.pop(0)
     if command and command not in TRAINING:
         raise RunConfigError(CONVERTS.format(path=script, command=command))
@@ -139,6 +141,7 @@ def _reading(given: Mapping[str, object], environment: Mapping[str, str]) -> Fil
         base=CORE,
         sections=found.sections,
         names=found.names,
+        own_fields={"argument.recompute_granularity": str(given.get("recompute_granularity"))},
         environment=environment,
         unknown=(*_unknown(given, environment), *found.unknown),
         unplanned=found.unplanned,

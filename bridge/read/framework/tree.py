@@ -28,7 +28,7 @@ class TreeReading:
 
     sections: dict[str, dict[str, object]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    """Key of the tree -> the setting that it becomes."""
+    """Key of the tree, or a place of the table -> the setting, or the section, that it becomes."""
     open_values: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     unplanned: str | None = None
@@ -82,6 +82,7 @@ def read_tree(table: FrameworkTable, values: Mapping[str, object]) -> TreeReadin
         for path in paths:
             if "." not in path.partition(".")[2]:  # a mapping in the place of a value has no field of its own
                 found.put(path, value, key)
+    found.names |= table.places
     return found
 
 
