@@ -18,7 +18,7 @@ from bridge.read.launch.alternatives import launches
 from bridge.read.launch.launches import Launch
 from bridge.read.text.document import Document
 
-SIGNS = re.compile(r"policy\.|--config|actor_rollout_ref|verl|megatron\s|swift")
+SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
 READERS = {"ms_swift": ms_swift.read_launch, "nemo_rl": nemo_rl.read_launch, "verl": verl.read_launch}
 """Table of a framework -> the function that reads a launch of it."""

@@ -35,6 +35,7 @@ MODES = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
 PROGRAMS = {
     "run_distillation.py": "distillation_math.yaml",
     "run_dpo.py": "dpo.yaml",
+    "run_eval.py": "evals/eval.yaml",
     "run_grpo.py": "grpo_math_1B.yaml",
     "run_grpo_single_controller.py": "grpo_math_1B_megatron_single_controller.yaml",
     "run_grpo_sliding_puzzle.py": "grpo_sliding_puzzle.yaml",
