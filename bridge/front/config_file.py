@@ -141,7 +141,7 @@ class ConfigFile:
         if isinstance(target, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
             target = ",".join(map(str, target))
         place = Target() if target is None else parse_target(str(target))
-        self.reading = started(self.reading, self.whole, place.count)
+        self.reading = started(self.reading, self.whole, place)
         for row in self.reading.derived:
             self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
         if self._overrides_mode():  # on every branch of a script

@@ -15,6 +15,7 @@ from bridge.read.file_reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRI
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
 from bridge.read.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Origins, Problems, fields_of
+from bridge.target.target import Target
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
@@ -113,7 +114,7 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     return whole
 
 
-def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) -> FileReading:
+def started(reading: FileReading, sections: dict[str, Any], target: Target) -> FileReading:
     """Write what the framework sets at the start of these sections into them, and return the reading with it."""
     if reading.framework == PRECISION_BRIDGE:
         return reading
@@ -126,7 +127,9 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     rows = list(megatron_bridge_start.ROWS) if reading.settings_of == MEGATRON_BRIDGE else []
     if is_lm:
         rows = megatron_lm_start.rows_of(sections)
+    gpus = target.count
     if reading.base:
+        reading = framework_start.with_variables(reading, target)
         rows = framework_start.with_framework(reading.framework, rows, sections)
     found = derived(sections, reading.own_fields, gpus, rows)
     unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]

@@ -49,7 +49,7 @@ def reading_of_arguments(
     other = elsewhere(written, given, path, mode=mode_of_arguments(given))
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
-    own = own_names(table, given.values | given.unread, {})
+    own = own_names(table, given.values | given.unread, {}, path)
     dropped_from(sections, own)
     release, reason = known_releases()[-1], NEWEST
     if table.release:

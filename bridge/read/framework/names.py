@@ -5,11 +5,12 @@ Each is read, or named; where one that is not read would change the plan or the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.errors import bounded
+from bridge.errors import RunConfigError, bounded
 from bridge.read.framework.table import Drop, FrameworkTable, OwnNames
 from bridge.read.megatron_lm.flags import fields_of
 from bridge.read.megatron_lm.unread import is_known
@@ -40,13 +41,19 @@ class OwnReading:
     """Names that Megatron would read and that the framework does not forward."""
 
 
-def own_names(table: FrameworkTable, arguments: Mapping[str, Any], variables: Mapping[str, str]) -> OwnReading:
+def own_names(
+    table: FrameworkTable, arguments: Mapping[str, Any], variables: Mapping[str, str], path: str
+) -> OwnReading:
     """Return what a run's names do that are the framework's own, or that its code drops.
 
     Args:
         table: The framework.
         arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
         variables: The environment variables that the file sets.
+        path: Path of the file.
+
+    Raises:
+        RunConfigError: Nothing of Megatron Core trains with one of these names.
     """
     unknown: list[str] = []
     unplanned: str | None = None
@@ -54,6 +61,8 @@ def own_names(table: FrameworkTable, arguments: Mapping[str, Any], variables: Ma
     opened: dict[str, str] = {}
     for option, value, row in _on(table, arguments, variables):
         sentence = row.says.format(option=option, value=value)
+        if row.refuses:
+            raise RunConfigError(f"{path}: {bounded(sentence)}")
         if row.unplans:
             unplanned = unplanned or bounded(sentence)
         elif sentence:
@@ -79,6 +88,29 @@ def own_names(table: FrameworkTable, arguments: Mapping[str, Any], variables: Ma
         generation=generation_of(table, arguments),
         dropped=tuple(name for _, name in dropped),
     )
+
+
+def variables_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that an argument sets for the training processes; none where they cannot be read."""
+    text = arguments.get(table.variables_in)
+    try:
+        content = json.loads(str(text)) if text else {}
+    except ValueError:
+        return {}
+    return {str(name): str(value) for name, value in content.items()} if isinstance(content, dict) else {}
+
+
+def ranks_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> int | None:
+    """Return the number of the training processes; None where the files do not state it."""
+    if not table.ranks:
+        return None
+    ranks = 1
+    for name, default in table.ranks.items():
+        number = whole_number(arguments.get(name, default))
+        if number is None:
+            return None
+        ranks *= number
+    return ranks
 
 
 def dropped_from(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:

@@ -7,13 +7,17 @@ column `after` stand behind them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from bridge.read.file_reading import FileReading
 from bridge.read.framework.table import FrameworkTable, StartRow, table_of_title
 from bridge.read.start import Row, Start
 from bridge.target.fields import whole_number
+from bridge.target.target import Target
 
+SETS = "{framework} sets {name}={value} for its training processes, where nothing sets it ({source})."
 PACKED = "the tokens of a full micro batch: max_tokens_per_gpu x context_parallel_size, since samples are packed"
 
 
@@ -25,6 +29,19 @@ def with_framework(title: str, base: Sequence[Row], sections: Mapping[str, Any])
     before = [row for row in rows_of(table, is_after=False) if row.path.partition(".")[0] in sections]
     after = [row for row in rows_of(table, is_after=True) if row.path.partition(".")[0] in sections]
     return [*before, *base, *after]
+
+
+def with_variables(reading: FileReading, target: Target) -> FileReading:
+    """Return the reading with the variables that its framework sets where nothing sets them."""
+    table = table_of_title(reading.framework)
+    added: dict[str, str] = {}
+    said: list[str] = []
+    for name, row in table.environment.items() if table is not None else ():
+        is_set = row.below is None or target.is_before(row.below)
+        if name not in reading.environment and is_set:
+            added[name] = row.value
+            said.append(SETS.format(framework=reading.framework, name=name, value=row.value, source=row.source))
+    return replace(reading, environment={**reading.environment, **added}, read_too=(*reading.read_too, *said))
 
 
 def rows_of(table: FrameworkTable, *, is_after: bool) -> Iterator[Row]:

@@ -4,14 +4,17 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
 
     title        the framework's name in answers
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in
+    clone        a folder that only a clone of its repository has
     settings     whose arguments or classes the settings of its files are: Megatron-LM or Megatron Bridge
     reads        the files of it that are read, a clause
     release      the release of Megatron Core that it installs: `megatron_core`, `because` and `source`
+    ranks        arguments whose product is the number of the training processes, each with its default
     places       a block of its files -> the block of ours with the same field names ("policy.megatron_cfg": model)
     fields       a key of its files -> the settings of ours that it becomes
     start        values that it sets at start, in order
     environment  variables that it sets for its training processes where nothing sets them: `value`, `source`, and
                  `below`, the compute capability from which on it does not
+    variables_in an argument with JSON of variables that it sets for its training processes
     variables    variables that bear on the run and are not read, with the columns of `own`
     checkpoint   `named`, the key with the checkpoint that the model's config is made of, and its `source`
     forwards     a place -> a pattern of the names that reach Megatron; the others of the place are dropped
@@ -30,8 +33,8 @@ A row of `start` sets the values of `sets`, and of `copies` (setting -> the sett
 
 A row of `own` has `names` (a pattern of the whole name, with underscores) and `for`, what they are for. Names that bear
 on the run have `opens`, the settings that they may change, or `says`, a sentence with {option} and {value}; a name that
-changes the layers has `unplans: true`. `harmless` are the values that switch it off; `where` is
-argument -> the values of which it needs another argument to have one.
+changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`. `harmless`
+are the values that switch it off; `where` is argument -> the values of which it needs another argument to have one.
 A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`, the
 release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
 `instead`, the key that reaches it.
@@ -44,6 +47,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -89,6 +93,8 @@ class OwnNames:
     """A sentence about them with {option} and {value}; empty: nothing."""
     unplans: bool
     """They change the layers, so that there is no plan."""
+    refuses: bool
+    """With them no language model trains on Megatron Core, so that no command reads the run."""
     harmless: Sequence[Any]
     where: Mapping[str, Sequence[Any]]
     source: str
@@ -134,14 +140,18 @@ class FrameworkTable:
     repository: str
     commit: str
     date: str
+    clone: str
+    """A folder that only a clone of its repository has; empty: none is known."""
     settings: str
     """Whose arguments or classes its settings are: Megatron-LM or Megatron Bridge."""
     reads: str
     release: Mapping[str, str]
+    ranks: Mapping[str, int]
     places: Mapping[str, str]
     fields: Mapping[str, Sequence[str]]
     start: Sequence[StartRow]
     environment: Mapping[str, SetVariable]
+    variables_in: str
     variables: Sequence[OwnNames]
     own: Sequence[OwnNames]
     ignores: Mapping[str, str]
@@ -215,13 +225,16 @@ def framework_table(name: str) -> FrameworkTable:
         repository=columns["repository"],
         commit=columns["commit"],
         date=str(columns["date"]),
+        clone=columns.get("clone", ""),
         settings=columns["settings"],
         reads=columns["reads"],
         release=columns.get("release", {}),
+        ranks=columns.get("ranks", {}),
         places=columns.get("places", {}),
         fields={key: _listed(paths) for key, paths in columns.get("fields", {}).items()},
         start=[_start_row(row) for row in columns.get("start", ())],
         environment={key: _set_variable(row) for key, row in columns.get("environment", {}).items()},
+        variables_in=columns.get("variables_in", ""),
         variables=[_own_names(row) for row in columns.get("variables", ())],
         own=[_own_names(row) for row in columns.get("own", ())],
         ignores=columns.get("ignores", {}),
@@ -247,6 +260,16 @@ def table_of_title(title: str) -> FrameworkTable | None:
     return None
 
 
+def table_of_clone(path: Path) -> FrameworkTable | None:
+    """Return the table of the framework in whose clone a file lies; None for a file in none."""
+    for folder in path.resolve().parents:
+        for name in table_names():
+            table = framework_table(name)
+            if table.clone and (folder / table.clone).is_dir():
+                return table
+    return None
+
+
 def _start_row(columns: Mapping[str, Any]) -> StartRow:
     return StartRow(
         sets=columns.get("sets", {}),
@@ -269,6 +292,7 @@ def _own_names(columns: Mapping[str, Any]) -> OwnNames:
         opens=_listed(columns.get("opens", ())),
         says=columns.get("says", ""),
         unplans=columns.get("unplans", False),
+        refuses=columns.get("refuses", False),
         harmless=columns.get("harmless", ()),
         where=columns.get("where", {}),
         source=columns["source"],

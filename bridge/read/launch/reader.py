@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read.launch import launches as starts
+from bridge.read.launch.arithmetic import computed
 from bridge.read.launch.builtins import DECLARERS, TAKE_A_VALUE, Builtins, State, environment_of
 from bridge.read.launch.conditions import Test, answer, matched
 from bridge.read.launch.job import is_job, job_environment
@@ -31,6 +32,8 @@ MAX_REPEATED = 1_500
 """Commands that are read again to know what a loop leaves behind."""
 MAX_TURNS = 64
 """Of a loop that is read with each of its words."""
+MAX_COUNTED = 256
+"""Turns of `for ((i = 0; i < N; i++))` that are read."""
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 CONTAINERS = frozenset({"compound_statement", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
@@ -56,6 +59,22 @@ class Arm(NamedTuple):
     def label(self, *, holds: bool) -> str:
         """The branch where it holds, or where not."""
         return f"line {self.line}, {self.word if holds else 'not'} {self.text}"
+
+
+class _Count(NamedTuple):
+    """The header of `for ((i = 0; i < N; i++))`."""
+
+    start: str
+    condition: str
+    step: str
+
+    @classmethod
+    def of(cls, node: Node) -> _Count | None:
+        """Return the header of a loop; None for a loop without its three parts."""
+        parts = [node.child_by_field_name(name) for name in ("initializer", "condition", "update")]
+        if node.type != "c_style_for_statement" or None in parts:
+            return None
+        return cls(*map(text_of, parts))
 
 
 class Reader(Builtins):
@@ -187,6 +206,9 @@ class Reader(Builtins):
             test = self._condition(node)
             is_sure = not test.is_free
         elif not variables:
+            count = _Count.of(node)
+            if count is not None and self._counted(count, body):
+                return
             header, _, _ = text_of(node).partition("do")
             self.compute(header)
         if words == [] or (is_sure and test is not None and not test.holds):
@@ -200,6 +222,33 @@ class Reader(Builtins):
                 self._repeat(before, body, variables[0], words)
         elif self._is_changed(before, variables):
             self._settle(before, node, body if goes_on else (), is_sure=is_sure)
+
+    def _counted(self, count: _Count, body: Sequence[Node]) -> bool:
+        """Read a loop that counts from a constant to another; return whether it is one."""
+        before, turns = self.state(), 0
+        self.compute(count.start)
+        while turns <= MAX_COUNTED and computed(f"$(({count.condition}))", self.values) == "1":
+            self.compute(count.step)
+            turns += 1
+        is_known = computed(f"$(({count.condition}))", self.values) is not None
+        self.restore(before)
+        if not is_known or turns > MAX_COUNTED:
+            return False
+        self.compute(count.start)
+        if not turns or not self._turn(body):
+            return True
+
+        def others() -> None:
+            self.compute(count.step)
+            while computed(f"$(({count.condition}))", self.values) == "1" and self._turn(body):
+                self.compute(count.step)
+
+        first = self.state()
+        self._again(others)
+        if self.repeated > MAX_REPEATED:
+            self.restore(first)
+            self._forget_changed(before)
+        return True
 
     def _words_of(self, node: Node) -> list[str] | None:
         """Return the words of a `for`, None where only the run knows one."""
@@ -447,7 +496,10 @@ class Reader(Builtins):
             return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
             return Test(holds=ANSWERS[name_of(node)], is_free=False)
-        return Test(holds=False) if kind == "test_command" or first == "((" else None
+        if first == "((":
+            value = computed(f"${text_of(node)}", self.values)
+            return Test(holds=False) if value is None else Test(holds=value != "0", is_free=False)
+        return Test(holds=False) if kind == "test_command" else None
 
     def _joined(self, node: Node) -> Test | None:
         """Return the answer of two conditions; only the run has it unless both are of constants."""

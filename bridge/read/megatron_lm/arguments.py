@@ -96,6 +96,8 @@ class Arguments:
     label: str = ""
     path: str = ""
     """Path of the script that starts them; empty for other arguments."""
+    read_too: tuple[str, ...] = ()
+    """Other files that were read for them, as sentences."""
     has_end: bool | None = None
     """Of arguments that a run printed, every one with its default: whether the block is whole; None: of others."""
     used_by: str = ""

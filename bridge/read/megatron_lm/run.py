@@ -19,7 +19,9 @@ from bridge.read.contract import ImportReport
 from bridge.read.field_names import release_of
 from bridge.read.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.foreign import no_run_of_megatron
-from bridge.read.framework.names import OwnReading, dropped_from, own_names
+from bridge.read.framework.miles import model_arguments
+from bridge.read.framework.names import OwnReading, dropped_from, own_names, ranks_of, variables_of
+from bridge.read.framework.table import table_of_clone
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.word import Word, variable_of
 from bridge.read.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
@@ -57,6 +59,8 @@ PROGRAMS = {
 """The same -> the names of the programs that train it."""
 VARIABLE = re.compile(r"\$\{?(\w+)")
 """In the condition of a branch."""
+EITHER = "slime_or_miles"
+"""Table of a launch that is of one of two frameworks; the clone that the script lies in may say of which."""
 FORK = "the parser of Megatron-DeepSpeed"
 """What a program under DeepSpeed has in the place of Megatron-LM's parser."""
 GROUP = "MODEL_ARGS"
@@ -130,6 +134,16 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     if document.kind == "shell" and is_engine(written) and report.decided_by is None:
         precision = report.config.to_dict()
     run = _run_of(written, document)
+    arguments = run.given.values | run.given.unread
+    own_fields = {f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)}
+    environment = {name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown}
+    framework, own = written.framework, OwnReading()
+    if framework is not None:
+        environment |= variables_of(framework, arguments)
+        own = own_names(framework, arguments, environment, document.path)
+        ranks = ranks_of(framework, arguments)
+        if ranks is not None:
+            own_fields[f"{ARGUMENT}.world_size"] = ranks
     _refuse_no_arguments(run, document.path)
     kind = _kind_of(run)
     sections = sections_of(run.given)
@@ -142,15 +156,11 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         sections = {role: without_those_of_the_engine(fields) for role, fields in sections.items()}
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
+    dropped_from(sections, own)
     if run.is_inference:
         sections = {"model": sections["model"]}
     release: Version | None = known_releases()[-1]
     reason = NEWEST
-    environment = {name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown}
-    framework, own = written.framework, OwnReading()
-    if framework is not None:
-        own = own_names(framework, run.given.values | run.given.unread, environment)
-        dropped_from(sections, own)
     if framework is not None and framework.release:
         release, reason = parse_version(framework.release["megatron_core"]), framework.release["because"]
     if written.has_end:  # the release that wrote all arguments
@@ -163,7 +173,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         base="" if framework is None else MEGATRON_LM,
         sections=sections,
         environment=environment,
-        own_fields={f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)},
+        own_fields=own_fields,
         unknown=(*_unknown(run), *other.unknown, *own.unknown),
         unplanned=unplanned,
         other_layers=kind.kind if kind is not None else None,
@@ -307,12 +317,15 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
                 f"{document.path}: {GROUP}", rule, document.mapping[GROUP], "Write --num-layers: 4, for example."
             )
         return runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
-    started = launches(document.text, document.path, variables)
+    asked = model_arguments(document.text, document.path)
+    started = launches(document.text, document.path, {**asked.variables, **variables})
     found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
     if not found:
         raise no_run_of_megatron(document.path, started)
     for run in found:
-        run.path = document.path
+        run.path, run.read_too = document.path, asked.read_too
+        if run.framework is not None and run.framework.name == EITHER:
+            run.framework = table_of_clone(Path(document.path)) or run.framework
     return found
 
 
@@ -361,7 +374,7 @@ def _read_as(run: _Run) -> tuple[str, ...]:
     framework = run.written.framework
     if framework is None:
         return ()
-    return (f"Read as a run of {framework.title}, by its code ({framework.code}).",)
+    return (f"Read as a run of {framework.title}, by its code ({framework.code}).", *run.written.read_too)
 
 
 def _decided_late(path: str, text: str) -> str:

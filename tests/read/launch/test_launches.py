@@ -34,7 +34,23 @@ def by_us(script: str) -> list[list[str]]:
     return [list(launch.arguments) for launch in launches(script)]
 
 
+COUNTED = """\
+LAYERS=5
+DENSE=2
+flags=()
+for ((i = 0; i < LAYERS; i++)); do
+  if (( i < DENSE )); then flags+=(0); else flags+=(1); fi
+done
+printf -v FREQ "[%s]" "$(IFS=', '; echo "${flags[*]}")"
+ARGS=(
+  --moe-layer-freq "$FREQ"
+  --other [0]*$DENSE+[1]*$LAYERS
+)
+torchrun t.py ${ARGS[@]}
+"""
+
 SCRIPTS = [
+    COUNTED,
     'A=1\nB="x $A"\ntorchrun t.py --a $B --b "$B" --c \'$B\' --d\\ e',
     'ARGS=(\n --bf16 # not "this\n --x "a b"\n\n --y z\n)\nARGS+=(--last)\ntorchrun t.py "${ARGS[@]}" ${ARGS[@]}',
     'O=" --bf16 \\\n   --lr 1 "\nO+="--more"\ntorchrun t.py $O',
@@ -372,7 +388,7 @@ def test_a_program_in_a_string_for_a_shell_is_a_launch(shell: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    ["read A < x", "mapfile -t A < x", "printf -v A %s x", "(( A = $1 ))", 'A["$i"]=x', "getopts ab A", "read -n 3 A"],
+    ["read A < x", "mapfile -t A < x", "printf -v A %q x", "(( A = $1 ))", 'A["$i"]=x', "getopts ab A", "read -n 3 A"],
 )
 def test_a_variable_that_only_the_run_knows_keeps_no_earlier_value(change: str) -> None:
     (launch,) = launches(f"A=--fp16\n{change}\n{RUN} $A")
@@ -478,3 +494,8 @@ def test_an_unknown_word_behind_a_switch_may_hold_flags() -> None:
     (run,) = runs("torchrun t.py --num-layers 2 --swiglu $MORE --lr $LR")
     assert reasons(run, "$MORE") == ["unsupported"]
     assert reasons(run, "$LR") == []
+
+
+def test_a_loop_over_a_number_of_the_environment_is_open() -> None:
+    (launch,) = launches(COUNTED.replace("LAYERS=5", "LAYERS=$1"))
+    assert launch.arguments == ("--moe-layer-freq", "$FREQ", "--other", "[0]*2+[1]*$1")
