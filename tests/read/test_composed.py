@@ -53,6 +53,8 @@ def test_a_file_over_its_base_is_what_omegaconf_makes_of_them(child: Path) -> No
     assert resolved(config.values) == wanted
     assert config.read == ["../base.yaml"]
     assert config.missing == []
+    assert config.origins["policy.precision"] == "../base.yaml"
+    assert "policy.length" not in config.origins
 
 
 def test_a_base_that_is_not_there_is_named_and_the_file_counts_alone(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ BOTH = "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set o
 NEITHER = "{path}: states neither {megatron} nor {dtensor}, and {decides}. {remedy}"
 NO_BASE = "`defaults` names {names}, which is not found"
 UNKNOWN_MODE = "takes float32, bfloat16 or float16 alone, and stops at the start"
+ABSENT = "is read where fp8_cfg.enabled is true, and NeMo-RL stops at the start without it"
+TWICE = "stands in megatron_cfg too, and NeMo-RL refuses to start"
 GPUS = "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. Add --target h100x{all}, for example."
 GENERATES = "{key}={value}: {engine} generates samples in it, and trains nothing."
 
@@ -89,6 +91,7 @@ def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None 
         base=MEGATRON_BRIDGE,
         sections=found.sections,
         names=found.names,
+        origins={ours: config.origins[key] for key, ours in found.names.items() if key in config.origins},
         environment=_environment(values),
         unknown=(*_unknown(found, values), *found.unknown),
         unplanned=found.unplanned,
@@ -204,10 +207,21 @@ def _unknown(found: TreeReading, values: Tree) -> list[str]:
 
 def _refused(values: Tree) -> list[Finding]:
     """Return what NeMo-RL refuses of a file."""
+    faults = []
     precision = at(values, PRECISION)
-    if precision is None or precision in MODES or is_open(precision):
-        return []
-    return [Finding(path=PRECISION, rule=UNKNOWN_MODE, value=precision, remedy="Write one of these")]
+    if precision is not None and precision not in MODES and not is_open(precision):
+        faults.append(Finding(path=PRECISION, rule=UNKNOWN_MODE, value=precision, remedy="Write one of these"))
+    scheme = at(values, FP8)
+    if isinstance(scheme, dict) and scheme.get("enabled") is True:
+        for name in ("fp8", "fp8_recipe", "fp8_param"):
+            if name not in scheme:
+                faults.append(Finding(path=f"{FP8}.{name}", rule=ABSENT, remedy=f"State {FP8}.{name}"))
+    block = _block(_block(values, "policy"), "megatron_cfg")
+    for name, value in _block(block, "model_overrides").items():
+        if name in block:
+            key = f"{BLOCK}.model_overrides.{name}"
+            faults.append(Finding(path=key, rule=TWICE, value=value, remedy=f"Remove {BLOCK}.{name}"))
+    return faults
 
 
 def _read_as(table: FrameworkTable) -> str:

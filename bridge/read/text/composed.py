@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,8 @@ class Composed:
     """The merged mapping."""
     read: list[str] = field(default_factory=list)
     """The files below it that were read, by the paths that `defaults` has."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """Dotted key of a value -> the file that states it, by the path that `defaults` has; none for the file's own."""
     missing: list[str] = field(default_factory=list)
     """Those that are named and were not found, or whose names only the run knows."""
 
@@ -65,6 +67,8 @@ def composed(path: Path, whole: Mapping[str, object]) -> Composed:
     """
     found = Composed()
     found.values = _inherited(path, whole, found, ())
+    for key in _keys(whole):
+        found.origins.pop(key, None)
     return found
 
 
@@ -81,9 +85,19 @@ def _inherited(path: Path, whole: Mapping[str, object], found: Composed, above: 
             rule = f"files must not inherit from each other in a circle, got {name!r}"
             raise PayloadError(f"{path}: {rule}. Remove it from defaults.")
         found.read.append(name)
-        below = _inherited(base, _mapping(base), found, (*above, path))
-        values = _merged_files(values, below)
+        below = _mapping(base)
+        values = _merged_files(values, _inherited(base, below, found, (*above, path)))
+        found.origins |= dict.fromkeys(_keys(below), name)
     return _merged_files(values, own)
+
+
+def _keys(values: Mapping[str, object], path: str = "") -> Iterator[str]:
+    """Yield the dotted keys of the values of a mapping."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _keys(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
 
 
 def _names(defaults: object) -> list[str]:

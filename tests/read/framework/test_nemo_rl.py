@@ -92,6 +92,7 @@ def test_values_set_at_start_have_nemo_rl_as_their_origin(child: Path) -> None:
         assert "nemo_rl/models/megatron/setup.py" in set_[path].source
         assert "7ea279ab" in set_[path].source
     assert run.origin_of("model.fp8") == "run.yaml"
+    assert run.origin_of("ddp.grad_reduce_in_fp32") == "base.yaml"
 
 
 def test_a_recipe_that_does_not_reach_the_optimizer_is_an_error(child: Path) -> None:
@@ -192,6 +193,20 @@ def test_a_precision_that_its_setup_does_not_know_is_an_error(child: Path) -> No
     child.write_text(CHILD.replace("policy:\n", "policy:\n  precision: bf16\n", 1))
     (finding,) = [one for one in load_run(config_file=child, strict=False).report.findings if one.id == "PB134"]
     assert (finding.path, finding.value) == ("policy.precision", "bf16")
+
+
+def test_what_its_setup_refuses_is_an_error(child: Path) -> None:
+    child.write_text(
+        CHILD.replace(", fp8_param: true", "").replace(
+            "    moe_router_enable", "    model_overrides: {first_last_layers_bf16: true}\n    moe_router_enable"
+        )
+    )
+    (child.parent / "base.yaml").write_text(BASE.replace(", fp8_param: false", ""))
+    found = [one.path for one in load_run(config_file=child, strict=False).report.findings if one.id == "PB134"]
+    assert found == [
+        "policy.megatron_cfg.fp8_cfg.fp8_param",
+        "policy.megatron_cfg.model_overrides.first_last_layers_bf16",
+    ]
 
 
 def test_a_script_is_read_with_its_file_and_its_overrides(child: Path) -> None:
