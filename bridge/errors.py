@@ -179,6 +179,19 @@ class RunConfigError(_SettingError):
     """A key or value of the run's configuration that cannot be used. `matches` holds the nearest names."""
 
 
+class UnreadFileError(RunConfigError):
+    """A file in which no run was read: it describes none, or not in a form that is known here.
+
+    `kind` says why in a few words, which are the same for many files.
+    """
+
+    def __init__(
+        self, message: str, matches: Sequence[str] = (), *, kind: str = "it cannot be parsed", **parts: Any
+    ) -> None:
+        self.kind = kind
+        super().__init__(message, matches, **parts)
+
+
 class PayloadError(_SettingError, ValueError):
     """A configuration of another system that this system would not take, or that is none of its own."""
 

@@ -16,20 +16,21 @@ import sys
 import warnings
 from pathlib import Path
 
-from bridge.cli.check import support_rows
 from bridge.cli.explain import explanation, rule_dict
+from bridge.cli.recipes.support import support_rows
 from bridge.errors import BridgeWarning
 from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.schemes import SCHEMES
 from bridge.preflight.auto import matrix
-from bridge.read.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.read.megatron_bridge import start as megatron_bridge_start
 from bridge.read.megatron_lm import start as megatron_lm_start
 from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.report.table import markdown
 from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
+from bridge.rules.run_context import RunContext
 from bridge.sync.routes import notes
 from bridge.target.target import GPUS
 from bridge.target.versions import dotted
@@ -68,7 +69,7 @@ SUPPORT = """# Support matrix
 
 Which recipe runs on which GPU generation. `TE 2.2 CUDA 12.1` are the least versions there; *emulated*
 runs without units for that format, or as another one; *?* is not known. The same table, and a single
-target's column with the reasons: `precision-bridge support-matrix [--target h100,te2.8,cuda12.9]`.
+target's column with the reasons: `precision-bridge recipes --support [--target h100,te2.8,cuda12.9]`.
 """
 GPU_TABLE = """
 ## GPU generations
@@ -162,7 +163,7 @@ def rules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rule(rule: Rule) -> list[str]:
+def _rule(rule: Rule[RunContext]) -> list[str]:
     told = rule_dict(rule)
     lines = [f"### {rule.id}: {rule.title}\n"]
     if rule.explanation:

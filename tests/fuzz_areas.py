@@ -176,11 +176,11 @@ def config_files(folder: Path, _more: Path | None) -> Area:
 
 def commands(folder: Path, _more: Path | None) -> Area:
     """Files for `--config`, and what a command prints of them."""
-    file, names = folder / "run.yaml", ["check", "plan", "memory", "align", "modules"]
+    file, names = folder / "run.yaml", ["check", "plan", "memory", "plan --align", "plan --modules"]
 
     def read(data: bytes) -> None:
         file.write_bytes(data[1:])
-        quietly(names[data[0] % len(names)], "--config", str(file))
+        quietly(*names[data[0] % len(names)].split(), "--config", str(file))
 
     seeds = [bytes([number]) + content for number in range(len(names)) for content in _small()]
     words = [word.encode() for word in (*FIELDS, *RUN_WORDS)]

@@ -45,7 +45,7 @@ def test_the_extras_are_those_of_the_project() -> None:
         (("train", "hydra.run.dir=run"), "A training run"),
         (("compare", "mixed_precision=bf16_mixed,fp32", "hydra.sweep.dir=runs"), "A training run"),
         (("train", "--multirun", "mixed_precision=bf16_mixed,fp32", "hydra.sweep.dir=runs"), "A training run"),
-        (("gradients", "bf16_mixed", "fp8_current"), "precision-bridge gradients"),
+        (("compare", "--gradients", "bf16_mixed", "fp8_current"), "precision-bridge compare --gradients"),
         (("quantisation-error", "mxfp8"), "precision-bridge quantisation-error"),
         (("rehearse", "--config", "run.yaml"), "precision-bridge rehearse"),
         (("report", "run"), "precision-bridge report"),
@@ -74,22 +74,12 @@ def test_a_command_that_needs_the_extra_for_training_names_it(
 def test_a_launch_script_names_the_extra_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT)
     path = tmp_path / "run.sh"
-    for words in (["check", "--config", str(path)], ["convert", str(path)], ["sources", str(tmp_path)]):
+    for words in (["check", "--config", str(path)], ["convert", str(path)], ["check", "--brief", str(tmp_path)]):
         assert main(words) == 2
         assert capsys.readouterr().err == (
             f"{path}: reading a launch script needs packages that are not installed (tree-sitter, tree-sitter-bash): "
             "`pip install 'precision-bridge[scripts]'`.\n"
         )
-
-
-@pytest.mark.usefixtures("base_install")
-def test_a_script_without_a_precision_does_not_need_the_extra(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "install.sh").write_text("#!/bin/bash\necho ready\n")
-    (tmp_path / "ds_config.json").write_text('{"fp16": {"enabled": true}}\n')
-    assert main(["sources", str(tmp_path)]) == 0
-    assert "ds_config.json" in capsys.readouterr().out
 
 
 def test_only_the_absent_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,10 +124,12 @@ def _serve() -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "tests"]
     errors = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings of other libraries at import
-    from bridge.cli.main import MODULES
+    from bridge.cli.commands import COMMANDS
 
-    for module in (*IMPORTED, *[f"bridge.cli.{command}" for command in MODULES]):
+    for module in IMPORTED:
         importlib.import_module(module)
+    for command in COMMANDS.values():
+        command.load()
 
     os.dup2(errors, 2)
     gc.collect()

@@ -3,21 +3,21 @@
 import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from bridge.cli.arguments import add_command, print_json
+from bridge.cli.output import print_json
+from bridge.cli.parser import add_json
 from bridge.runtime.audit.compare import differences, format_gemms
 from bridge.runtime.audit.record import FILE, Record
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    parser = add_command(commands, "audit", _audit, "show what each matmul of a run ran in, or where two runs differ")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_json(parser)
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder, or its record.json")
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another run's")
 
 
-def _audit(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """Print; the exit code is 1 where the run is not as planned, or the two differ."""
     records = [
         Record.read(path / FILE if path.is_dir() else path)

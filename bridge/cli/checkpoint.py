@@ -1,37 +1,55 @@
 """`precision-bridge checkpoint inspect|diff|verify|certify`: the files of a checkpoint. No code of them is run."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.arguments import add_command, answer, print_json
+from bridge.cli.output import answer, print_json
+from bridge.cli.parser import add_json
 from bridge.runtime.checkpoint.contents import Contents, Difference, checkpoint_at
 from bridge.runtime.checkpoint.manifest import Manifest, digest
 from bridge.runtime.checkpoint.pickles import pickle_fault
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the commands."""
-    parser = commands.add_parser("checkpoint", help="read the files of a checkpoint: contents, differences, damage")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the parsers of the parts."""
     parts = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     text = "show which run wrote a checkpoint, in which precision, and its tensors by part and dtype"
-    _add_path(add_command(parts, "inspect", _inspect, text), "PATH")
+    inspect = _add_part(parts, "inspect", _inspect, text)
+    _add_path(inspect, "PATH")
     text = "show what differs between two checkpoints, and what it means to resume in the other's precision"
-    parser = add_command(parts, "diff", _diff, text)
-    _add_path(parser, "A")
-    _add_path(parser, "B")
+    diff = _add_part(parts, "diff", _diff, text)
+    _add_path(diff, "A")
+    _add_path(diff, "B")
     text = "compare every file with the manifest; exit code 0, 1 where one was changed, 2 without a manifest"
-    parser = add_command(parts, "verify", _verify, text)
-    _add_path(parser, "PATH")
-    parser.add_argument("--digest", metavar="SHA256", help="the manifest's own digest, as the run that wrote it logged")
+    verify = _add_part(parts, "verify", _verify, text)
+    _add_path(verify, "PATH")
+    verify.add_argument("--digest", metavar="SHA256", help="the manifest's own digest, as the run that wrote it logged")
     text = "measure what BF16 storage or an export in blocks does to codes, scales and values of quantised weights"
-    parser = add_command(parts, "certify", _certify, text)
+    certify = _add_part(parts, "certify", _certify, text)
     text = "a checkpoint, or a folder of checkpoints; without it, a normal matrix of 1024 x 1024"
-    parser.add_argument("path", metavar="PATH", type=Path, nargs="?", help=text)
+    certify.add_argument("path", metavar="PATH", type=Path, nargs="?", help=text)
 
 
-def _add_path(parser: Any, name: str) -> None:
+def run(chosen: argparse.Namespace) -> int | None:
+    """Do the work of the part that was asked for, and return its exit code."""
+    work: Callable[[argparse.Namespace], int | None] = chosen.part
+    return work(chosen)
+
+
+def _add_part(
+    parts: Any, name: str, work: Callable[[argparse.Namespace], int | None], text: str
+) -> argparse.ArgumentParser:
+    """Add a part that can print JSON, and return its parser."""
+    parser: argparse.ArgumentParser = parts.add_parser(name, help=text, description=f"{text}.")
+    add_json(parser)
+    parser.set_defaults(part=work)
+    return parser
+
+
+def _add_path(parser: argparse.ArgumentParser, name: str) -> None:
     text = "a checkpoint, or a folder of checkpoints, whose newest is taken"
     parser.add_argument(name.lower(), metavar=name, type=Path, help=text)
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bridge.cli.arguments import add_command, print_json, write_file
+from bridge.cli.output import print_json, write_file
+from bridge.cli.parser import add_json
 from bridge.errors import RunConfigError
 from bridge.precision.mode import mode_of
 from bridge.registry.faults import faults_of
@@ -28,11 +29,9 @@ GROUPS = (
 """Reasons of records -> the words over them in a file that is read, and in one that is written for a system."""
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "read a precision from another system's file, write it for a third"
-    fields = "print {source, mode, decided_by, semantics, config, payload, losses, lost}"
-    parser = add_command(commands, "convert", _convert, text, json=fields)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_json(parser, "print {source, mode, decided_by, semantics, config, payload, losses, lost}")
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
     parser.add_argument("--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML")
     assumed = "where the file does not state the mode, take the system's own default, and record it"
@@ -47,7 +46,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--out", metavar="FILE", help="write the payload to this file instead of printing it")
 
 
-def _convert(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """Print the payload, and on stderr its source and what cannot be converted exactly; return 1 under --strict."""
     from bridge.convert import conversion
     from bridge.read.systems import system

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.cli.arguments import add_command, print_json, read_run
-from bridge.cli.recipes import NamedRecipe, by_subject
+from bridge.cli.output import print_json
+from bridge.cli.parser import add_json
+from bridge.cli.recipes.named import NamedRecipe
+from bridge.cli.recipes.show import fields_by_subject
+from bridge.cli.run_arguments import read_saved
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, GROUPS
 from bridge.precision.field_docs import field_docs
@@ -25,6 +28,7 @@ from bridge.precision.statements import field_names, is_stated, recipe_name, sou
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
+from bridge.rules.run_context import RunContext
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.audit.setting import Setting, effect_in
 from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
@@ -48,10 +52,10 @@ WRITTEN = {
 }
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "explain a field (its meaning, where Megatron keeps it, when it acts) or a rule (PB101)"
-    parser = add_command(commands, "explain", _explain, text, epilog=by_subject())
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_json(parser)
+    parser.epilog = fields_by_subject()
     text = "field, by its own name or Megatron's, or a rule's id; without it, all fields are listed"
     parser.add_argument("field", nargs="?", help=text)
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
@@ -61,7 +65,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it")
 
 
-def _explain(chosen: argparse.Namespace) -> None:
+def run(chosen: argparse.Namespace) -> None:
+    """Print everything about a field or a rule."""
     if chosen.field == LIST:
         found: Any = [rule_dict(rule) for rule in RULES]
         text = "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)
@@ -78,10 +83,10 @@ def _explain(chosen: argparse.Namespace) -> None:
         found = in_run(chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
     elif chosen.config is not None:
-        run = read_run(chosen, file=chosen.config, strict=False)
-        found = in_file(chosen.field, run)
+        values = read_saved(chosen, chosen.config, strict=False)
+        found = in_file(chosen.field, values)
         lines = [_setting_text(one, found["config"]) for one in found["settings"]]
-        text = "\n".join([*lines, *(f"  {line}" for line in run.reading.lines)])
+        text = "\n".join([*lines, *(f"  {line}" for line in values.reading.lines)])
     else:
         found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
@@ -251,7 +256,7 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rule(word: str) -> Rule:
+def _rule(word: str) -> Rule[RunContext]:
     rule = BY_ID.get(word.upper())
     if rule is None:
         matches = [name for name in BY_ID if name.startswith(word.upper())][:3]  # a number is near to no other
@@ -260,7 +265,7 @@ def _rule(word: str) -> Rule:
     return rule
 
 
-def rule_dict(rule: Rule) -> dict[str, Any]:
+def rule_dict(rule: Rule[RunContext]) -> dict[str, Any]:
     """Return everything about a rule as plain data."""
     return {
         "id": rule.id,

@@ -8,7 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, show, write_file
+from bridge.cli.output import print_json, show, write_file
+from bridge.cli.parser import add_json
+from bridge.cli.planned_answer import plan_of
+from bridge.cli.run_arguments import add_run_arguments, read_run, read_saved
 from bridge.convert.serving.formats import SYSTEMS
 
 if TYPE_CHECKING:
@@ -16,10 +19,10 @@ if TYPE_CHECKING:
     from bridge.convert.serving.reader import ServingConfig
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "write the quantisation config of the system that serves a trained model, or compare with one"
-    parser = add_run_command(commands, "manifest", _manifest, text)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_run_arguments(parser)
+    add_json(parser)
     text = "folder of a run, or a manifest in JSON, instead"
     parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
     parser.add_argument("--for", dest="system", choices=list(SYSTEMS), help="the system that serves the model")
@@ -28,7 +31,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--out", metavar="FILE", help="write the config to this file instead of printing it")
 
 
-def _manifest(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """Print the manifest, the config of a system, or the comparison; return 1 where that finds differences."""
     if chosen.against is not None:
         from bridge.convert.serving.reader import ServingConfig
@@ -61,7 +64,7 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
     from bridge.runtime.audit.run_folder import MADE, RunFolder
 
     folder = RunFolder.of(path)
-    plan = plan_of(read_run(chosen, file=str(folder.path / MADE)))
+    plan = plan_of(read_saved(chosen, str(folder.path / MADE)))
     return Manifest.of(plan, record=folder.record, model_type=model_type)
 
 

@@ -1,34 +1,79 @@
-"""`precision-bridge memory`: the bytes of a rank, held against its GPU, and the changes with which a run fits."""
+"""`precision-bridge memory [FILE ...] [OVERRIDES]`: the bytes of a rank, and the changes with which it fits its GPU."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, answer_runs, show, show_assumed, show_planned
+from bridge.cli.output import show
+from bridge.cli.parser import add_json
+from bridge.cli.planned_answer import answer_runs, planned_code, show_assumed, show_planned
+from bridge.cli.run_arguments import add_run_arguments
+from bridge.cli.several import (
+    RunAnswer,
+    add_several_arguments,
+    answer_several,
+    paths_of_several,
+    precision_dict,
+    precision_text,
+)
+from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     from bridge.front.loader import RunValues
+    from bridge.front.several import FileRun
     from bridge.plan.run import PlannedRun
     from bridge.sync.prediction import Prediction
 
 RECOMPUTE = {"none": ("none", ()), "selective (mlp)": ("selective", ("mlp",)), "full": ("full", ())}
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "show what weights, gradients, states and activations take on a rank, and whether it fits"
-    parser = add_run_command(commands, "memory", _memory, text, json="print JSON, in bytes")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_run_arguments(parser)
+    add_several_arguments(parser)
+    add_json(parser, "print JSON, in bytes")
     parser.add_argument("--fit", action="store_true", help="list the changes with which the run fits, cheapest first")
 
 
-def _memory(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
+    paths = paths_of_several(chosen)
+    if paths and chosen.fit:
+        raise RunConfigError("--fit: is about one run, got several. Give one file, without --brief.")
+    if paths:
+        return answer_several(chosen, paths, _brief)
     return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
+
+
+def _brief(_found: FileRun, values: RunValues) -> RunAnswer:
+    """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
+    from bridge.report.plan_table import fit_sentence
+
+    values.require_strict()
+    setup = values.report.setup
+    run = setup.planned
+    unknown = values.rests_on(lambda: run.memory)
+    sentence = fit_sentence(run.memory.largest, run.memory_bytes, run.missing, _may_change(run, unknown))
+    content = {
+        **precision_dict(setup),
+        "stage": run.memory.largest.stage,
+        "bytes": run.memory.largest.total,
+        "gpu_bytes": run.memory_bytes,
+        "not_counted": list(run.missing),
+        "rests_on_unknown": unknown,
+        "verdict": sentence,
+    }
+    return RunAnswer(text=f"{precision_text(setup)}; {sentence}", content=content, code=planned_code(values))
+
+
+def _may_change(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what may change the count of a run, and is not read or not known."""
+    return tuple(dict.fromkeys((*run.prediction.uncounted, *unknown.values())))
 
 
 def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
@@ -69,7 +114,7 @@ def _show(values: RunValues, *, fits: bool) -> None:
             memory_bytes=run.memory_bytes,
             uncounted=run.uncounted,
             missing=run.missing,
-            unread=tuple(dict.fromkeys((*run.prediction.uncounted, *unknown.values()))),
+            unread=_may_change(run, unknown),
         )
     )
     counted = run.parallel.world_size

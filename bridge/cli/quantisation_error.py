@@ -7,9 +7,11 @@ import dataclasses
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridge.cli.arguments import add_run_command, answer, read_run, write_file
+from bridge.cli.output import answer, write_file
+from bridge.cli.parser import add_json
+from bridge.cli.run_arguments import add_run_arguments, read_run
 from bridge.extras import require_extra
 from bridge.precision.config import FIELDS
 from bridge.precision.mode import label_of, scheme_of
@@ -28,10 +30,10 @@ STORED = tuple(name for name, field in FIELDS.items() if field.stores_weights)
 """Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "measure what FP8 or FP4 does to a model's operands, per layer"
-    parser = add_run_command(commands, "quantisation-error", _quantisation_error, text)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_run_arguments(parser)
+    add_json(parser)
     parser.add_argument("--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them")
     text = f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)"
     parser.add_argument("--steps", type=int, help=text)
@@ -40,7 +42,8 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--propose", metavar="FILE", help=text)
 
 
-def _quantisation_error(chosen: argparse.Namespace) -> None:
+def run(chosen: argparse.Namespace) -> None:
+    """Measure a run, and print a row for each layer and operand."""
     require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table
@@ -49,10 +52,10 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if chosen.checkpoint is not None:
         chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
-    run = read_run(chosen)
-    title = label_of(run.precision) if run.precision is not None else "no recipe"
-    config = container(run)
-    require_startable(config, run)
+    values = read_run(chosen)
+    title = label_of(values.precision) if values.precision is not None else "no recipe"
+    config = container(values)
+    require_startable(config, values)
     usual = STEPS if chosen.checkpoint is None else 0
     rows = measure_quantisation(config, steps=usual if chosen.steps is None else chosen.steps)
     if chosen.out is not None:
@@ -62,8 +65,8 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     answer(chosen, [finite(dataclasses.asdict(row)) for row in rows], quantisation_table(rows, title=title))
     if chosen.out is not None and not chosen.json:
         print(f"Heat map and rows: {chosen.out}")
-    if chosen.propose is not None and run.precision is not None:
-        lines = _propose(chosen.propose, rows, run, run.precision)
+    if chosen.propose is not None and values.precision is not None:
+        lines = _propose(chosen.propose, rows, values, values.precision)
         print("\n".join(lines), file=sys.stderr if chosen.json else sys.stdout)
 
 

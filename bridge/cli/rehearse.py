@@ -1,19 +1,21 @@
 """`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, through Megatron's real classes on this machine's CPU."""
 
 import argparse
-from typing import Any
 
-from bridge.cli.arguments import add_run_command, print_answer, read_run, show, show_reading
+from bridge.cli.output import print_json, show
+from bridge.cli.parser import add_json
+from bridge.cli.planned_answer import answer_dict, show_reading
+from bridge.cli.run_arguments import add_run_arguments, read_run
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 
 MOST_PROCESSES = 4
 
 
-def add_parsers(commands: Any) -> None:
-    """Add the command."""
-    text = "train a shrunk copy of a run here, save, resume, and compare what ran with the plan"
-    parser = add_run_command(commands, "rehearse", _rehearse, text)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_run_arguments(parser)
+    add_json(parser)
     help_of_backend = "te_cpu: Transformer Engine's own Python on this CPU (default); emulated: this project's layers"
     parser.add_argument("--backend", choices=("te_cpu", "emulated"), default="te_cpu", help=help_of_backend)
     parser.add_argument("--processes", type=int, default=MOST_PROCESSES, help="the most processes of a launch, 1 to 4")
@@ -21,7 +23,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 where something was left out")
 
 
-def _rehearse(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
     if not 1 <= chosen.processes <= MOST_PROCESSES:
         raise RunConfigError.of("--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4.")
@@ -31,11 +33,11 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     from bridge.rehearse.rehearse import rehearse
     from bridge.rehearse.table import rehearsal_dict, rehearsal_text  # rich is heavy
 
-    run = read_run(chosen)
-    rehearsal = rehearse(run, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)
+    values = read_run(chosen)
+    rehearsal = rehearse(values, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)
     if chosen.json:
-        print_answer(run, rehearsal_dict(rehearsal, strict=chosen.strict))
+        print_json(answer_dict(values, rehearsal_dict(rehearsal, strict=chosen.strict)))
     else:
         show(rehearsal_text(rehearsal))
-        show_reading(run)
+        show_reading(values)
     return rehearsal.exit_code(strict=chosen.strict)

@@ -43,8 +43,6 @@ class Run:
     system: System
     evidence: str
     imported: ImportReport
-    said_by: str = "flags"
-    """Of a launch: "flags" of the program, or those of its "launcher"."""
 
     @property
     def source(self) -> dict[str, Any]:
@@ -145,7 +143,7 @@ def _of_line(document: Document, launch: Launch, line: CommandLine, context: Map
     with _named(document, launch.label):
         imported = one.import_(line.payload, **{**line.context, **_for_system(one, context)})
     imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
-    return Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
+    return Run(document=document, system=one, evidence=line.evidence, imported=imported)
 
 
 def _nothing(

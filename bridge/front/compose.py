@@ -32,21 +32,11 @@ from bridge.front.errors import in_our_words
 from bridge.front.references import refuse_multiplied
 from bridge.front.search import JOB, Search
 from bridge.precision.fields import COMMAND_LINE
-from bridge.read.problems import (
-    KEYS,
-    OWNERS,
-    PRECISION,
-    RECIPES,
-    RUN_KEYS,
-    SECTIONS,
-    GivenRun,
-    Layer,
-    Origins,
-    Problems,
-    leaves,
-    recipe_sources,
-    trusted_sources,
-)
+from bridge.preflight.origins import Layer, Origins, leaves
+from bridge.preflight.problems import Problems
+from bridge.read.given_run import GivenRun
+from bridge.read.keys import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS, refuse_unknown_sections
+from bridge.read.recipe_sources import recipe_sources, trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 
@@ -332,7 +322,7 @@ def _given(config: DictConfig, settings: Any, origins: Origins, recipes: Recipes
         raise RunConfigError(text) from error
     sections: dict[str, Any] = _without_missing(resolved)
     problems = Problems(origins)
-    problems.refuse_sections(sections)
+    refuse_unknown_sections(sections, problems)
     problems.raise_any()
     choice = settings.runtime.choices.get(PRECISION)
     recipe = recipes.get(recipe_name(f"{PRECISION}/{choice}") or "")

@@ -10,26 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import recipe_name
-from bridge.read.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.origins import Origins, leaves
+from bridge.preflight.problems import Problems
+from bridge.read.given_run import GivenRun
+from bridge.read.keys import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS
 from bridge.read.kinds import MAPPINGS, read_file, started
-from bridge.read.problems import (
-    KEYS,
-    OWNERS,
-    PRECISION,
-    RECIPES,
-    RUN_KEYS,
-    SECTIONS,
-    GivenRun,
-    Origins,
-    Problems,
-    leaves,
-    recipe_sources,
-    trusted_sources,
-)
+from bridge.read.recipe_sources import recipe_sources, trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
+from bridge.rules.near_names import near_names
 from bridge.rules.topics.mode import MODES
-from bridge.rules.topics.names import near_names
 from bridge.target.fields import FIELDS
 from bridge.target.target import Target, parse_target
 

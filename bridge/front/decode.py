@@ -23,13 +23,13 @@ from bridge.precision.modules import schemes_of_rows
 from bridge.precision.statements import field_value
 from bridge.precision.values import coerce, torch_dtype
 from bridge.preflight import te_cpu
-from bridge.read.file_reading import PRECISION_BRIDGE
-from bridge.read.problems import SECTIONS
+from bridge.preflight.file_reading import PRECISION_BRIDGE
+from bridge.read.keys import SECTIONS
 from bridge.training.config import ConfigContainer
 
 if typing.TYPE_CHECKING:
     from bridge.front.loader import RunValues
-    from bridge.read.problems import Problems
+    from bridge.preflight.problems import Problems
     from bridge.registry.config import MixedPrecisionConfig
 
 PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})

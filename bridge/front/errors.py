@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
 from bridge.precision.fields import COMMAND_LINE
-from bridge.read.problems import KEYS, PRECISION
+from bridge.read.keys import KEYS, PRECISION
 from bridge.registry.registry import REGISTRY
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)

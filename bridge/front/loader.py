@@ -22,24 +22,16 @@ from bridge.model.section import ROLES, read_section
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import check_value, field_names, mark_recipe, recipe_name, stated_values, with_only
 from bridge.preflight.check import Report, check_run, resolve_precision, section_of
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.origins import NOT_KNOWN, Layer, Origins, leaves
+from bridge.preflight.problems import Problems
 from bridge.preflight.silence import refuse_unknown
-from bridge.read.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.read.given_run import GivenRun
+from bridge.read.keys import MADE_BY, PRECISION, RUN_KEYS, SECTIONS
 from bridge.read.kinds import FILES, file_in, refuse_without_sizes
-from bridge.read.problems import (
-    MADE_BY,
-    NOT_KNOWN,
-    PRECISION,
-    RUN_KEYS,
-    SECTIONS,
-    GivenRun,
-    Layer,
-    Origins,
-    Problems,
-    leaves,
-)
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
-from bridge.rules.topics.names import nearest_fields
+from bridge.rules.near_names import nearest_fields
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.fields import NAMES
 from bridge.target.target import target_of

@@ -34,7 +34,8 @@ from bridge.front.decode import container, decoded_sections, require_startable
 from bridge.front.errors import CRASH, in_our_words
 from bridge.front.loader import RunValues, config_folder, run_of
 from bridge.front.search import JOB, VERSION_BASE, Search
-from bridge.read.problems import KEYS, SECTIONS, GivenRun
+from bridge.read.given_run import GivenRun
+from bridge.read.keys import KEYS, SECTIONS
 from bridge.registry.hydra_group import own_environment
 from bridge.runtime.checkpoint.lock import require_unlocked
 from bridge.training.config import ConfigContainer

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.read.problems import Origins
+from bridge.preflight.origins import Origins
 
 MOST_CHARACTERS = 2**20
 """Of a value with its references written out. A whole run has a hundredth of it."""

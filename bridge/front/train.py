@@ -27,7 +27,7 @@ from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
 from bridge.preflight.check import Report, check_run
 from bridge.preflight.last_sync import last_sync
-from bridge.read.problems import MADE_BY, OWNERS, SECTIONS
+from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync

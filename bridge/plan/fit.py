@@ -25,7 +25,7 @@ from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import keeps_scores
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
-from bridge.rules.topics.parallel import cut_unevenly
+from bridge.rules.divisions import uneven_sizes
 
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""
@@ -202,7 +202,7 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
         return False
     model = SimpleNamespace(**run.section("model"))
     crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not model.overlap_p2p_comm
-    is_even = not cut_unevenly(model, shape, parallel, run.workload.seq_length)
+    is_even = not [*uneven_sizes(model, shape, parallel, run.workload.seq_length)]
     return run.target.count in (None, parallel.world_size) and is_even and not crosses
 
 

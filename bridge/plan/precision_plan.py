@@ -34,7 +34,7 @@ from bridge.model.modules import Module, ModulePaths, modules_of
 from bridge.model.shape import ModelShape
 from bridge.plan.adapters import Adapter
 from bridge.plan.rows import PlanRow, module_rows
-from bridge.plan.selection import ModuleSelection, module_selection
+from bridge.plan.selection import module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.grouping import grouped
@@ -45,6 +45,7 @@ from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_value
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.module_selection import ModuleSelection
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.target import Target
 from bridge.target.versions import Version

@@ -7,7 +7,7 @@ of each pipeline stage: ``decoder.layers.0`` of such a file is the first layer o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
@@ -16,6 +16,7 @@ from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Matcher, Matchers, recipe_of
 from bridge.precision.module_schemes import row_matchers
 from bridge.precision.modules import layers_beyond
+from bridge.rules.module_selection import Elsewhere, ModuleSelection, Selected, Taken
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
@@ -23,79 +24,6 @@ if TYPE_CHECKING:
 UNREAD = ("embedding", "router", "norm", "head")
 OTHER_STAGES = (1, 2, 4, 8)
 """Pipeline sizes that a foreign recipe is compared under."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """A module of a layer."""
-
-    layer: str
-    number: int | None
-    """The layer's number from 0 over the whole model; None for embedding, MTP and output."""
-    module: str
-    kind: str
-    path: str
-    local: str
-    """Its name within its model chunk."""
-    chunk: int
-    is_low: bool
-    scheme: str | None
-    """The scaling scheme of its GEMMs in the plan; None: none of them is in FP8 or FP4."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selected:
-    """The modules that one row or matcher selects."""
-
-    matcher: Matcher
-    taken: tuple[Taken, ...]
-    shadowed: tuple[Taken, ...]
-    """Linear layers that it selects and an earlier one takes."""
-    by: tuple[str, ...]
-    unread: tuple[Taken, ...]
-    """Modules that it selects and that read no per-module recipe."""
-    nearest: tuple[str, ...]
-    """Names of modules that look like the pattern, where it selects none."""
-    beyond: tuple[int, ...]
-    """Layers that it names, as it states them, and that the model does not have."""
-    missed: tuple[int, ...]
-    """Layers of the model that it names, as it states them, and in which it selects no module."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it selects no linear layer at all."""
-        return not self.taken and not self.shadowed
-
-    @property
-    def is_hidden(self) -> bool:
-        """Whether earlier ones take every linear layer that it selects."""
-        return not self.taken and bool(self.shadowed)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers that it selects linear layers of."""
-        return tuple(dict.fromkeys(one.number for one in (*self.taken, *self.shadowed) if one.number is not None))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Elsewhere:
-    """A foreign matcher that means other layers under another pipeline size."""
-
-    row: Selected
-    stages: int
-    there: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleSelection:
-    """The rows or matchers of a run, in order."""
-
-    rows: tuple[Selected, ...]
-    is_foreign: bool
-    """They are of a foreign recipe, whose names are those within a chunk."""
-    left: tuple[Taken, ...]
-    num_layers: int
-    elsewhere: tuple[Elsewhere, ...] = ()
 
 
 def module_selection(plan: PrecisionPlan) -> ModuleSelection:

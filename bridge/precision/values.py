@@ -184,3 +184,10 @@ _COERCIONS: dict[str, Callable[[object], Any]] = {
     "dtype": dtype_token,
     "rows": plain_rows,
 }
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as data that JSON can hold: dtypes as tokens, anything unknown as its repr."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return getattr(value, "value", value) if isinstance(value, str) else value
+    return dtype_token(value) if is_torch_dtype(value) else repr(value)

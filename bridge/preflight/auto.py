@@ -22,7 +22,7 @@ from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
-from bridge.rules.rule import ask
+from bridge.rules.rule import ask, without_run
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
 from bridge.target.fields import DEFAULTS
@@ -227,7 +227,7 @@ _VERDICT_OF = {
 """Rule -> the verdict where it speaks; the first verdict counts."""
 _WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614", "PB621")
 """Rules whose verdict no version changes."""
-_RULES = tuple(BY_ID[name] for name in _VERDICT_OF)
+_RULES = without_run(BY_ID[name] for name in _VERDICT_OF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,16 +18,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, Finding, PrecisionTypeError, RunConfigError
+from bridge.model.layout import Parallel
 from bridge.model.reads import View, kept_property, reads
-from bridge.model.section import ROLES
+from bridge.model.section import ROLES, Section
+from bridge.model.shape import ModelShape
 from bridge.precision.statements import field_names
 from bridge.preflight.silence import refuse_unknown
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import label_of_owners, nearest_label
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, Weaknesses
+from bridge.rules.context import PRECISION_OWNERS, Weaknesses
+from bridge.rules.module_selection import ModuleSelection
+from bridge.rules.program import Dropped, Program
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
+from bridge.rules.run_context import RunContext
 from bridge.rules.unknown import settings_text
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction, predict
@@ -37,7 +42,6 @@ from bridge.target.target import Target, target_of
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
-    from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
     from bridge.registry.schedule import Phase
 
@@ -51,7 +55,7 @@ LAYERS = (
 """Settings that say which layers there are, and on which stage."""
 
 
-class Setup(RuleContext):
+class Setup(RunContext):
     """A run before it is built. Read-only by intent; made again for each check.
 
     Args:
@@ -91,51 +95,38 @@ class Setup(RuleContext):
         mode_decided_by: str | None = None,
         other_layers: str | None = None,
         refused: Sequence[Finding] = (),
-        dropped: Sequence[Any] = (),
+        dropped: Sequence[Dropped] = (),
         **sections: Any,
     ) -> None:
-        self.unknown, self.malformed = {}, []
+        unknown: dict[str, Any] = {}
+        malformed: list[Finding] = []
         if isinstance(precision, Mapping):
-            precision = self._stated(precision)
+            precision = _stated(precision, unknown, malformed)
         if not isinstance(precision, Prediction):
             config = get_mixed_precision_config(precision) if precision is not None else None
             precision = predict(config, sections, target=target)
         self.prediction = run = precision
-        self.sections = run.sections
-        self.malformed += [one for section in run.sections.values() for one in section.malformed]
         super().__init__(
             run.precision,
-            rows=run.rows,
+            sections=run.sections,
             views={role: View(values) for role, values in run.values.items()},
-            given=frozenset(role for role, section in run.sections.items() if section.is_given),
+            rows=run.rows,
             target=run.target,
+            program=Program(
+                is_own=is_own, is_bridge=is_bridge, is_resumed=is_resumed, refused=refused, dropped=dropped
+            ),
+            unknown=unknown,
+            malformed=malformed,
             origins=origins,
             weaknesses=self._weakness if weaknesses is not None else None,
             backend=backend,
             environment=environment,
         )
-        self.is_whole = True
-        self.is_own, self.is_bridge, self.is_resumed = is_own, is_bridge, is_resumed
         self.choice = choice
         self._weaknesses = weaknesses
         self.mode_decided_by = mode_decided_by
         self.other_layers = other_layers
-        self.refused = refused
-        self.dropped = dropped
         self.not_asked: list[str] = []
-
-    def _stated(self, given: Mapping[str, Any]) -> MixedPrecisionConfig:
-        """Return the config of plain fields; keys that are none, and values of a wrong type, are noted."""
-        stated: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in field_names(MixedPrecisionConfig):
-                self.unknown[str(name)] = value
-                continue
-            try:
-                stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
-            except PrecisionTypeError as error:
-                self.malformed.append(Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value))
-        return MixedPrecisionConfig.from_dict(stated)
 
     def _weakness(self, path: str) -> str | None:
         """Return what decides a setting where that is assumed or open; None for one that the recipe writes.
@@ -169,6 +160,34 @@ class Setup(RuleContext):
     def is_own_known(self, path: str) -> bool:
         """Return whether the value that an owner holds before the sync is stated, or a known default."""
         return self._weaknesses is None or self._weaknesses(path) is None
+
+    @kept_property
+    def built_model(self) -> Section:
+        """The model that this Megatron Core builds."""
+        return self.prediction.model
+
+    @kept_property
+    def shape(self) -> ModelShape:
+        """The model; a size that is impossible is replaced."""
+        return self.prediction.shape_and_faults[0]
+
+    @kept_property
+    def parallel(self) -> Parallel:
+        """The layout; the parts of it that cannot be read are left out."""
+        return self.prediction.layout_and_faults[0]
+
+    @kept_property
+    def prediction_schemes(self) -> Sequence[str | None]:
+        """The scheme of each linear layer of multi-token prediction; none for a model that cannot be planned."""
+        try:
+            layers = self.plan.layers
+        except RunConfigError:  # PB619 names it
+            return ()
+        schemes = []
+        for layer in layers:
+            if layer.is_mtp:
+                schemes += [module.scheme for module in layer.modules if module.kind == "linear"]
+        return schemes
 
     @kept_property
     def overflow(self) -> Violation | None:
@@ -245,6 +264,20 @@ class Setup(RuleContext):
         master = self.optimizer.main_params_dtype if owns_dtype else "fp32"
         wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
+
+
+def _stated(given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]) -> MixedPrecisionConfig:
+    """Return the config of plain fields; keys that are none, and values of a wrong type, are added to the two."""
+    stated: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in field_names(MixedPrecisionConfig):
+            unknown[str(name)] = value
+            continue
+        try:
+            stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
+        except PrecisionTypeError as error:
+            malformed.append(Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value))
+    return MixedPrecisionConfig.from_dict(stated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +365,7 @@ def check_run(
     mode_decided_by: str | None = None,
     other_layers: str | None = None,
     refused: Sequence[Finding] = (),
-    dropped: Sequence[Any] = (),
+    dropped: Sequence[Dropped] = (),
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
 

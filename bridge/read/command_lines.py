@@ -45,8 +45,6 @@ class CommandLine:
     """The file, or the system, that decides; there is no payload then."""
     framework: Framework | None = None
     """The framework that is started and not read; there is neither a system nor a payload then."""
-    said_by: str = "flags"
-    """The source of the precision: "flags" of the program, or those of the "launcher"."""
 
 
 class Line:
@@ -210,7 +208,6 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
         payload=payload,
         context={"program": program if line.launch.line else None, "accelerate_mixed_precision": environment},
         unread=unread,
-        said_by="flags" if switched or environment is None else "launcher",
     )
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PayloadError, RunConfigError
+from bridge.errors import PayloadError, UnreadFileError
 from bridge.read import frameworks
-from bridge.read.problems import KEYS, OWNERS, SECTIONS, fields_of
+from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.read.text.document import Document
-from bridge.rules.topics.names import near_names
+from bridge.rules.near_names import near_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,23 +35,23 @@ SHOWN = 4
 
 
 def refuse_framework(document: Document) -> None:
-    """Raise RunConfigError for a file of a framework that is not read, and for a Python program."""
+    """Raise UnreadFileError for a file of a framework that is not read, and for a Python program."""
     try:
         found = frameworks.recognise(document)
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
     if found is not None:
-        raise RunConfigError(found.refusal(document.path))
+        raise UnreadFileError(found.refusal(document.path), kind=f"looks like {found.name}")
     if document.kind == "python":
         _refuse_system(document)
-        raise RunConfigError(PROGRAM.format(path=document.path))
+        raise UnreadFileError(PROGRAM.format(path=document.path), kind="a Python program")
     if document.kind == "toml":
         _refuse_no_run(document)
-        raise RunConfigError(TOML.format(path=document.path))
+        raise UnreadFileError(TOML.format(path=document.path), kind="TOML")
 
 
 def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
-    """Raise RunConfigError for sections that are another framework's, or nobody's; a misspelt one is left to others."""
+    """Raise UnreadFileError for sections of another framework, or of none; a misspelt one is left to others."""
     document = Document(path=str(path), text="", kind="yaml", of=sections)
     refuse_framework(document)
     _refuse_no_run(document)
@@ -81,11 +81,11 @@ def _has_classes(document: Document) -> bool:
     return bool(list(frameworks.classes_in(document.mapping)))
 
 
-def _no_run(path: str, unknown: Sequence[str]) -> RunConfigError:
+def _no_run(path: str, unknown: Sequence[str]) -> UnreadFileError:
     named = ", ".join(repr(key) for key in unknown[:SHOWN])
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     rule = "must have the sections of a run, such as model and mixed_precision"
-    return RunConfigError(f"{path}: {rule}, got {named}{more}. {RUNS}")
+    return UnreadFileError(f"{path}: {rule}, got {named}{more}. {RUNS}", kind="no sections of a run")
 
 
 def _refuse_system(document: Document) -> None:
@@ -96,14 +96,15 @@ def _refuse_system(document: Document) -> None:
             sentence = CONVERTED.format(
                 path=document.path, quoted=quote(document.path), title=system.title, evidence=seen.evidence
             )
-            raise RunConfigError(sentence)
+            raise UnreadFileError(sentence, kind=f"looks like a file of {system.title}")
 
 
-def no_run_of_megatron(path: str, started: Sequence[Launch]) -> RunConfigError:
+def no_run_of_megatron(path: str, started: Sequence[Launch]) -> UnreadFileError:
     """Return the refusal of a launch script that starts no run of Megatron-LM."""
     found = frameworks.of_launches(started)
     if found is not None:
-        return RunConfigError(found.refusal(path))
+        return UnreadFileError(found.refusal(path), kind=f"looks like {found.name}")
     names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
+    rule = "must start a run of Megatron-LM"
     remedy = "Give its launch script, or the configuration that this one starts with."
-    return RunConfigError.of(path, "must start a run of Megatron-LM", names, remedy)
+    return UnreadFileError(f"{path}: {rule}, got {names!r:.80}. {remedy}", kind="starts no run of Megatron-LM")

@@ -29,8 +29,8 @@ CONVERTED = (
     "`precision-bridge convert {quoted}` reads what it states of the precision."
 )
 READ = (
-    "{path}: looks like {name} (it {evidence}), which {runs}. "
-    "`check`, `plan` and `memory` read it, and `convert` does not."
+    "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` read it, and `convert` does "
+    "not."
 )
 UNREAD = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
 
@@ -50,6 +50,8 @@ class Framework:
     """What to give the other commands, a sentence."""
     yields: bool = False
     """A system that reads the command line goes before it."""
+    is_read: bool = False
+    """`check`, `plan` and `memory` read the file."""
     table: str = ""
     """Its table in `bridge.read.framework`, by which its runs are read; empty: they are not."""
 
@@ -58,9 +60,11 @@ class Framework:
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
-        sentence = CONVERTED if self.is_converted else UNREAD
-        if self.tree:
+        sentence = UNREAD
+        if self.is_read or self.tree:
             sentence = READ
+        elif self.is_converted:
+            sentence = CONVERTED
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
         return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
 
@@ -87,8 +91,16 @@ class _Row:
         self.files = [_File(row, self) for row in columns.get("files", ())]
 
     def found(self, evidence: str) -> Framework:
-        words = {"name": self.name, "evidence": evidence, "runs": self.runs, "instead": self.instead}
-        return Framework(**words, is_converted=self.is_converted, yields=self.yields, table=self.table, tree=self.tree)
+        return Framework(
+            name=self.name,
+            evidence=evidence,
+            runs=self.runs,
+            instead=self.instead,
+            is_converted=self.is_converted,
+            yields=self.yields,
+            table=self.table,
+            tree=self.tree,
+        )
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
@@ -120,7 +132,8 @@ class _Row:
             seen = file.table.recognise(document)
             if seen is not None:
                 found = self.found(seen.evidence)
-                return replace(found, runs=file.runs, is_converted=file.is_converted, tree=file.tree)
+                found = replace(found, runs=file.runs, is_converted=file.is_converted)
+                return replace(found, is_read=file.is_read, tree=file.tree)
         for target in targets:
             if _package_of(target, self.classes):
                 return replace(self.found(f"names the class `{target}`"), tree="")
@@ -153,8 +166,10 @@ class _File:
     def __init__(self, columns: Mapping[str, Any], framework: _Row) -> None:
         self.runs: str = columns.get("runs", framework.runs)
         self.is_converted: bool = columns.get("converts", framework.is_converted)
+        self.is_read: bool = columns.get("reads", False)
         self.tree: str = columns.get("tree", framework.tree)
-        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts", "tree")}
+        others = ("runs", "converts", "reads", "tree")
+        signs = {name: value for name, value in columns.items() if name not in others}
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 

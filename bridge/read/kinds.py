@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision import strict_yaml
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.origins import Origins
+from bridge.preflight.problems import Problems
 from bridge.read.debug_features import unfollowed_features
-from bridge.read.file_reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.read.keys import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, fields_of, refuse_unknown_sections
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
-from bridge.read.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Origins, Problems, fields_of
 from bridge.target.target import Target
 
 MAPPINGS = (*OWNERS, *SECTIONS)
@@ -38,10 +40,11 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     """Return what a file says of a run; what stands in it decides which framework wrote it.
 
     Raises:
-        RunConfigError: It cannot be read, or describes no run.
+        UnreadFileError: It cannot be read, or describes no run.
+        RunConfigError: Its sections cannot be those of a run.
     """
     limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
-    data = strict_yaml.read_bytes(path, error=RunConfigError, limit=limit)
+    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
     if path.suffix in OURS and FRAMEWORK.search(data):
         from bridge.read.framework.files import read_framework  # few files are a framework's
 
@@ -91,22 +94,25 @@ def file_in(folder: Path) -> Path:
 
 
 def _mapping(data: bytes, path: Path) -> dict[str, Any]:
-    text = strict_yaml.decoded(data, str(path), error=RunConfigError)
-    documents = strict_yaml.load_all(text, str(path), error=RunConfigError)
+    text = strict_yaml.decoded(data, str(path), error=UnreadFileError)
+    documents = strict_yaml.load_all(text, str(path), error=UnreadFileError)
     if len(documents) > 1:
-        raise RunConfigError(f"{path}: must hold one document, got {len(documents)}. Remove the others.")
+        sentence = f"{path}: must hold one document, got {len(documents)}. Remove the others."
+        raise UnreadFileError(sentence, kind="several documents")
     if not documents or documents[0] is None:
-        raise RunConfigError(f"{path}: is empty, and describes no run. Give a file with sections such as model.")
+        sentence = f"{path}: is empty, and describes no run. Give a file with sections such as model."
+        raise UnreadFileError(sentence, kind="it is empty")
     whole = documents[0]
     if not isinstance(whole, dict):
         rule = "must hold sections such as model and mixed_precision"
-        raise RunConfigError(f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections.")
+        sentence = f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections."
+        raise UnreadFileError(sentence, kind="no sections of a run")
     return whole
 
 
 def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     problems = Problems(Origins.of_keys(map(str, whole), name))
-    problems.refuse_sections(whole)
+    refuse_unknown_sections(whole, problems)
     for key in MAPPINGS:
         if not isinstance(whole.get(key), dict | None):
             problems.add(key, "must be a mapping of fields", whole[key], f"Write {key}.FIELD=VALUE.")

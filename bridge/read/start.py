@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.read.file_reading import Derived
+from bridge.preflight.file_reading import Derived
 from bridge.target.fields import DEFAULTS, whole_number
 
 

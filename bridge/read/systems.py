@@ -60,7 +60,7 @@ def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
     if not found:
         remedy = f"Name the system with --from: {', '.join(MODULES)}."
         if document.kind == "python":
-            remedy = "Give a configuration; `precision-bridge sources FOLDER` lists what programs call."
+            remedy = "Give a configuration."
         raise PayloadError(f"{document.path}: no system is recognised in this {document.kind} file. {remedy}")
     (first, why), *others = found
     tied = [one for one, other in others if why.certainty - other.certainty < CLOSE]

@@ -20,11 +20,11 @@ from bridge.precision.matchers import matchers_in
 from bridge.precision.mode import label_of, scheme_of
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import is_stated, recipe_name, stated_values
+from bridge.precision.values import plain
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, OwnerValues, same
 from bridge.sync.prediction import plan
-from bridge.sync.report import plain
 
 SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
 """Fields of the model config that decide again in every forward pass.

@@ -17,7 +17,7 @@ from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.precision.statements import recipe_name
 from bridge.preflight import te_cpu
-from bridge.read.problems import MADE_BY
+from bridge.read.keys import MADE_BY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.errors import Finding
+from bridge.precision.values import plain
 from bridge.report.findings import STYLES
 from bridge.report.table import cell, table
-from bridge.sync.report import plain
 from bridge.target.versions import TITLES
 
 if TYPE_CHECKING:

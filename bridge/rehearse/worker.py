@@ -24,7 +24,7 @@ from bridge.plan.fit import SIZES
 from bridge.precision.fields import default_of
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
-from bridge.read.problems import GivenRun
+from bridge.read.given_run import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.own_run import unhonoured

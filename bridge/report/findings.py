@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import bounded
+from bridge.precision.values import plain
 from bridge.preflight.check import Report
 from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
 from bridge.rules.rulebook import BY_ID, RULES
-from bridge.sync.report import plain
+from bridge.rules.run_context import RunContext
 
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -40,6 +41,22 @@ def verdict_line(report: Report) -> str:
     found = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
     silenced = f", {len(report.silenced)} silenced" if report.silenced else ""
     return f"{', '.join(found) or 'nothing found'}{silenced}"
+
+
+def brief_line(report: Report) -> str:
+    """Return the ids of the rules that find an error or a warning, and how many rules cannot be judged."""
+    parts = []
+    for severity in ("error", "warning"):
+        found = report.of(severity)
+        if found:
+            ids = ", ".join(dict.fromkeys(finding.id for finding in found))
+            parts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''} ({ids})")
+    unknown = [finding for finding in report.findings if finding.unknown]
+    if unknown:
+        parts.append(f"{len(unknown)} cannot be judged")
+    if report.setup.not_asked:
+        parts.append(f"{len(report.setup.not_asked)} not asked of {report.setup.other_layers}")
+    return ", ".join(parts) or "nothing found"
 
 
 def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
@@ -83,20 +100,34 @@ _INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
 def sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[str, Any]:
     """Return reports as a SARIF log, one run each; silenced findings are in it as suppressed, with the reason."""
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [_sarif_run(one, file, version) for one in reports]}
+    runs = []
+    for report in reports:
+        properties = {"precision": report.precision, "target": report.target}
+        runs.append(_sarif_run(_results(report, file), properties, version))
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": runs}
 
 
-def _sarif_run(report: Report, file: str, version: str) -> dict[str, Any]:
-    findings = (*report.findings, *report.silenced)
+def sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) -> dict[str, Any]:
+    """Return the reports of several files as a SARIF log of one run: code review takes 20 runs at most."""
+    results, rows = [], []
+    for file, report in checked:
+        results += _results(report, file)
+        rows.append({"file": file, "precision": report.precision, "target": report.target})
+    run = _sarif_run(results, {"checked": rows}, version)
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _sarif_run(results: list[dict[str, Any]], properties: dict[str, Any], version: str) -> dict[str, Any]:
     driver = {"name": "precision-bridge", "semanticVersion": version, "rules": [_rule(rule) for rule in RULES]}
-    return {
-        "tool": {"driver": driver},
-        "properties": {"precision": report.precision, "target": report.target},
-        "results": [_result(finding, file) for finding in findings],
-    }
+    return {"tool": {"driver": driver}, "properties": properties, "results": results}
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
+def _results(report: Report, file: str) -> list[dict[str, Any]]:
+    """Return every finding of a report, the silenced ones too."""
+    return [_result(finding, file) for finding in (*report.findings, *report.silenced)]
+
+
+def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
     return {
         "id": rule.id,
         "name": "".join(word.capitalize() for word in rule.title.replace("-", " ").split() if word.isalnum()),

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import compact
-from bridge.plan.selection import ModuleSelection, Selected, Taken
 from bridge.precision.grouping import grouped
 from bridge.precision.matchers import HIGH, Matcher
 from bridge.report.findings import STYLES
 from bridge.report.table import NUMBERED, table
+from bridge.rules.module_selection import ModuleSelection, Selected, Taken
 from bridge.rules.rule import RuleFinding
 
 

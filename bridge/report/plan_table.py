@@ -217,6 +217,22 @@ def memory_table(
     return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes]))
 
 
+def fit_sentence(rank: RankMemory, memory_bytes: int | None, missing: Sequence[str], unread: Sequence[str]) -> str:
+    """Return the bytes of the fullest rank and whether they fit, in a few words; arguments as of `memory_table`."""
+    needed = f"{size(rank.total)} on stage {rank.stage}"
+    if memory_bytes is None:
+        needed += ", no memory of a GPU is known"
+    else:
+        needed = f"{size(rank.total)} of {size(memory_bytes)} on stage {rank.stage}"
+    if unread:
+        return f"{needed}: cannot be judged, since {', '.join(unread)} may change what is counted"
+    if memory_bytes is not None and rank.total > memory_bytes:
+        return f"{needed}: does not fit"
+    if missing:
+        return f"{needed}; not counted: {', '.join(missing)}"
+    return needed if memory_bytes is None else f"{needed}: fits"
+
+
 def _fits(rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]) -> Text:
     least = "at least " if missing and not unread else ""
     needed = f"  {least}{size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}"

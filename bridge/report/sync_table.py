@@ -2,8 +2,9 @@
 
 from rich.console import Group
 
+from bridge.precision.values import plain
 from bridge.report.table import plain_text, table
-from bridge.sync.report import SyncReport, plain
+from bridge.sync.report import SyncReport
 
 
 def render_sync(report: SyncReport) -> str:

@@ -1,14 +1,14 @@
 """`RuleContext`: what a rule may ask about a precision and the configs it is written into.
 
-`finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check with
-`bridge.preflight.check.Setup`, which knows the whole run. A value that is not given is Megatron's class default; where
-Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that needs it stays silent.
+`finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check a `RunContext`, which knows the
+whole run. A value that is not given is Megatron's class default; where Megatron has none (`seq_length`, `target.te`),
+None stands for "not known", and a rule that needs it stays silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from bridge.model.reads import View, kept_property
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
@@ -16,16 +16,14 @@ from bridge.precision.mode import mode_of
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.precision.statements import field_names, is_stated, source_of, stated_values, switches_put_aside
 from bridge.rules.inert import BUFFER, inert_fields
-from bridge.target.fields import DEFAULTS, SWITCHES, differ
+from bridge.target.fields import DEFAULTS, differ
 from bridge.target.target import Target
 from bridge.target.versions import Version
 
 if TYPE_CHECKING:
-    from bridge.model.layout import Parallel
-    from bridge.model.shape import ModelShape
     from bridge.precision.config import PrecisionConfig
-    from bridge.sync.prediction import Prediction
-    from bridge.sync.report import SyncRow
+    from bridge.rules.owner_values import DataValues, DdpValues, ModelValues, OptimizerValues, PeftValues, TrainValues
+    from bridge.rules.sync_row import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
 FAMILIES = ("fp8", "fp4")
@@ -34,28 +32,11 @@ Weaknesses = Callable[[str], str | None]
 """Path of a setting -> what decides its value, as a noun; None where the value is stated or a known default."""
 
 
-class OffSwitch(NamedTuple):
-    """A switch of `SWITCHES` that is off in one config and has to be on."""
-
-    role: str
-    attribute: str
-    why: str
-    """Why it has to be on."""
-
-
-def off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
-    """Yield each switch that is off in the optimizer or in DDP and has to be on."""
-    is_fsdp = value("ddp", "use_megatron_fsdp") is True
-    for name in SWITCHES:
-        on = [role for role in ("optimizer", "ddp") if value(role, name) is True]
-        needed = name == "use_distributed_optimizer" and is_fsdp
-        for role in ("optimizer", "ddp"):
-            if value(role, name) is False and (on or needed):
-                yield OffSwitch(role, name, f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer")
-
-
 def _owner_of(field: str) -> str | None:
-    return next((role for role in PRECISION_OWNERS if field in DEFAULTS[role]), None)
+    for role in PRECISION_OWNERS:
+        if field in DEFAULTS[role]:
+            return role
+    return None
 
 
 def reading_of(config: PrecisionConfig) -> dict[str, Any]:
@@ -69,11 +50,10 @@ def reading_of(config: PrecisionConfig) -> dict[str, Any]:
 class RuleContext:
     """The facts that a rule is asked about. Read-only by intent; made again each time.
 
-    A context has the attributes of what it knows and no others: a row that reads more than that fails at once.
-
     Args:
         precision: The config; None: the owners keep their own settings.
-        views: Role -> values of that config after the plan, as attributes, dtypes as tokens.
+        views: Role -> values of that config after the plan, as attributes, dtypes as tokens. A view has the fields
+            that are known and no others: a row that reads more fails at once.
         given: Roles of the configs that are there.
         rows: The plan that made the values.
         scheme: The scaling scheme of the run where it is known already.
@@ -86,33 +66,11 @@ class RuleContext:
         environment: Environment variables of the run; None: not known.
     """
 
-    # Known to a check alone.
-    prediction: Prediction
-    sections: Mapping[str, Any]
-    malformed: list[Any]
-    unknown: dict[str, Any]
-    """Keys of the precision that are no field -> their values."""
-    is_resumed: bool
-    refused: Sequence[Any]
-    """Words of the command line that the program's parser refuses, as findings."""
-    dropped: Sequence[Any]
-    """Settings of the file that its framework does not forward, as `bridge.read.file_reading.Dropped`."""
-    selection: Any
-    """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
-    plan: Any
-    """The precision plan of the run; RunConfigError for a model that cannot be planned."""
-    is_own: bool
-    """The run is one of scripts/train.py."""
-    is_bridge: bool
-    """Megatron Bridge wrote the run's file."""
-    overflow: Any
-    """The violation of the fullest rank, where it needs more memory than its GPU has; None elsewhere."""
-
     def __init__(
         self,
         precision: PrecisionConfig | None,
         *,
-        views: Mapping[str, Any],
+        views: Mapping[str, View],
         given: frozenset[str] = frozenset(),
         rows: Sequence[SyncRow] = (),
         scheme: str | None = None,
@@ -124,14 +82,16 @@ class RuleContext:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.precision = precision
-        self.stated: Mapping[str, Any] = {} if precision is None else stated_values(precision)
-        self.put_aside: Mapping[str, str] = {} if precision is None else switches_put_aside(precision)
+        self.stated: Mapping[str, Any] = {}
+        self.put_aside: Mapping[str, str] = {}
+        if precision is not None:
+            self.stated = stated_values(precision)
+            self.put_aside = switches_put_aside(precision)
         self.views = views
         self.given = given
         self.rows = rows
         self.target = target or Target()
         self.is_last = is_last
-        self.is_whole = False
         self.backend = backend
         self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
@@ -166,34 +126,34 @@ class RuleContext:
     # -- the owners' values ------------------------------------------------------------------------------------
 
     @property
-    def model(self) -> Any:
+    def model(self) -> ModelValues:
         """Values of the model config."""
-        return self.views["model"]
+        return cast("ModelValues", self.views["model"])
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> OptimizerValues:
         """Values of the optimizer config."""
-        return self.views["optimizer"]
+        return cast("OptimizerValues", self.views["optimizer"])
 
     @property
-    def ddp(self) -> Any:
+    def ddp(self) -> DdpValues:
         """Values of the DDP config."""
-        return self.views["ddp"]
+        return cast("DdpValues", self.views["ddp"])
 
     @property
-    def train(self) -> Any:
+    def train(self) -> TrainValues:
         """Values of the training section."""
-        return self.views["train"]
+        return cast("TrainValues", self.views["train"])
 
     @property
-    def data(self) -> Any:
+    def data(self) -> DataValues:
         """Values of the data section."""
-        return self.views["data"]
+        return cast("DataValues", self.views["data"])
 
     @property
-    def peft(self) -> Any:
+    def peft(self) -> PeftValues:
         """Values of the adapter's section."""
-        return self.views["peft"]
+        return cast("PeftValues", self.views["peft"])
 
     # -- the precision -----------------------------------------------------------------------------------------
 
@@ -239,26 +199,73 @@ class RuleContext:
         return self.model.fp4 or None
 
     @property
+    def is_fp8(self) -> bool:
+        """Whether FP8 is on."""
+        return self.fp8 is not None
+
+    @property
+    def is_fp4(self) -> bool:
+        """Whether FP4 is on."""
+        return self.fp4 is not None
+
+    @property
     def is_low(self) -> bool:
         """Whether GEMMs run in FP8 or FP4."""
-        return bool(self.fp8 or self.fp4)
+        return self.is_fp8 or self.is_fp4
+
+    def format_of(self, family: str) -> str | None:
+        """Return the format of a family, fp8 or fp4; None where it is off."""
+        if family == "fp8":
+            return self.fp8
+        return self.fp4
 
     @property
     def scheme(self) -> str | None:
         """The scaling scheme, None without FP8 and FP4."""
         if self._scheme:
             return self._scheme
-        if self.fp8:
-            return self.model.fp8_recipe  # type: ignore[no-any-return]
-        if self.fp4:
-            return self.model.fp4_recipe  # type: ignore[no-any-return]
+        if self.is_fp8:
+            return self.model.fp8_recipe
+        if self.is_fp4:
+            return self.model.fp4_recipe
         return None
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether the scheme is delayed scaling."""
+        return self.scheme == "delayed"
+
+    @property
+    def is_tensorwise(self) -> bool:
+        """Whether the scheme is current scaling."""
+        return self.scheme == "tensorwise"
+
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether the scheme is blockwise scaling."""
+        return self.scheme == "blockwise"
+
+    @property
+    def is_mxfp8(self) -> bool:
+        """Whether the scheme is MXFP8."""
+        return self.scheme == "mxfp8"
+
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether the scheme is NVFP4."""
+        return self.scheme == "nvfp4"
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the scheme is made by a factory of the user."""
+        return self.scheme == "custom"
 
     @property
     def row(self) -> Scheme | None:
         """The scheme's row in the table of schemes."""
-        schemes = FP8_SCHEMES if self.fp8 else FP4_SCHEMES
-        return schemes.get(self.scheme or "")
+        if self.is_fp8:
+            return FP8_SCHEMES.get(self.scheme or "")
+        return FP4_SCHEMES.get(self.scheme or "")
 
     @property
     def gathers_fp8(self) -> bool:
@@ -269,6 +276,12 @@ class RuleContext:
     def gathers_fp4(self) -> bool:
         """Whether weights are stored and gathered in FP4."""
         return bool(self.model.fp4_param or self.ddp.fp4_param_gather)
+
+    def gathers(self, family: str) -> bool:
+        """Return whether weights are stored and gathered in a family, fp8 or fp4."""
+        if family == "fp8":
+            return self.gathers_fp8
+        return self.gathers_fp4
 
     @property
     def reuses_buffer(self) -> bool:
@@ -335,8 +348,8 @@ class RuleContext:
     @property
     def has_ncclep(self) -> bool:
         """Whether NCCL's own kernels dispatch tokens to experts."""
-        is_flexible: bool = self.model.moe_token_dispatcher_type == "flex"  # noqa: S105  tokens of text
-        return is_flexible and bool(self.model.moe_flex_dispatcher_backend == "ncclep")
+        is_flexible = self.model.moe_token_dispatcher_type == "flex"  # noqa: S105  tokens of text
+        return is_flexible and self.model.moe_flex_dispatcher_backend == "ncclep"
 
     @property
     def recomputed(self) -> tuple[str, ...]:
@@ -369,7 +382,7 @@ class RuleContext:
         return self.target.cudnn
 
     @property
-    def capability(self) -> Any:
+    def capability(self) -> tuple[int, int] | None:
         """Compute capability of the GPU, None where it is not known."""
         return self.target.capability
 
@@ -395,16 +408,6 @@ class RuleContext:
         return self.is_low and self.has_gpu and not self.is_emulated
 
     @kept_property
-    def shape(self) -> ModelShape:
-        """The model; a size that is impossible is replaced."""
-        return self.prediction.shape_and_faults[0]
-
-    @kept_property
-    def parallel(self) -> Parallel:
-        """The layout; what cannot be read of it is left out."""
-        return self.prediction.layout_and_faults[0]
-
-    @kept_property
     def inert(self) -> dict[str, str]:
         """Fields of the precision without effect in this run, with the reason."""
         if self.precision is None:
@@ -420,9 +423,13 @@ class RuleContext:
         """Return whether a field was stated with another value than its default, in the precision or for an owner."""
         if field in self.stated:
             return differ(self.stated[field], FIELD_DEFAULTS[field])
-        role = _owner_of(field) if field in MEGATRON_FIELDS else None
-        held = getattr(self.views[role], field) if role in self.given else None
-        return held is not None and differ(held, DEFAULTS[role or ""][field])
+        role = None
+        if field in MEGATRON_FIELDS:
+            role = _owner_of(field)
+        if role is None or role not in self.given:
+            return False
+        held = getattr(self.views[role], field)
+        return held is not None and differ(held, DEFAULTS[role][field])
 
     def path(self, name: str) -> str:
         """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
@@ -443,12 +450,16 @@ class RuleContext:
             if name in self.stated:
                 return self.stated[name]
             role = _owner_of(name)
-            return FIELD_DEFAULTS.get(name) if role is None else getattr(self.views[role], name)
+            if role is None:
+                return FIELD_DEFAULTS.get(name)
+            return getattr(self.views[role], name)
         if section == "environment":
             return self.environment.get(name)
         if section == "target":
             return self.target.stated(name)
-        return getattr(self.views[section], name, None) if section in self.views else None
+        if section in self.views:
+            return getattr(self.views[section], name, None)
+        return None
 
     def held(self, name: str) -> Any:
         """Return what a setting of the precision holds: as stated, or else in its owner."""
@@ -461,4 +472,6 @@ class RuleContext:
             if name in field_names(self.precision) and is_stated(self.precision, name):
                 return source_of(self.precision, name)
             return None
-        return self._origins(path) if self._origins is not None and section in self.views else None
+        if self._origins is not None and section in self.views:
+            return self._origins(path)
+        return None

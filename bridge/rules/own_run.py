@@ -15,16 +15,16 @@ Source: megatron-core 0.16.1, its readers of each field.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
 from bridge.model.hybrid import HybridPattern
 from bridge.model.variants import DELTA_NET, SPARSE
-from bridge.rules.context import RuleContext
 from bridge.rules.rule import error
-from bridge.rules.violation import Predicate, Violation, all_of
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
 from bridge.target.fields import DEFAULTS, FIELDS, differ
 from bridge.target.versions import parse_version
 
@@ -252,7 +252,7 @@ def _unhonoured_context(model: Mapping[str, Any], backend: str | None) -> Found:
         yield _left_out(path, size, reason, f"Set {', '.join(steps)}.{also}")
 
 
-def _fields(run: RuleContext, backend: str | None) -> Found:
+def _fields(run: RunContext, backend: str | None) -> Found:
     """Yield the fields that the build would leave out, those of a release that nobody tried included."""
     for role in REFUSED:
         yield from unhonoured(role, run.views[role].values, backend=backend)
@@ -260,7 +260,7 @@ def _fields(run: RuleContext, backend: str | None) -> Found:
             yield _left_out(f"{role}.{name}", value, UNKNOWN, "Leave it at its default.")
 
 
-def _values(run: RuleContext, backend: str | None) -> Found:
+def _values(run: RunContext, backend: str | None) -> Found:
     """Yield the values of a model that Megatron would build a model with, or end in a traceback for."""
     wrong, model = partial(_wrong, WRONG_VALUE, run), run.model
     for name, least, most in BETWEEN:
@@ -280,7 +280,7 @@ def _values(run: RuleContext, backend: str | None) -> Found:
         yield wrong("add_bias_linear", rule, "Set model.add_bias_linear=false.")
 
 
-def _sparse(run: RuleContext, backend: str | None) -> Found:
+def _sparse(run: RunContext, backend: str | None) -> Found:
     """Yield what DeepSeek sparse attention of Megatron Core ends in a traceback for."""
     wrong, model = partial(_wrong, WRONG_VALUE, run), run.model
     if model.experimental_attention_variant != SPARSE:
@@ -288,7 +288,8 @@ def _sparse(run: RuleContext, backend: str | None) -> Found:
     if model.dsa_indexer_loss_coeff is None:
         rule = "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
         yield wrong("dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example.")
-    if model.recompute_granularity == "selective" and "core_attn" in (model.recompute_modules or ["core_attn"]):
+    recomputed = run.views["model"].recompute_modules or ["core_attn"]
+    if model.recompute_granularity == "selective" and "core_attn" in recomputed:
         rule = "must not name core_attn for sparse attention, which Megatron Core recomputes without its hidden states"
         yield wrong("recompute_modules", rule, "Recompute whole layers, or other modules.")
     if model.mtp_num_layers:
@@ -301,8 +302,8 @@ def _sparse(run: RuleContext, backend: str | None) -> Found:
         yield _wrong(WRONG_LAYOUT, run, "tensor_model_parallel_size", rule, "Set it to 1.")
 
 
-def _hybrid(run: RuleContext, _: str | None) -> Found:
-    pattern = HybridPattern.of(run.model.values)
+def _hybrid(run: RunContext, _: str | None) -> Found:
+    pattern = HybridPattern.of(run.views["model"].values)
     if pattern is None or pattern.faults:
         return
     for name, reason in REFUSED_OF_HYBRIDS.items():
@@ -314,7 +315,7 @@ def _hybrid(run: RuleContext, _: str | None) -> Found:
         yield _wrong(WRONG_VALUE, run, pattern.field, rule, "Write those alone.")
 
 
-def _layouts(run: RuleContext, backend: str | None) -> Found:
+def _layouts(run: RunContext, backend: str | None) -> Found:
     """Yield the fields of a layout with which Megatron ends in a traceback, or trains another model."""
     wrong, model = partial(_wrong, WRONG_LAYOUT, run), run.model
     tensor, context, stages = run.parallel.tensor, run.parallel.context, run.parallel.pipeline
@@ -335,7 +336,7 @@ def _layouts(run: RuleContext, backend: str | None) -> Found:
         yield _fault(WRONG_LAYOUT, "model.expert_tensor_parallel_size", parts, rule, remedy)
 
 
-def _tensor_parallel(run: RuleContext, backend: str | None) -> Found:
+def _tensor_parallel(run: RunContext, backend: str | None) -> Found:
     """Yield what Megatron trains wrong under tensor parallelism."""
     wrong, model = partial(_wrong, WRONG_LAYOUT, run), run.model
     if model.num_moe_experts and not model.sequence_parallel:
@@ -359,7 +360,7 @@ def _left_out(path: str, value: object, reason: str, remedy: str) -> tuple[str, 
     return _fault(NOT_HONOURED, path, value, f"this run does not honour it: {reason}", remedy)
 
 
-def _wrong(rule: str, run: RuleContext, name: str, clause: str, remedy: str) -> tuple[str, Violation]:
+def _wrong(rule: str, run: RunContext, name: str, clause: str, remedy: str) -> tuple[str, Violation]:
     return _fault(rule, f"model.{name}", getattr(run.model, name), clause, remedy)
 
 
@@ -367,15 +368,17 @@ def _fault(rule: str, path: str, value: object, clause: str, remedy: str) -> tup
     return rule, Violation(path, value=getattr(value, "name", value), clause=clause, remedy=remedy.removesuffix("."))
 
 
-def _broken(rule: str) -> Predicate:
-    def found(run: RuleContext) -> list[Violation]:
+def _broken(rule: str) -> Callable[[RunContext], list[Violation]]:
+    def found(run: RunContext) -> list[Violation]:
+        if not run.program.is_own:
+            return []
         backend = run.backend
         if backend is None and run.target.gpu is not None:
             backend = "te" if run.has_gpu else "emulated"
         laws = (_fields, _values, _sparse, _hybrid, _layouts)
         return [one for law in laws for name, one in law(run, backend) if name == rule]
 
-    return all_of("is_own", find=found)
+    return found
 
 
 _SOURCE = "bridge/rules/own_run.py: megatron-core 0.16.1, its readers of each field"

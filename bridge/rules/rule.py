@@ -1,21 +1,25 @@
 """`Rule`: one law as a row of named columns, and the findings that the violations of a run make.
 
-A row reads without its code: `when` says of a run where it breaks the law, and `message` and `remedies` are whole
-sentences over ``run``, the context, and over the words of a violation.
+A row reads without its code: `when` says of a run where it breaks the law, and `message` and
+`remedies` are whole sentences over ``run``, the context, and over the words of a violation.
+
+    contradiction(id="PB204", when=lambda run: run.is_fp8 and run.is_fp4, ...)     # the row's setting is at fault
+    error(id="PB264", when=more_than_a_stage_has, ...)                            # yields its violations
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from packaging.specifiers import SpecifierSet
 
 from bridge.errors import Finding
 from bridge.model.reads import reads
 from bridge.rules.context import RuleContext
+from bridge.rules.run_context import RunContext
 from bridge.rules.unknown import deciders_text, named_first, settings_text
-from bridge.rules.violation import HELD, Predicate, Violation
+from bridge.rules.violation import HELD, Violation
 from bridge.target.versions import VersionRange
 
 SEVERITIES = ("error", "warning", "info")
@@ -39,9 +43,12 @@ SYNC = {
 }
 """The reaction of a sync to a rule. It knows the precision and the owners, and does not ask the other rules."""
 
+Run_contra = TypeVar("Run_contra", bound=RuleContext, contravariant=True)
+"""The context that a rule needs: `RuleContext`, or `RunContext` for one that a check alone asks."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+
+@dataclass(frozen=True, kw_only=True)  # `typing` notes the context on an instance: no slots
+class Rule(Generic[Run_contra]):
     """One row."""
 
     id: str
@@ -58,8 +65,9 @@ class Rule:
     """A key of `SYNC`; None: a sync does not ask it."""
     versions: tuple[VersionRange, ...] = ()
     """Versions it holds for. Where one is not known, the finding says so and is one step milder."""
-    when: Predicate
-    """Returns where a run breaks the rule; empty for silence."""
+    when: Callable[[Run_contra], bool | Iterable[Violation]]
+    """Returns the places where a run breaks the rule, none for silence; True: the row's own setting
+    is at fault."""
     message: str
     """The rule as a clause about the setting, without a full stop."""
     remedies: tuple[str, ...]
@@ -71,17 +79,42 @@ class Rule:
     explanation: str = ""
     """The effect and its cause, for `explain` and the reference page."""
 
+    def violations(self, run: Run_contra) -> list[Violation]:
+        """Return the places where a run breaks the rule."""
+        answer = self.when(run)
+        if isinstance(answer, bool):
+            return [Violation()] if answer else []
+        return list(answer)
 
-error, warning, info = (partial(Rule, severity=severity) for severity in SEVERITIES)
+
+error = partial(Rule[RunContext], severity="error")
+warning = partial(Rule[RunContext], severity="warning")
+info = partial(Rule[RunContext], severity="info")
 """The rows by severity."""
-contradiction = partial(error, is_of_finalize=True)
+sync_error = partial(Rule[RuleContext], severity="error")
+sync_warning = partial(Rule[RuleContext], severity="warning")
+sync_info = partial(Rule[RuleContext], severity="info")
+"""The rows that a sync asks too, by severity; `sync` is stated."""
+contradiction = partial(Rule[RuleContext], severity="error", is_of_finalize=True)
 """The row of an error that can never be right about a precision, whatever it is written into."""
-no_effect = partial(warning, sync="reported")
+no_effect = partial(Rule[RuleContext], severity="warning", sync="reported")
 """The row of a setting that changes nothing in a run: a warning, also of the sync."""
 
 
+def without_run(rules: Iterable[Rule[RunContext]]) -> tuple[Rule[RuleContext], ...]:
+    """Return rules that are asked about less than a whole run: by `finalize`, by a sync, of a table of GPUs.
+
+    A test asks each of them about a `RuleContext`.
+    """
+    return tuple(cast("Rule[RuleContext]", rule) for rule in rules)
+
+
 def _range(product: str, *, since: str | None = None, until: str | None = None) -> VersionRange:
-    limits = [f"{operator}{version}" for operator, version in ((">=", since), ("<", until)) if version is not None]
+    limits = []
+    if since is not None:
+        limits.append(f">={since}")
+    if until is not None:
+        limits.append(f"<{until}")
     return VersionRange(product=product, versions=SpecifierSet(",".join(limits)))
 
 
@@ -107,34 +140,41 @@ class RuleFinding(Finding):
 MILDER = {"error": "warning", "warning": "info", "info": "info"}
 
 
-def ask(rules: Iterable[Rule], context: RuleContext) -> list[RuleFinding]:
+Asked = TypeVar("Asked", bound=RuleContext)
+
+
+def ask(rules: Iterable[Rule[Asked]], context: Asked) -> list[RuleFinding]:
     """Return what the rules find in `context`, in the order of the rules."""
     found: list[RuleFinding] = []
     for rule in rules:
         try:
             found += findings_of(rule, context)
-        except Exception as error:  # noqa: BLE001  one rule that stumbles must not hide what the others say
+        except Exception as error:  # noqa: BLE001  one rule that stumbles must not hide the findings of the others
             found.append(_stumbled(rule, context, error))
     return found
 
 
-def findings_of(rule: Rule, context: RuleContext) -> list[RuleFinding]:
+def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
     """Return what one rule finds in `context`: nothing where the versions rule it out."""
     with reads() as paths:
-        violations = rule.when(context)
+        violations = rule.violations(context)
     if context.leaves_out(rule.id, paths) or not violations:
         return []
-    holds = {one: _holds(one, context) for one in rule.versions}
-    if False in holds.values():
-        return []
-    depends = [one for one, is_met in holds.items() if is_met is None]
+    depends = []
+    for versions in rule.versions:
+        holds = _holds(versions, context)
+        if holds is False:
+            return []
+        if holds is None:
+            depends.append(versions)
     found = []
     for violation in violations:
-        unknown = context.unknown_among(paths if violation.rests_on is None else violation.rests_on)
-        if unknown and rule.severity != "info":  # an info that cannot be judged says nothing
-            found.append(_unjudged(rule, context, violation, unknown))
-        elif not unknown:
+        rests_on = paths if violation.rests_on is None else violation.rests_on
+        unknown = context.unknown_among(rests_on)
+        if not unknown:
             found.append(_finding(rule, context, violation, depends))
+        elif rule.severity != "info":  # an info that cannot be judged is not worth a line
+            found.append(_unjudged(rule, context, violation, unknown))
     return found
 
 
@@ -146,12 +186,12 @@ def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
     return holds
 
 
-def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
+def _unjudged(rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
     """Return the info that a rule cannot be judged, since a setting that it rests on is not known."""
     path = context.path(violation.path or rule.setting)
-    value = context.value(path) if violation.value is HELD else violation.value
     states = " ".join(f"{name}=VALUE" for name in named_first(unknown, path))
-    settings, deciders = settings_text(unknown, path), deciders_text(unknown)
+    settings = settings_text(unknown, path)
+    deciders = deciders_text(unknown)
     clause = f"cannot be judged: {settings} are not known, since {deciders} may set them"
     if len(unknown) == 1:
         clause = f"cannot be judged: {settings} is not known, since {deciders} may set it"
@@ -159,7 +199,7 @@ def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: M
         rule,
         path=path,
         rule=f"{clause}; the rule is about: {rule.title}",
-        value=value,
+        value=_value(violation, context, path),
         where=violation.where or context.where(path),
         remedy=f"State what is known: {states}.",
         severity="info",
@@ -168,15 +208,24 @@ def _unjudged(rule: Rule, context: RuleContext, violation: Violation, unknown: M
     )
 
 
-def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: Sequence[VersionRange]) -> RuleFinding:
+def _finding(
+    rule: Rule[Asked], context: RuleContext, violation: Violation, depends: Sequence[VersionRange]
+) -> RuleFinding:
+    """Return the finding of a violation, one step milder where it depends on a version that is not known."""
     path = context.path(violation.path or rule.setting)
-    value = context.value(path) if violation.value is HELD else violation.value
+    value = _value(violation, context, path)
     words = {**violation.words, "run": context, "path": path, "value": value}
-    severity = violation.severity or rule.severity
-    remedies = tuple(filter(None, (one.format(**words) for one in rule.remedies)))
+    remedies = []
+    for template in rule.remedies:
+        remedy = template.format(**words)
+        if remedy:
+            remedies.append(remedy)
     clause = rule.message.format(**words)
-    ranges = " and ".join(map(str, depends)) or None
-    if ranges is not None:
+    severity = violation.severity or rule.severity
+    ranges = None
+    if depends:
+        ranges = " and ".join(str(versions) for versions in depends)
+        severity = MILDER[severity]
         clause += f" (holds for {ranges}; {_not_known(depends, context)})"
     if rule.evidence == "weak":
         clause += " (weak evidence)"
@@ -187,32 +236,42 @@ def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: Se
         value=value,
         where=violation.where or context.where(path),
         remedy=remedy_of(remedies),
-        severity=severity if ranges is None else MILDER[severity],
-        remedies=remedies,
+        severity=severity,
+        remedies=tuple(remedies),
         depends_on=ranges,
     )
 
 
+def _value(violation: Violation, context: RuleContext, path: str) -> object:
+    """Return the value at fault: the violation's, or else the one that the path holds."""
+    if violation.value is HELD:
+        return context.value(path)
+    return violation.value
+
+
 def _not_known(depends: Sequence[VersionRange], context: RuleContext) -> str:
     """Return why it is not known whether a version is in its range, as a clause."""
-    for one in depends:
-        version = getattr(context.target, one.product)
-        if version is not None and context.unknown_among([f"target.{one.product}"]):
+    for versions in depends:
+        version = getattr(context.target, versions.product)
+        if version is not None and context.unknown_among([f"target.{versions.product}"]):
             return f"the release is not stated, and {version} is assumed"
     return "the target does not say which it is"
 
 
-def _made(row: Rule, **columns: Any) -> RuleFinding:
+def _made(row: Rule[Asked], **columns: Any) -> RuleFinding:
     return RuleFinding(id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns)
 
 
-def remedy_of(remedies: tuple[str, ...]) -> str:
+def remedy_of(remedies: Sequence[str]) -> str:
     """Return the remedies as one sentence: "Do this.", or "Do this; or do that; or ..."."""
     sentence = "; or ".join(remedies)
-    return f"{sentence[:1].upper()}{sentence[1:]}{'' if sentence.endswith('?') else '.'}"
+    sentence = f"{sentence[:1].upper()}{sentence[1:]}"
+    if sentence.endswith("?"):
+        return sentence
+    return f"{sentence}."
 
 
-def _stumbled(rule: Rule, context: RuleContext, error: Exception) -> RuleFinding:
+def _stumbled(rule: Rule[Asked], context: RuleContext, error: Exception) -> RuleFinding:
     path = context.path(rule.setting)
     clause = f"could not be judged ({type(error).__name__}: {error})"
     remedy = "Please report this: a rule has to cope with any value."

@@ -1,7 +1,10 @@
 """All rules: a table per topic, and one of them all."""
 
+from collections.abc import Iterator
+
 from bridge.rules.own_run import RULES as OWN_RUN
-from bridge.rules.rule import Rule
+from bridge.rules.rule import Rule, without_run
+from bridge.rules.run_context import RunContext
 from bridge.rules.topics import (
     alignment,
     attention,
@@ -26,7 +29,7 @@ from bridge.rules.topics import (
     target,
 )
 
-TOPICS: dict[str, tuple[Rule, ...]] = {
+TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Mode and dtypes": mode.RULES,
     "Names, types and origins": names.RULES,
     "Frameworks on Megatron Core": framework.RULES,
@@ -53,8 +56,14 @@ TOPICS: dict[str, tuple[Rule, ...]] = {
 }
 """Topic -> its rules, in the order of their ids."""
 
-RULES: tuple[Rule, ...] = tuple(rule for rules in TOPICS.values() for rule in rules)
-BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
 
-ALONE = tuple(rule for rule in RULES if rule.is_of_finalize)
+def _all() -> Iterator[Rule[RunContext]]:
+    for rules in TOPICS.values():
+        yield from rules
+
+
+RULES = tuple(_all())
+BY_ID = {rule.id: rule for rule in RULES}
+
+ALONE = without_run(rule for rule in RULES if rule.is_of_finalize)
 """Errors that the precision alone shows."""

@@ -1,13 +1,21 @@
-"""Predicates about the modules that rows of `modules`, and matchers of a foreign recipe, take."""
+"""Violations of rows of `modules`, and of matchers of a foreign recipe, by the modules that they take."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bridge.errors import close_matches, listed
 from bridge.precision.matchers import HIGH
-from bridge.precision.modules import LINEAR_NAMES, ModuleRow, layers_beyond, module_rows, takes_a_linear_layer
+from bridge.precision.modules import (
+    LINEAR_NAMES,
+    ModuleRow,
+    layers_beyond,
+    module_rows,
+    takes_a_linear_layer,
+)
 from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
+from bridge.rules.module_selection import Selected, Taken
+from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 from bridge.target.fields import whole_number
 from bridge.target.versions import at_least
@@ -19,133 +27,193 @@ MOST = 6
 
 def about(run: RuleContext, value: object, *, severity: str | None = None, **words: Any) -> Violation:
     """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
-    is_row = run.precision is not None and is_stated(run.precision, "modules")
-    path, noun = ("modules", "row") if is_row else (PATH, "matcher")
-    return Violation(path, value=value, severity=severity, noun=noun, **words)
+    if run.precision is not None and is_stated(run.precision, "modules"):
+        return Violation("modules", value=value, severity=severity, noun="row", **words)
+    return Violation(PATH, value=value, severity=severity, noun="matcher", **words)
 
 
-def _about(run: RuleContext, row: Any, *, severity: str | None = None, **words: Any) -> Violation:
-    return about(run, row.matcher.select, severity=severity, name=row.matcher.name, **words)
+def _about_row(run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any) -> Violation:
+    matcher = row.matcher
+    return about(run, matcher.select, severity=severity, name=matcher.name, **words)
 
 
-def own_rows(run: RuleContext) -> tuple[ModuleRow, ...]:
+def stated_rows(run: RuleContext) -> tuple[ModuleRow, ...]:
     """Return the rows of the precision's `modules`."""
     return module_rows(run.stated.get("modules"))
 
 
-def _rows(run: RuleContext) -> Sequence[Any]:
-    return run.selection.rows if run.selection is not None else ()
+def _selected(run: RunContext) -> Sequence[Selected]:
+    if run.selection is None:
+        return ()
+    return run.selection.rows
 
 
-def empty(run: RuleContext) -> list[Violation]:
-    """Return the rows and matchers that take no linear layer; rows of layers beyond the model are PB292's."""
-    if not run.is_whole:
-        return _misspelt(run)
-    found = []
-    for row in _rows(run):
+def empty_rows(run: RuleContext) -> Iterator[Violation]:
+    """Yield the rows and matchers that take no linear layer.
+
+    Rows of layers beyond the model are PB292's. A file of matchers may serve several models: a
+    warning.
+    """
+    if not isinstance(run, RunContext):
+        yield from _rows_of_no_model(run)
+        return
+    for row in _selected(run):
         if not row.is_empty or (row.beyond and not row.missed):
             continue
-        unread = _listed(row.unread)
-        reason = f": it takes {unread} alone, which read no per-module recipe" if unread else ""
-        severity = "warning" if run.selection.is_foreign else None  # a file may serve several models
-        found.append(_about(run, row, severity=severity, reason=reason, near=_near(row.nearest)))
-    return found
+        reason = ""
+        if row.unread:
+            reason = f": it takes {_listed(row.unread)} alone, which read no per-module recipe"
+        severity = None
+        if run.selection is not None and run.selection.is_foreign:
+            severity = "warning"
+        yield _about_row(run, row, severity=severity, reason=reason, near=_near(row.nearest))
 
 
-def _misspelt(run: RuleContext) -> list[Violation]:
-    """Return the rows that take no linear layer of any Megatron model, for a sync, which has no plan."""
+def _rows_of_no_model(run: RuleContext) -> Iterator[Violation]:
+    """Yield the rows that take no linear layer of any Megatron model, for a sync, which has no plan."""
     names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
-    found = []
-    for number, row in enumerate(own_rows(run)):
-        if not takes_a_linear_layer(row):
-            last = (row.select or row.module).rpartition(".")[2].strip("*")
-            found.append(about(run, str(row), name=number, reason="", near=_near(close_matches(last, names))))
-    return found
+    for number, row in enumerate(stated_rows(run)):
+        if takes_a_linear_layer(row):
+            continue
+        last = (row.select or row.module).rpartition(".")[2].strip("*")
+        near = _near(close_matches(last, names))
+        yield about(run, str(row), name=number, reason="", near=near)
 
 
 def _near(names: Sequence[str]) -> str:
-    return f" (did you mean {listed(names)}?)" if names else ""
+    if not names:
+        return ""
+    return f" (did you mean {listed(names)}?)"
 
 
-def _listed(modules: Sequence[Any]) -> str:
-    names = list(dict.fromkeys(one.module for one in modules))
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
+def _listed(modules: Iterable[Taken]) -> str:
+    """Return the names of modules, the first `MOST` of them."""
+    names = list(dict.fromkeys(module.module for module in modules))
+    text = ", ".join(names[:MOST])
+    if len(names) > MOST:
+        text += f" and {len(names) - MOST} more"
+    return text
 
 
 def _numbers(numbers: Sequence[int]) -> str:
+    """Return the numbers of layers in words, the first `MOST` of them."""
     if not numbers:
         return "no layer"
-    more = ", ..." if len(numbers) > MOST else ""
-    return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST]))}{more}"
+    text = ", ".join(str(number) for number in numbers[:MOST])
+    if len(numbers) == 1:
+        return f"layer {text}"
+    if len(numbers) > MOST:
+        text += ", ..."
+    return f"layers {text}"
 
 
-def missed_layers(run: RuleContext) -> list[Violation]:
-    """Return the rows that name layers in which they take nothing; a foreign matcher names no layers."""
-    if not run.is_whole:
-        return _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
-    found = _beyond_the_model(run, run.selection.num_layers) if run.selection is not None else []
-    for row in _rows(run):
+def missed_layers(run: RuleContext) -> Iterator[Violation]:
+    """Yield the rows that name layers in which they take nothing; a foreign matcher names no layers."""
+    if not isinstance(run, RunContext):
+        is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
+        if not is_hybrid:  # a pattern counts a hybrid model's layers
+            yield from _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
+        return
+    if run.selection is None:
+        return
+    yield from _beyond_the_model(run, run.selection.num_layers)
+    for row in run.selection.rows:
         if row.missed and not row.is_empty:
-            words = {"layers": _numbers(row.missed), "reason": "there is no such module there"}
-            found.append(_about(run, row, severity="warning", remedy="drop these numbers", **words))
-    return found
+            yield _about_row(
+                run,
+                row,
+                severity="warning",
+                remedy="drop these numbers",
+                layers=_numbers(row.missed),
+                reason="there is no such module there",
+            )
 
 
-def _beyond_the_model(run: RuleContext, num_layers: int) -> list[Violation]:
-    """Return the rows that name layers which the model does not have; none where its layers are not known."""
-    is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
-    if num_layers < 1 or (is_hybrid and not run.is_whole):  # a pattern counts a hybrid model's layers
-        return []
-    words = {"reason": f"the model's layers are 0 to {num_layers - 1}", "remedy": "correct these numbers"}
-    rows = [(number, row, layers_beyond(row.layer_numbers, num_layers)) for number, row in enumerate(own_rows(run))]
-    return [
-        about(run, str(row), name=number, layers=_numbers(beyond), **words) for number, row, beyond in rows if beyond
-    ]
+def _beyond_the_model(run: RuleContext, num_layers: int) -> Iterator[Violation]:
+    """Yield the rows that name layers which the model does not have; none where its layers are not known."""
+    if num_layers < 1:
+        return
+    reason = f"the model's layers are 0 to {num_layers - 1}"
+    for number, row in enumerate(stated_rows(run)):
+        beyond = layers_beyond(row.layer_numbers, num_layers)
+        if beyond:
+            yield about(
+                run,
+                str(row),
+                name=number,
+                layers=_numbers(beyond),
+                reason=reason,
+                remedy="correct these numbers",
+            )
 
 
-def hidden(run: RuleContext) -> list[Violation]:
-    """Return the rows behind earlier ones that take all of their modules."""
-    return [_about(run, row, by=" and ".join(row.by)) for row in _rows(run) if row.is_hidden]
+def hidden_rows(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows behind earlier ones that take all of their modules."""
+    for row in _selected(run):
+        if row.is_hidden:
+            yield _about_row(run, row, by=" and ".join(row.by))
 
 
-def unread(run: RuleContext) -> list[Violation]:
-    """Return the rows that choose FP8 or FP4 and select modules too that read no such choice, without naming them."""
-    rows = [row for row in _rows(run) if row.unread and not row.is_empty and row.matcher.precision != HIGH]
-    return [_about(run, row, precision=row.matcher.precision, modules=_listed(row.unread)) for row in rows]
+def low_precision_of_unread_modules(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows that choose FP8 or FP4, and that select modules too which read no such choice."""
+    for row in _selected(run):
+        precision = row.matcher.precision
+        if row.unread and not row.is_empty and precision != HIGH:
+            yield _about_row(run, row, precision=precision, modules=_listed(row.unread))
 
 
-def elsewhere(run: RuleContext) -> list[Violation]:
-    """Return the foreign matchers that mean other layers under another pipeline size."""
-    found = []
-    for one in getattr(run.selection, "elsewhere", ()):
-        matcher, here, there = one.row.matcher, _numbers(one.row.numbers), _numbers(one.there)
-        words = {"precision": matcher.precision, "here": here, "there": there, "stages": one.stages}
-        found.append(Violation(value=matcher.select, name=matcher.name, **words))
-    return found
+def other_layers_in_other_stages(run: RunContext) -> Iterator[Violation]:
+    """Yield the foreign matchers that mean other layers under another pipeline size."""
+    if run.selection is None:
+        return
+    for elsewhere in run.selection.elsewhere:
+        matcher = elsewhere.row.matcher
+        yield Violation(
+            value=matcher.select,
+            name=matcher.name,
+            precision=matcher.precision,
+            here=_numbers(elsewhere.row.numbers),
+            there=_numbers(elsewhere.there),
+            stages=elsewhere.stages,
+        )
 
 
-def all_high(run: RuleContext) -> list[Violation]:
-    """Return the rows of a run in FP8 or FP4 that together leave no linear layer in it."""
-    if run.selection is None or not run.is_low:
-        return []
-    modules = [*run.selection.left, *(module for row in run.selection.rows for module in row.taken)]
-    names = [row.matcher.select for row in run.selection.rows]
-    return [about(run, names)] if names and all(module.scheme is None for module in modules) else []
+def no_module_left(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows of a run in FP8 or FP4 that together leave no linear layer in it."""
+    if run.selection is None or not run.is_low or not run.selection.rows:
+        return
+    names = []
+    modules = [*run.selection.left]
+    for row in run.selection.rows:
+        names.append(row.matcher.select)
+        modules += row.taken
+    if all(module.scheme is None for module in modules):
+        yield about(run, names)
 
 
-def in_another_scheme(run: RuleContext) -> list[Violation]:
-    """Return the rows that multiply weights stored in the run's format in another scheme.
+def stored_in_another_scheme(run: RunContext) -> Iterator[Violation]:
+    """Yield the rows that multiply weights stored in the run's format in another scheme.
 
     A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
     """
-    gathers = {"fp8_param_gather": run.fp8 and run.gathers_fp8, "fp4_param_gather": run.fp4 and run.gathers_fp4}
-    stored = [f"{name}=False" for name, is_on in gathers.items() if is_on]
-    if not stored or (run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False):
-        return []
-    found = []
-    for row in _rows(run):
-        others = [one for one in (row.matcher.precision, row.matcher.outside) if one not in (None, HIGH, run.scheme)]
-        if others and any(module.is_low for module in row.taken):
-            found.append(_about(run, row, other=others[0], unstored=" and ".join(stored)))
-    return found
+    stored = []
+    if run.is_fp8 and run.gathers_fp8:
+        stored.append("fp8_param_gather=False")
+    if run.is_fp4 and run.gathers_fp4:
+        stored.append("fp4_param_gather=False")
+    if not stored:
+        return
+    if run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False:
+        return
+    for row in _selected(run):
+        other = _other_scheme(run, row)
+        if other is not None and any(module.is_low for module in row.taken):
+            yield _about_row(run, row, other=other, unstored=" and ".join(stored))
+
+
+def _other_scheme(run: RunContext, row: Selected) -> str | None:
+    """Return the scheme that a row chooses, inside or outside of FP8, where it is not the run's."""
+    for scheme in (row.matcher.precision, row.matcher.outside):
+        if scheme is not None and scheme not in (HIGH, run.scheme):
+            return scheme
+    return None

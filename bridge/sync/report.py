@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding
-from bridge.precision.config import MODE_SWITCHES
-from bridge.precision.values import dtype_token, is_torch_dtype
+from bridge.precision.values import plain
+from bridge.rules.sync_row import SyncRow
 
 OVERRIDE = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
@@ -19,54 +19,6 @@ OVERRIDE = "PB123"
 _ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
 _FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
 """Attributes that a report as plain data has."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncRow:
-    """One field of one owner."""
-
-    owner: str
-    attribute: str
-    field: str | None = None
-    """Field of the precision config behind it; None for what Megatron derives."""
-    old: Any
-    new: Any
-    verdict: str = "derive"
-    """override: an owner's own value was replaced. set: a default was replaced. derive: follows from others.
-    neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do. absent: no such thing."""
-    by: str
-    """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
-    why: str
-    replaces_own: bool = False
-    """Whether the value that is replaced is an owner's own, not a class default."""
-    since: str | None = None
-    """First megatron-core that has the attribute, where the installed one does not have it."""
-
-    @property
-    def path(self) -> str:
-        """The path of the field: ``owner.attribute``."""
-        return f"{self.owner}.{self.attribute}"
-
-    @property
-    def changes(self) -> bool:
-        """Whether the sync gave the owner another value. The process changes later, when the run starts."""
-        return self.verdict != "absent" and self.owner != "process" and repr(self.old) != repr(self.new)
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the sync replaced a value of the owner's own."""
-        return self.changes and (self.verdict == "override" or self.replaces_own)
-
-    @property
-    def can_be_kept(self) -> bool:
-        """Whether ``on_conflict="keep"`` keeps the owner's value: not for the mode, its dtypes and the scheme."""
-        return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
-
-    def __str__(self) -> str:
-        old, new = f"{plain(self.old)!r}", f"{plain(self.new)!r}"
-        change = new if old == new else f"{old} -> {new}"
-        reason = self.why if self.by == self.why else f"{self.by}: {self.why}"
-        return f"{self.path}: {change} ({self.verdict}, {reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +109,3 @@ class SyncReport:
         logger.log(level, first if file is None else f"{first} Each is in {file}")
         for level, sentence in others:
             logger.log(level, sentence)
-
-
-def plain(value: Any) -> Any:
-    """Return `value` as data that JSON can hold: dtypes as tokens, anything unknown as its repr."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return getattr(value, "value", value) if isinstance(value, str) else value
-    return dtype_token(value) if is_torch_dtype(value) else repr(value)

@@ -12,10 +12,11 @@ from bridge.model.reads import View
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.mode import label_of
 from bridge.precision.statements import field_value, is_stated, recipe_name, source_of
-from bridge.precision.values import torch_dtype
+from bridge.precision.values import plain, torch_dtype
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
-from bridge.rules.rule import RuleFinding, ask
+from bridge.rules.rule import RuleFinding, ask, without_run
 from bridge.rules.rulebook import BY_ID, RULES
+from bridge.rules.sync_row import SyncRow
 from bridge.sync.module_recipe import recipe_object
 from bridge.sync.owner import (
     ABSENT,
@@ -28,7 +29,7 @@ from bridge.sync.owner import (
     same,
 )
 from bridge.sync.prediction import Prediction, plan, scheme_after_sync
-from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
+from bridge.sync.report import OVERRIDE, SyncReport
 from bridge.sync.trial import try_on_copies
 from bridge.target.fields import DEFAULTS
 from bridge.target.target import Target
@@ -150,7 +151,7 @@ def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
     return [row] if config.tf32 is not None else []
 
 
-_RULES = tuple(rule for rule in RULES if rule.sync is not None)
+_RULES = without_run(rule for rule in RULES if rule.sync is not None)
 
 
 def sync_findings(

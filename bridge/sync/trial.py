@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding
+from bridge.precision.values import plain
+from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import Owner, class_defaults, same
-from bridge.sync.report import SyncRow, plain
 
 NO_TRANSFORMER_ENGINE = "needs Transformer Engine, which is not installed here"
 """The one reason that lies in this machine and not in the config."""

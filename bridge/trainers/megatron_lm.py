@@ -23,7 +23,8 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
-from bridge.sync.report import SyncReport, SyncRow
+from bridge.rules.sync_row import SyncRow
+from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import megatron_version
 from bridge.target.fields import FIELDS
 from bridge.trainers.arguments import exported

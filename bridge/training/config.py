@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
+from bridge.precision.owners import ModelOwner
 from bridge.preflight.check import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.target.target import target_of
 
 if TYPE_CHECKING:
-    from megatron.core.transformer import TransformerConfig
-
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.registry.schedule import PrecisionSchedule
     from bridge.runtime.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
@@ -143,7 +142,7 @@ class LoggingConfig:
 class ConfigContainer:
     """Everything a run is configured with."""
 
-    model: TransformerConfig | None = None
+    model: ModelOwner | None = None
     optimizer: OptimizerConfig | None = None
     ddp: DistributedDataParallelConfig | None = None
     data: DataConfig = field(default_factory=DataConfig)

@@ -199,14 +199,14 @@ def test_what_cannot_be_read_is_one_sentence_and_exit_code_2(arguments: tuple[st
 
 
 def test_the_matrix_is_printed_as_text_markdown_and_json() -> None:
-    text = run("support-matrix")
-    markdown = run("support-matrix", "--markdown")
-    data = json.loads(run("support-matrix", "--json").stdout)
+    text = run("recipes", "--support")
+    markdown = run("recipes", "--support", "--markdown")
+    data = json.loads(run("recipes", "--support", "--json").stdout)
     assert data["bf16_with_nvfp4_mixed"]["Hopper 9.0"]["verdict"] == "no"
     assert data["bf16_with_mxfp8_mixed"]["Blackwell 10.0"]["needs"] == {"te": "2.1", "cuda": "12.8"}
     assert markdown.stdout.startswith("| recipe | Volta 7.0 | Turing 7.5 | Ampere 8.0 |")
     assert [word for word in text.stdout.split() if word in data] == list(data)
-    one = json.loads(run("support-matrix", "--target", "h100,te2.2,cuda12.9", "--json").stdout)
+    one = json.loads(run("recipes", "--support", "--target", "h100,te2.2,cuda12.9", "--json").stdout)
     assert one["recipes"]["bf16_with_fp8_current_scaling_mixed"]["verdict"] == "native"
 
 

@@ -33,14 +33,14 @@ def fields_of(text: str) -> dict[str, list[str]]:
 
 
 def test_show_prints_what_a_recipe_states_and_what_follows_and_all_of_it_by_subject(tmp_path: Path) -> None:
-    short = fields_of(run("show", "bf16-mixed").stdout)
+    short = fields_of(run("recipes", "bf16-mixed").stdout)
     assert short == {
         "bf16": ["True", "stated"],
         "params_dtype": ["bf16", "stated"],
         "grad_reduce_in_fp32": ["True", "stated"],
         "pipeline_dtype": ["bf16", "stated"],
     }
-    whole = run("show", "bf16_mixed", "--all").stdout
+    whole = run("recipes", "bf16_mixed", "--all").stdout
     rows = fields_of(whole)
     assert rows["fp8_recipe"] == ["tensorwise", "default"]
     assert rows["exp_avg_dtype"] == ["fp32", "owner's"]
@@ -49,26 +49,26 @@ def test_show_prints_what_a_recipe_states_and_what_follows_and_all_of_it_by_subj
     group = tmp_path / "mixed_precision"
     group.mkdir()
     (group / "sparse.yaml").write_text("bf16: true\nfp8: hybrid\nexp_avg_dtype: fp8\n")
-    sparse = fields_of(run("show", "sparse", "--config-dir", str(tmp_path)).stdout)
+    sparse = fields_of(run("recipes", "sparse", "--config-dir", str(tmp_path)).stdout)
     assert (sparse["exp_avg_dtype"], sparse["fp8_recipe"]) == (["uint8", "stated"], ["tensorwise", "follows"])
     assert sparse["params_dtype"] == ["bf16", "follows"]
 
 
 def test_the_help_of_show_and_explain_lists_the_fields_by_subject() -> None:
-    for command in ("show", "explain"):
+    for command in ("recipes", "explain"):
         text = run(command, "--help").stdout
         assert "  Mixture of experts: moe_router_dtype, moe_router_padding_for_quantization," in text
 
 
 def test_show_prints_json() -> None:
-    shown = json.loads(run("show", "mxfp8", "--json", "--stated").stdout)
+    shown = json.loads(run("recipes", "mxfp8", "--json", "--stated").stdout)
     assert shown["fields"]["fp8"] == "e4m3"
     assert "tf32" not in shown["fields"]
     assert shown["scheme"] == "mxfp8"
 
 
 def test_diff_tells_the_differing_fields() -> None:
-    done = run("diff", "bf16_mixed", "fp16_mixed")
+    done = run("recipes", "bf16_mixed", "fp16_mixed")
     assert done.stdout.splitlines() == [
         "                                    bf16_mixed -> fp16_mixed",
         "  fp16                              False (default) -> True",
@@ -77,10 +77,10 @@ def test_diff_tells_the_differing_fields() -> None:
         "  pipeline_dtype                    bf16 -> fp16",
         "  grad_reduce_in_fp32               True -> False",
     ]
-    assert run("diff", "mxfp8", "bf16_with_mxfp8_mixed").stdout == (
+    assert run("recipes", "mxfp8", "bf16_with_mxfp8_mixed").stdout == (
         "bf16_with_mxfp8_mixed and bf16_with_mxfp8_mixed say the same.\n"
     )
-    told = json.loads(run("diff", "bf16_mixed", "fp32", "--json").stdout)
+    told = json.loads(run("recipes", "bf16_mixed", "fp32", "--json").stdout)
     assert told["fields"][0] == {"field": "fp32", "a": False, "b": True, "a_stated": False, "b_stated": True}
 
 
@@ -99,15 +99,15 @@ def test_yaml_recipes_of_a_teams_folder_are_known_by_name(tmp_path: Path) -> Non
         "# What we train with.\ndefaults: [fp8_current, _self_]\nfp8: e4m3\n"
     )
     folder = ("--config-dir", str(tmp_path))
-    told = json.loads(run("show", "team_yaml", *folder, "--json").stdout)
+    told = json.loads(run("recipes", "team_yaml", *folder, "--json").stdout)
     assert (told["name"], told["scheme"], told["fields"]["fp8"]) == ("team_yaml", "tensorwise", "e4m3")
-    assert run("show", "team_yaml", *folder).stdout.startswith("team_yaml\n\nWhat we train with.\n\n")
-    assert run("diff", "fp8_current", "team_yaml", *folder).stdout.splitlines() == [
+    assert run("recipes", "team_yaml", *folder).stdout.startswith("team_yaml\n\nWhat we train with.\n\n")
+    assert run("recipes", "fp8_current", "team_yaml", *folder).stdout.splitlines() == [
         "                                    bf16_with_fp8_current_scaling_mixed -> team_yaml",
         "  fp8                               hybrid -> e4m3",
     ]
     assert run("plan", "team_yaml", *folder).stdout.startswith("team_yaml; layers count from 1\n")
-    assert run("show", "team_yml", *folder).stderr.startswith("mixed_precision: no such recipe, got 'team_yml'")
+    assert run("recipes", "team_yml", *folder).stderr.startswith("mixed_precision: no such recipe, got 'team_yml'")
 
 
 def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
@@ -131,7 +131,7 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("shwo", "bf16_mixed"), "precision-bridge: no command 'shwo'. Did you mean 'show'?\n"),
+        (("recipe", "bf16_mixed"), "precision-bridge: no command 'recipe'. Did you mean 'recipes'?\n"),
         (
             ("explain", "fp8_marign"),
             "Unknown field 'fp8_marign'. Did you mean 'fp8_margin', 'fp8_param' or 'fp8_recipe'?\n",
@@ -141,7 +141,7 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
             "Unknown field 'softmax'. Did you mean 'attention_softmax_in_fp32'?\n",
         ),
         (
-            ("show", "bf16_mixd"),
+            ("recipes", "bf16_mixd"),
             "Unknown mixed-precision recipe 'bf16_mixd'. Did you mean 'bf16_mixed', 'fp16_mixed' or "
             "'bf16_with_fp8_mixed'? `precision-bridge recipes` lists all 18; BRIDGE_RECIPES=FILE.py adds yours.\n",
         ),
@@ -187,7 +187,7 @@ def test_a_source_that_fails_half_way_leaves_no_recipe(tmp_path: Path) -> None:
 def test_a_file_with_the_name_of_a_recipe_is_refused_by_show_too(tmp_path: Path) -> None:
     (tmp_path / "mixed_precision").mkdir()
     (tmp_path / "mixed_precision" / "bf16_mixed.yaml").write_text("bf16: true\n")
-    done = run("show", "bf16_mixed", "--config-dir", str(tmp_path))
+    done = run("recipes", "bf16_mixed", "--config-dir", str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.startswith("mixed_precision/bf16_mixed: is both a registered recipe and a YAML file, got ")
 
@@ -202,6 +202,6 @@ def test_a_teams_recipes_are_listed_and_a_broken_source_is_named_on_stderr(tmp_p
     assert any(line.split() == ["ours", "What", "we", "train", "with."] for line in done.stdout.splitlines())
     assert done.stderr.count("nowhere.py") == 2, "the entry, and the sentence why"
     assert done.stderr.startswith("Recipes not loaded: BRIDGE_RECIPES entry 'nowhere.py': BRIDGE_RECIPES: there is no")
-    unknown = run("show", "ourz", BRIDGE_RECIPES=f"{path}:nowhere.py")
+    unknown = run("recipes", "ourz", BRIDGE_RECIPES=f"{path}:nowhere.py")
     assert len(unknown.stderr.splitlines()) == 2
     assert unknown.stderr.count("nowhere.py") == 2

@@ -1,4 +1,4 @@
-"""`precision-bridge modules`: patterns and what they take."""
+"""`precision-bridge plan --modules`: patterns and what they take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ matchers:
 
 
 def test_each_row_is_listed_with_its_modules(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modules", RECIPE, ROWS, "mixed_precision.fp8_param_gather=false"]) == 0
+    assert main(["plan", "--modules", RECIPE, ROWS, "mixed_precision.fp8_param_gather=false"]) == 0
     printed = capsys.readouterr().out
     assert "*.linear_qkv" in printed
     assert "bf16 (the run's dtype)" in printed
@@ -39,7 +39,10 @@ def test_each_row_is_listed_with_its_modules(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_pattern_that_takes_nothing_is_an_error_with_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modules", RECIPE, 'mixed_precision.modules=[{select:"*.linear_q",precision:bf16}]', "--json"]) == 2
+    assert (
+        main(["plan", "--modules", RECIPE, 'mixed_precision.modules=[{select:"*.linear_q",precision:bf16}]', "--json"])
+        == 2
+    )
     found = json.loads(capsys.readouterr().out)
     assert [one["id"] for one in found["findings"]] == ["PB281"]
     assert found["rows"][0]["takes"] == []
@@ -48,28 +51,28 @@ def test_a_pattern_that_takes_nothing_is_an_error_with_the_nearest_names(capsys:
 
 def test_a_precision_outside_of_training_is_listed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = 'mixed_precision.modules=[{select:"*.linear_qkv",precision:tensorwise,evaluation:bf16}]'
-    assert main(["modules", RECIPE, row]) == 0
+    assert main(["plan", "--modules", RECIPE, row]) == 0
     assert "tensorwise; evaluation in bf16 (the run's dtype)" in capsys.readouterr().out
     payload = "{kitchen_config_type: QLinearParams, recipe_idx: 1}"
     (tmp_path / "kitchen.yaml").write_text(re.sub(r"\{transformer.*", payload, FILE))
-    main(["modules", RECIPE, "--file", str(tmp_path / "kitchen.yaml"), "--json"])
+    main(["plan", "--modules", RECIPE, "--file", str(tmp_path / "kitchen.yaml"), "--json"])
     assert json.loads(capsys.readouterr().out)["rows"][0]["precision"] == "kitchen"
 
 
 def test_a_foreign_file_is_listed_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "te.yaml").write_text(FILE)
     words = ["model.num_layers=8", "model.pipeline_model_parallel_size=4", "--file", str(tmp_path / "te.yaml")]
-    assert main(["modules", RECIPE, ROWS, *words]) == 2
+    assert main(["plan", "--modules", RECIPE, ROWS, *words]) == 2
     error = "--file: takes the place of mixed_precision.modules, got ['*.linear_qkv', 'layers 0, -1: linear_fc2']. "
     assert capsys.readouterr().err == f"{error}Give the file or the rows.\n"
-    assert main(["modules", RECIPE, *words]) == 0
+    assert main(["plan", "--modules", RECIPE, *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "matcher first chooses bf16 for layers 0, 2, 4, 6 under PP=4, and for layer 0 under PP=1" in printed
 
 
 def test_the_files_of_a_run_are_written_one_per_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "te.yaml"
-    assert main(["modules", RECIPE, ROWS, "model.pipeline_model_parallel_size=2", "--write", str(path)]) == 0
+    assert main(["plan", "--modules", RECIPE, ROWS, "model.pipeline_model_parallel_size=2", "--write", str(path)]) == 0
     assert capsys.readouterr().out == f"wrote {tmp_path}/te.stage0.yaml, {tmp_path}/te.stage1.yaml\n"
     patterns = [
         [
@@ -85,7 +88,7 @@ def test_the_files_of_a_run_are_written_one_per_stage(tmp_path: Path, capsys: py
 
 
 def test_without_rows_the_linear_layers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modules", "bf16_mixed", "model.num_layers=1"]) == 0
+    assert main(["plan", "--modules", "bf16_mixed", "model.num_layers=1"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "bf16_mixed: nothing is chosen per module. Megatron's names of the linear layers (layers.0 is layer 1):",
         "  decoder.layers.0.self_attention.linear_qkv",
@@ -97,21 +100,21 @@ def test_without_rows_the_linear_layers_are_listed(capsys: pytest.CaptureFixture
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modules", RECIPE, "--file", str(tmp_path / "none.yaml")]) == 2
+    assert main(["plan", "--modules", RECIPE, "--file", str(tmp_path / "none.yaml")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     row = "mixed_precision.modules=[{select:{layers:[0,99],module:linear_fc2},precision:bf16}]"
-    assert main(["modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 2
+    assert main(["plan", "--modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 2
     printed = " ".join(capsys.readouterr().out.split())
     assert "row 0 takes nothing in layer 99: the model's layers are 0 to 5" in printed
-    assert main(["modules", RECIPE, row.replace("0,99", "99"), "--json"]) == 2
+    assert main(["plan", "--modules", RECIPE, row.replace("0,99", "99"), "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert "PB292" in [one["id"] for one in found["findings"]]
     assert "PB281" not in [one["id"] for one in found["findings"]]
     hybrid = ["model.num_layers=4", "model.hybrid_layer_pattern='M*M-'", "model.is_hybrid_model=true"]
-    assert main(["modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 2
+    assert main(["plan", "--modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 2
     printed = " ".join(capsys.readouterr().out.split())
     assert "row 0 takes nothing in layer 0: there is no such module there" in printed
     assert "error PB505" in printed
@@ -119,7 +122,7 @@ def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFix
 
 def test_layers_that_the_run_keeps_in_its_dtype_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
     row = 'mixed_precision.modules=[{select:"*.linear_qkv",precision:mxfp8}]'
-    assert main(["modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 0
+    assert main(["plan", "--modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "mxfp8 linear_qkv of 2-5; in bf16 all the same: linear_qkv of 1, 6" in printed
 

@@ -62,9 +62,12 @@ def test_a_file_that_is_no_configuration_is_one_sentence(words: tuple[str, ...],
     assert "Traceback" not in done.stderr
 
 
-def test_a_folder_with_a_path_too_long_is_one_sentence(tmp_path: Path) -> None:
-    done = warm.run([str(warm.COMMAND), "sources", "x" * 5000], cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"{'x' * 200}: must be a folder. Give the project's.\n")
+def test_a_path_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
+    done = warm.run([str(warm.COMMAND), "check", "--brief", "x" * 5000 + ".yaml"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{'x' * 100} ... {'x' * 89}.yaml: there is no such file or folder. Give the path of one.\n",
+    )
 
 
 def test_references_of_a_tree_that_multiply_are_refused(tmp_path: Path) -> None:

@@ -159,8 +159,8 @@ def test_plan_heeds_the_version_of_the_target():
 
 
 def test_a_model_that_cannot_be_planned_is_refused_by_every_calculator():
-    for command in ("plan", "memory", "align"):
-        done = run(command, "bf16_mixed", "+model.heterogeneous_block_specs=true", *CONF)
+    for command in (("plan",), ("memory",), ("plan", "--align")):
+        done = run(*command, "bf16_mixed", "+model.heterogeneous_block_specs=true", *CONF)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
             "model.heterogeneous_block_specs: cannot plan: each layer has modules of its own, got True. Override it "
@@ -178,16 +178,16 @@ def test_more_ranks_share_masters_and_state():
 
 
 def test_align_names_what_does_not_fit():
-    done = run("align", "bf16_with_mxfp8_mixed", "model.ffn_hidden_size=1000", *CONF, COLUMNS="200")
+    done = run("plan", "--align", "bf16_with_mxfp8_mixed", "model.ffn_hidden_size=1000", *CONF, COLUMNS="200")
     assert "does not fit: model.ffn_hidden_size: linear_fc1 (layers 1-6) takes N in multiples of 32" in done.stdout
     assert "Use 992 or 1024." in done.stdout
-    assert json.loads(run("align", "bf16_mixed", *CONF, "--json").stdout)["misfits"] == []
+    assert json.loads(run("plan", "--align", "bf16_mixed", *CONF, "--json").stdout)["misfits"] == []
 
 
 def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_path):
     path = tmp_path / "twin.yaml"
     words = ("model.num_query_groups=4", "mixed_precision.fp8=e4m3", "+model.fp8_output_proj=false")
-    done = run("twin", CURRENT, *words, *CONF, "--base", "bf16_mixed", "--output", str(path))
+    done = run("compare", "--twin", CURRENT, *words, *CONF, "--base", "bf16_mixed", "--output", str(path))
     assert done.returncode == 0, done.stderr
     first, *rows = done.stdout.splitlines()
     assert first.startswith(f"{path}: differs in ")
@@ -211,7 +211,15 @@ def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_
 def test_a_twin_keeps_precision_fields_that_no_recipe_decides_unstated(tmp_path):
     path = tmp_path / "twin.yaml"
     done = run(
-        "twin", CURRENT, "+model.attention_softmax_in_fp32=true", *CONF, "--base", "bf16_mixed", "--output", str(path)
+        "compare",
+        "--twin",
+        CURRENT,
+        "+model.attention_softmax_in_fp32=true",
+        *CONF,
+        "--base",
+        "bf16_mixed",
+        "--output",
+        str(path),
     )
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(path.read_text())["model"]["attention_softmax_in_fp32"] is True
@@ -220,7 +228,7 @@ def test_a_twin_keeps_precision_fields_that_no_recipe_decides_unstated(tmp_path)
 def test_a_twin_of_a_model_that_cannot_be_planned_says_so(tmp_path):
     path = tmp_path / "twin.yaml"
     words = ("+model.heterogeneous_block_specs=true", "--base", "bf16_mixed", "--output", str(path))
-    done = run("twin", CURRENT, *words, *CONF)
+    done = run("compare", "--twin", CURRENT, *words, *CONF)
     assert done.returncode == 0, done.stderr
     unknown = "not known, as the model cannot be planned"
     assert done.stdout.splitlines()[-1] == f"  linear layers in FP8 or FP4: {unknown} -> {unknown}"
@@ -232,7 +240,7 @@ def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
     model = "{num_layers: 4, hidden_size: 64, num_attention_heads: 4, fp8: hybrid, first_last_layers_bf16: true}"
     config.write_text(f"mixed_precision: {CURRENT}\nmodel: {model}\ntarget: h100x8\n")
     path = tmp_path / "twin.yaml"
-    told = json.loads(run("twin", "--config", str(config), "--output", str(path), "--json").stdout)
+    told = json.loads(run("compare", "--twin", "--config", str(config), "--output", str(path), "--json").stdout)
     assert {row["field"] for row in told["differs_in"]} >= {"model.fp8", "mixed_precision.fp8"}
     assert all(row["precision"] for row in told["differs_in"])
     assert "fp8" not in yaml.safe_load(path.read_text())["model"]
@@ -247,8 +255,14 @@ def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
         (("plan", *CONF, "--picture", "plan.gif"), "--picture: must end in .png, .svg, .pdf, got 'plan.gif'."),
         (("memory", *CONF, "--target", "g100x3"), "target: "),
         (("plan", *CONF, "model.num_query_groups=3"), "model.num_query_groups: must divide the 8 attention heads"),
-        (("twin", *CONF, "--base", "bf16_mixd", "--output", "x.yaml"), "Unknown mixed-precision recipe 'bf16_mixd'."),
-        (("twin", *CONF, "--json"), "--json: prints the proof, so the twin needs a file, got no --output."),
+        (
+            ("compare", "--twin", *CONF, "--base", "bf16_mixd", "--output", "x.yaml"),
+            "Unknown mixed-precision recipe 'bf16_mixd'.",
+        ),
+        (
+            ("compare", "--twin", *CONF, "--json"),
+            "--json: prints the proof, so the twin needs a file, got no --output.",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_one_sentence_and_exit_code_2(arguments, message):
@@ -276,10 +290,10 @@ def test_sizes_that_megatron_refuses_are_answered_with_the_error_and_with_what_w
     assert [one["id"] for one in whole["check"]] == ["PB618"]
 
 
-@pytest.mark.parametrize("command", ["plan", "memory", "align"])
+@pytest.mark.parametrize("command", ["plan", "memory", "plan --align"])
 @pytest.mark.parametrize("path", SHOWCASE, ids=lambda path: path.stem)
 def test_a_large_model_is_answered(path, command):
-    done = run(command, "--config", str(path), COLUMNS="130")
+    done = run(*command.split(), "--config", str(path), COLUMNS="130")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 5
 
@@ -295,9 +309,9 @@ def test_plans_are_made_without_torch_and_megatron():
     assert done.stderr == "[] 0\n"
 
 
-@pytest.mark.parametrize("command", ["plan", "memory", "align", "modules"])
+@pytest.mark.parametrize("command", ["plan", "memory", "plan --align", "plan --modules"])
 def test_an_answer_names_each_override_that_the_recipe_replaces_and_each_error_of_the_check(command, capsys):
-    words = [command, CURRENT, *CONF, "model.fp8=null", "model.tensor_model_parallel_size=3"]
+    words = [*command.split(), CURRENT, *CONF, "model.fp8=null", "model.tensor_model_parallel_size=3"]
     assert main(words) == 2
     lines = capsys.readouterr().out.splitlines()
     assert (

@@ -93,27 +93,36 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
         ),
         (
             ["plan", "--config", "docs/images"],
-            "--config: holds no 'config.yaml', 'run_config.yaml' or 'common.pt', got 'docs/images'. Give the folder of "
-            "a run, or a file.\n",
+            "docs/images: holds no file of a run (.yaml, .yml, .sh, .bash, .slurm, .sbatch, .sub, .slrm). Give another "
+            "folder.\n",
         ),
         (
-            ["plan", "docs/showcase/llama3_70b.yaml"],
+            ["plan", "mixed_precision=docs/showcase/llama3_70b.yaml"],
             "mixed_precision: must be a recipe's name, not a file, got 'docs/showcase/llama3_70b.yaml'. check, plan "
             "and memory read a run's file with --config.\n",
         ),
         (
-            ["plan", "--config", "a\x1b[31m\nb.yaml"],
-            "precision-bridge: 'a\\x1b[31m\\nb.yaml' holds a line end or another control character. Rename the file.\n",
+            ["rehearse", "docs/showcase/llama3_70b.yaml", "docs/showcase/nemotron_h.yaml"],
+            "docs/showcase/llama3_70b.yaml: this command, or one of its options, is about one run, got "
+            "'docs/showcase/nemotron_h.yaml' too. Give one file.\n",
         ),
         (
-            ["sources", "a\nb"],
-            "precision-bridge: 'a\\nb' holds a line end or another control character. Rename the file.\n",
+            ["plan", "--config", "a\x1b[31m\nb.yaml"],
+            "precision-bridge plan: 'a\\x1b[31m\\nb.yaml' holds a line end or another control character. "
+            "Rename the file.\n",
+        ),
+        (
+            ["convert", "a\nb"],
+            "precision-bridge convert: 'a\\nb' holds a line end or another control character. Rename the file.\n",
         ),
         (
             ["report", "x" * 5000],
             f"{'x' * 100} ... {'x' * 82}/config.yaml: cannot be used: file name too long. Give another path.\n",
         ),
-        (["recipes", "x" * 9000], f"precision-bridge: unrecognized arguments: {'x' * 100} ... {'x' * 95}\n"),
+        (
+            ["recipes", "a", "b", "x" * 9000],
+            f"precision-bridge recipes: unrecognized arguments: {'x' * 100} ... {'x' * 95}\n",
+        ),
         (
             ["audit", "/dev/zero"],
             "record: must be a record of a run (it is no regular file), got '/dev/zero'. Give the record.json of a run "
@@ -121,11 +130,11 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
         ),
         (
             ["check", "--taget", "h100x8"],
-            "precision-bridge: unrecognized arguments: --taget. Did you mean '--target' or '--context'?\n",
+            "precision-bridge check: unrecognized arguments: --taget. Did you mean '--target' or '--context'?\n",
         ),
         (
-            ["show", "fp8_current", "--config", "run.yaml"],  # not --config-dir in short
-            "precision-bridge: unrecognized arguments: --config run.yaml. Did you mean '--config-dir'?\n",
+            ["recipes", "fp8_current", "--config", "run.yaml"],  # not --config-dir in short
+            "precision-bridge recipes: unrecognized arguments: --config run.yaml. Did you mean '--config-dir'?\n",
         ),
         (["train", "--taget", "h100x8"], "unrecognized arguments: --taget. Write target=VALUE.\n"),
         (["train", "--target", "h100x8"], "unrecognized arguments: --target. Write target=VALUE.\n"),
@@ -134,7 +143,7 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
             "--picture: cannot be written (no such file or directory), got '/nowhere/at/all.png'. Give another file.\n",
         ),
         (
-            ["twin", "fp8_current", "--base", "bf16_mixed", "--output", "/nowhere/twin.yaml"],
+            ["compare", "--twin", "fp8_current", "--base", "bf16_mixed", "--output", "/nowhere/twin.yaml"],
             "--output: cannot be written (no such file or directory), got '/nowhere/twin.yaml'. Give another file.\n",
         ),
     ],

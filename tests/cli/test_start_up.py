@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.cli.main import MODULES
+from bridge.cli.commands import COMMANDS, MOMENTS, RENAMED
 
 ROOT = Path(__file__).resolve().parents[2]
 SAVED = "docs/showcase/llama3_70b.yaml"
@@ -54,8 +52,8 @@ def test_an_import_loads_neither_rules_nor_sync_nor_planner(code: str, absent: t
     ("words", "absent"),
     [
         (("recipes",), (*HYDRA, *ENGINE, "yaml", "rich", "bridge.front")),
-        (("show", "bf16_mixed"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight", "bridge.front")),
-        (("diff", "bf16_mixed", "mxfp8"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight")),
+        (("recipes", "bf16_mixed"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight", "bridge.front")),
+        (("recipes", "bf16_mixed", "mxfp8"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight")),
         (("explain", "fp8", "mxfp8"), (*HYDRA, "rich", "bridge.preflight", "bridge.front")),
         (
             ("check", "--config", SAVED),
@@ -75,15 +73,33 @@ def test_an_import_loads_neither_rules_nor_sync_nor_planner(code: str, absent: t
 def test_a_command_loads_what_it_asks_and_no_more(words: tuple[str, ...], absent: tuple[str, ...]) -> None:
     found = loaded(f"from bridge.cli.main import main\nmain({list(words)!r})")
     assert packages_in(found, (*HEAVY, *absent)) == []
-    others = {f"bridge.cli.{module}" for module, names in MODULES.items() if words[0] not in names}
-    assert found & others <= {"bridge.cli.recipes"}, "the module of another command; that of recipes names one"
+    others = {f"bridge.cli.{command.module}" for name, command in COMMANDS.items() if name != words[0]}
+    assert found & others == set(), "the module of another command"
 
 
-def test_each_module_of_the_command_line_adds_the_commands_that_it_is_listed_with() -> None:
-    for module, names in MODULES.items():
-        commands = argparse.ArgumentParser().add_subparsers()
-        importlib.import_module(f"bridge.cli.{module}").add_parsers(commands)
-        assert tuple(commands.choices) == names, module
+def test_the_help_loads_no_command_and_lists_each_under_the_moment_of_its_use() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge.cli.main", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert [name for name in listed if not name.startswith("-")] == list(COMMANDS)
+    assert [moment for moment in MOMENTS if f"\n{moment}:\n" in done.stdout] == list(MOMENTS)
+    found = loaded("from bridge.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass")
+    assert found & {f"bridge.cli.{command.module}" for command in COMMANDS.values()} == set()
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_name_from_before_is_answered_with_words_that_work(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge.cli.main", name, "--help"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 2
+    sentence, _, words = done.stderr.strip().partition(" Run: precision-bridge ")
+    assert sentence == f"`{name}` is `{RENAMED[name]}` since 0.2."
+    again = [sys.executable, "-m", "bridge.cli.main", *words.split()]
+    usage = subprocess.run(again, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    options = [word for word in RENAMED[name].split() if word.startswith("--")]
+    assert all(option in usage for option in options)
 
 
 def test_an_unknown_command_is_compared_with_all_of_them() -> None:

@@ -15,7 +15,9 @@ from bridge.front.decode import container, decode, decode_fields
 from bridge.front.loader import run_of
 from bridge.precision.statements import recipe_name
 from bridge.preflight.last_sync import last_sync
-from bridge.read.problems import GivenRun, Origins, Problems
+from bridge.preflight.origins import Origins
+from bridge.preflight.problems import Problems
+from bridge.read.given_run import GivenRun
 from bridge.registry.config import MixedPrecisionConfig
 
 

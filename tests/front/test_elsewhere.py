@@ -67,11 +67,11 @@ class TestPerModuleFile:
         assert "q_proj" in printed
 
     @pytest.mark.parametrize("name", ["gone.yaml", "$RECIPE", "other.yaml", "x" * 300])
-    @pytest.mark.parametrize("command", ["plan", "memory", "align", "modules", "manifest", "rehearse"])
+    @pytest.mark.parametrize("command", ["plan", "memory", "plan --align", "plan --modules", "manifest", "rehearse"])
     def test_one_that_is_not_there_is_named_and_there_is_no_plan(self, tmp_path, name, command, capsys):
         (tmp_path / "run").mkdir()
         (tmp_path / "other.yaml").write_text(RECIPE)  # elsewhere
-        code, printed = answered(tmp_path / "run", f"{FP8} {OPTION} {name}", command, capsys=capsys)
+        code, printed = answered(tmp_path / "run", f"{FP8} {OPTION} {name}", *command.split(), capsys=capsys)
         assert code == 2
         rule = f"{OPTION} names {name}, which is not found; the precision of the layers that it selects is not known"
         assert printed == bounded(f"model.quant_recipe: {rule}. Put the file next to the run's own.\n")
@@ -86,7 +86,7 @@ class TestPerModuleFile:
 
     def test_a_file_that_is_given_takes_its_place(self, tmp_path, capsys):
         (tmp_path / "mine.yaml").write_text(RECIPE)
-        words = ("modules", "--file", str(tmp_path / "mine.yaml"))
+        words = ("plan", "--modules", "--file", str(tmp_path / "mine.yaml"))
         code, printed = answered(tmp_path, f"{FP8} {OPTION} gone.yaml", *words, capsys=capsys)
         assert code == 0
         assert "linear_qkv, linear_proj of 1-4" in printed
@@ -105,10 +105,14 @@ class TestPerModuleFile:
         for content in (RECIPE.replace(", enabled: true", ""), RECIPE.replace("enabled: true", "enabled: null")):
             (tmp_path / "te.yaml").write_text(content)
             script = f"{FP8} {OPTION} te.yaml"
-            for words in (("check",), ("modules",), ("modules", "--file", str(tmp_path / "te.yaml"))):
+            for words in (
+                ("check",),
+                ("plan", "--modules"),
+                ("plan", "--modules", "--file", str(tmp_path / "te.yaml")),
+            ):
                 code, printed = answered(tmp_path, script, *words, capsys=capsys)
                 assert (code, "PB290" in printed, "matcher projections is off" in printed) == (0, True, True), words
-            _, printed = answered(tmp_path, script, "modules", "--json", capsys=capsys)
+            _, printed = answered(tmp_path, script, "plan", "--modules", "--json", capsys=capsys)
             assert [one["id"] for one in json.loads(printed)["findings"]] == ["PB290"]
 
     def test_check_asks_no_width_of_layers_that_it_keeps_in_bf16(self, tmp_path, capsys):

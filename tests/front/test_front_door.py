@@ -14,7 +14,7 @@ import pytest
 import bridge
 from bridge.errors import RunConfigError
 from bridge.front.references import MOST_CHARACTERS, refuse_multiplied
-from bridge.read.problems import Origins
+from bridge.preflight.origins import Origins
 
 PACKAGE = Path(bridge.__file__).parent
 WATCHED = """

@@ -302,10 +302,10 @@ def test_a_model_with_other_layers_is_asked_every_rule_that_needs_none(tmp_path,
     assert f"  {printed['not_asked']}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["plan", "memory", "align", "modules"])
+@pytest.mark.parametrize("command", ["plan", "memory", "plan --align", "plan --modules"])
 def test_a_model_with_other_layers_is_refused_where_layers_are_planned(tmp_path, command, capsys):
     (tmp_path / "run.sh").write_text(f"{OTHER_MODELS['an encoder and a decoder']} {OF_ALL}\n")
-    assert main([command, "--config", str(tmp_path / "run.sh")]) == 2
+    assert main([*command.split(), "--config", str(tmp_path / "run.sh")]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (

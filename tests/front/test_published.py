@@ -20,7 +20,7 @@ from bridge.errors import RunConfigError
 from bridge.read.kinds import read_file
 
 PUBLISHED = Path(__file__).parents[2].parent / "shared" / "published"
-COMMANDS = ("check", "plan", "memory", "align", "modules")
+COMMANDS = ("check", "plan", "memory", "plan --align", "plan --modules")
 pytestmark = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs the published recipes in ../shared/published")
 REPLACED = {("PB123", "model.first_last_layers_bf16"), ("PB411", "data.seq_length")}
 """Findings about values that the runtime replaces; the file after it holds the new values alone."""
@@ -51,12 +51,12 @@ def answer(command: str, path: Path, target: str) -> Any:
     """Return the JSON of a command without what it says of the file, or the sentence of its refusal."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        main([command, "--config", str(path), "--target", target, "--json"])
+        main([*command.split(), "--config", str(path), "--target", target, "--json"])
     if not out.getvalue():
         return err.getvalue().partition(", got")[0]
     content = json.loads(out.getvalue())
     content.pop("read")
-    found = content["findings" if command == "check" else "check"] if command != "modules" else []
+    found = content["findings" if command == "check" else "check"] if command != "plan --modules" else []
     ids = {(one["id"], one["path"]) for one in found} - REPLACED
     return ids if command == "check" else {**content, "check": ids}
 

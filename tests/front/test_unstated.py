@@ -30,7 +30,7 @@ def asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     def ask(command: str, script: str, *words: str) -> tuple[int, str, str]:
         file = tmp_path / "run.sh"
         file.write_text(script)
-        code = main([command, "--config", str(file), *words])
+        code = main([*command.split(), "--config", str(file), *words])
         out, error = capsys.readouterr()
         return code, out, error
 
@@ -54,7 +54,7 @@ def test_an_unknown_program_decides_the_mode_and_no_error_rests_on_its_defaults(
     )
 
 
-@pytest.mark.parametrize("command", ["plan", "memory", "align", "rehearse", "manifest", "modules"])
+@pytest.mark.parametrize("command", ["plan", "memory", "plan --align", "rehearse", "manifest", "plan --modules"])
 def test_commands_that_need_a_mode_refuse_with_one_sentence(asked: Any, command: str) -> None:
     code, out, error = asked(command, RL)
     assert (code, out) == (2, "")

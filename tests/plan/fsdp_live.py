@@ -13,7 +13,7 @@ import torch
 
 from bridge.front.decode import container
 from bridge.front.loader import run_of
-from bridge.read.problems import GivenRun
+from bridge.read.given_run import GivenRun
 from bridge.runtime.megatron import gpt
 from bridge.runtime.megatron.backend import choose_backend, running
 from bridge.runtime.megatron.process import training_process

@@ -158,7 +158,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     """Build a case with Transformer Engine's layers, or Megatron's own; yields (settled config, model chunks)."""
     from bridge.front.decode import container
     from bridge.front.loader import run_of
-    from bridge.read.problems import GivenRun
+    from bridge.read.given_run import GivenRun
     from bridge.runtime.megatron import gpt
     from bridge.runtime.megatron.backend import choose_backend, running
     from bridge.runtime.megatron.process import training_process

@@ -10,7 +10,7 @@ import torch
 
 from bridge.front.decode import container
 from bridge.front.loader import run_of
-from bridge.read.problems import GivenRun
+from bridge.read.given_run import GivenRun
 from bridge.runtime.megatron.backend import choose_backend, running
 from bridge.runtime.megatron.gpt import build_gpt, run_config
 from bridge.runtime.megatron.optimizer import build_optimizer, inner_optimizers

@@ -138,14 +138,22 @@ def test_a_layer_whose_forward_or_backward_pass_is_wrong_is_named():
 
 
 def test_the_command_names_both_recipes_and_ends_with_the_verdicts_code(tmp_path):
-    words = ["precision-bridge", "gradients", "bf16_mixed", "fp8_delayed fp8_margin=19", "model=gpt_tiny", "--json"]
+    words = [
+        "precision-bridge",
+        "compare",
+        "--gradients",
+        "bf16_mixed",
+        "fp8_delayed fp8_margin=19",
+        "model=gpt_tiny",
+        "--json",
+    ]
     done = warm.run([*words, "model.num_layers=1", "train=smoke"], cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["recipes"] == ["bf16_mixed", "bf16_with_fp8_delayed_scaling_mixed, fp8_margin=19"]
     assert (found["verdict"], found["first_outside"]["layer"]) == ("outside", 1)
     assert found["control_outside"] > 4
-    alone = warm.run(["precision-bridge", "gradients", "bf16_mixed"], cwd=tmp_path)
+    alone = warm.run(["precision-bridge", "compare", "--gradients", "bf16_mixed"], cwd=tmp_path)
     assert (alone.returncode, alone.stdout) == (2, "")
     assert alone.stderr.startswith("gradients: compares two recipes, got ['bf16_mixed']. Write precision-bridge")
 
@@ -153,7 +161,7 @@ def test_the_command_names_both_recipes_and_ends_with_the_verdicts_code(tmp_path
 @pytest.mark.slow
 def test_the_default_model_separates_three_cases(tmp_path):
     for second, code in (("fp8_current", 0), ("fp8_delayed fp8_margin=19", 1)):
-        done = warm.run(["precision-bridge", "gradients", "bf16_mixed", second, "--json"], cwd=tmp_path)
+        done = warm.run(["precision-bridge", "compare", "--gradients", "bf16_mixed", second, "--json"], cwd=tmp_path)
         assert done.returncode == code, done.stderr
         found = json.loads(done.stdout)
         assert found["control_outside"] >= len(found["rows"]) / 2

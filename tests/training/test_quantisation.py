@@ -138,6 +138,8 @@ def test_command_measures_the_weights_of_a_bf16_checkpoint(tmp_path):
     assert all(row["sqnr_db"] < 30 < row["tensorwise_db"] for row in rows if row["operand"] == "input")
     assert (tmp_path / "out" / "quantisation.png").read_bytes().startswith(PNG)
     assert "layer 0, mlp.linear_fc1: " in measured.stderr
-    shown = warm.run(["precision-bridge", "modules", "proposed", "--config-dir", str(folder), "--json"], cwd=root)
+    shown = warm.run(
+        ["precision-bridge", "plan", "--modules", "proposed", "--config-dir", str(folder), "--json"], cwd=root
+    )
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["rows"][0]["precision"] == "tensorwise"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bridge.errors import RunConfigError
-from bridge.read.file_reading import MEGATRON_LM, NEWEST, FileReading
+from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading
 from bridge.read.framework.names import dropped_from, own_names
 from bridge.read.framework.table import FrameworkTable
 from bridge.read.megatron_lm.arguments import Arguments

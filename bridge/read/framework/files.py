@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from bridge.errors import PayloadError, RunConfigError
+from bridge.errors import PayloadError, UnreadFileError
+from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import frameworks
-from bridge.read.file_reading import FileReading, RunChoice
 from bridge.read.framework import ms_swift, nemo_rl, primus, verl
 from bridge.read.text.composed import DEFAULTS, composed
 from bridge.read.text.document import Document
@@ -47,7 +47,7 @@ def read_framework(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> F
     if found is None and DEFAULTS in whole:
         found = _by_its_bases(whole, path)
         if found is not None and not found.tree:
-            raise RunConfigError(found.refusal(str(path)))
+            raise UnreadFileError(found.refusal(str(path)), kind=f"looks like {found.name}")
     if found is None or found.tree not in TREES:
         return None
     choice.refuse_for(path)
@@ -63,5 +63,5 @@ def _by_its_bases(whole: Mapping[str, Any], path: Path) -> frameworks.Framework 
     try:
         config = composed(path, whole)
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
     return _recognised(config.values, path) if config.read else None

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.errors import PayloadError, RunConfigError
+from bridge.errors import PayloadError, RunConfigError, UnreadFileError
+from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import frameworks
-from bridge.read.file_reading import FileReading, RunChoice
 from bridge.read.framework import ms_swift, nemo_rl, verl
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.launches import Launch
@@ -35,7 +35,7 @@ def maybe_read(document: Document, choice: RunChoice) -> FileReading | None:
     try:
         found = _launches_of(launches(document.text, document.path, choice.variables))
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
     if not found:
         return None
     number = choice.number or 1

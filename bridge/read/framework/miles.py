@@ -3,8 +3,8 @@
     MODEL_ARGS_LINE="$(python3 "${REPO_ROOT}/miles/utils/external_utils/model_args_utils.py" "qwen3-4B")"
     read -ra MODEL_ARGS <<< "${MODEL_ARGS_LINE}"
 
-The file `scripts/models/qwen3-4B.py` has a function that returns the arguments as a text of constants, names of the file,
-and calls of the two functions below. It is read, and nothing in it runs; a file with anything else in it is not read.
+The file `scripts/models/qwen3-4B.py` has a function that returns the arguments as a text: constants, names of the file,
+and calls of two functions of miles. It is read, and nothing in it runs; a file with anything else in it is not read.
 
 Source: radixark/miles 31f1ca96 of 2026-08-21, miles/utils/external_utils/model_args_utils.py and scripts/models.
 """

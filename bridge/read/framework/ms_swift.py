@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from bridge.errors import PayloadError, RunConfigError
-from bridge.read.file_reading import FileReading
+from bridge.errors import PayloadError, UnreadFileError
+from bridge.preflight.file_reading import FileReading
 from bridge.read.framework.checkpoint import checkpoint_settings
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
@@ -58,7 +58,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     """Return what one launch of a script says: its arguments, and the file that stands before them.
 
     Raises:
-        RunConfigError: It trains nothing, or its file is not found.
+        UnreadFileError: It trains nothing, or its file is not found.
     """
     words = list(launch.arguments)
     command = ""
@@ -67,7 +67,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     elif words and not words[0].startswith("-"):
         command = words.pop(0)
     if command and command not in TRAINING:
-        raise RunConfigError(CONVERTS.format(path=script, command=command))
+        raise UnreadFileError(CONVERTS.format(path=script, command=command), kind="trains nothing")
     environment = {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
     given: dict[str, object] = {}
     read_too = []
@@ -75,7 +75,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
         name = words.pop(0)
         path = found_above(name, script)
         if path is None:
-            raise RunConfigError(NOT_FOUND.format(path=script, name=name))
+            raise UnreadFileError(NOT_FOUND.format(path=script, name=name), kind="its file is not found")
         given, variables = _file(path)
         environment = {**variables, **environment}
         read_too.append(f"{name}: read from {path}.")
@@ -90,7 +90,7 @@ def _file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
     try:
         whole = Document.load(path).mapping
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
     variables = whole.get(VARIABLES)
     environment = {}
     if isinstance(variables, Mapping):

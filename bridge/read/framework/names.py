@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.errors import RunConfigError, bounded
+from bridge.errors import UnreadFileError, bounded
 from bridge.read.framework.table import Drop, FrameworkTable, OwnNames
 from bridge.read.megatron_lm.flags import fields_of
 from bridge.read.megatron_lm.unread import is_known
@@ -53,7 +53,7 @@ def own_names(
         path: Path of the file.
 
     Raises:
-        RunConfigError: Nothing of Megatron Core trains with one of these names.
+        UnreadFileError: Nothing of Megatron Core trains with one of these names.
     """
     unknown: list[str] = []
     unplanned: str | None = None
@@ -62,7 +62,7 @@ def own_names(
     for option, value, row in _on(table, arguments, variables):
         sentence = row.says.format(option=option, value=value)
         if row.refuses:
-            raise RunConfigError(f"{path}: {bounded(sentence)}")
+            raise UnreadFileError(f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core")
         if row.unplans:
             unplanned = unplanned or bounded(sentence)
         elif sentence:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from bridge.errors import Finding, PayloadError, RunConfigError
+from bridge.errors import Finding, PayloadError, UnreadFileError
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
 from bridge.read import frameworks
-from bridge.read.file_reading import MEGATRON_BRIDGE, FileReading
 from bridge.read.framework.checkpoint import checkpoint_settings
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
@@ -67,12 +67,12 @@ def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None 
         words: Overrides of a command line, which are written over it.
 
     Raises:
-        RunConfigError: Its policy trains on PyTorch's DTensor, or it trains none.
+        UnreadFileError: Its policy trains on PyTorch's DTensor, or it trains none.
     """
     try:
         config = composed(path, whole)
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
     refused = write_over(config.values, words or [], is_whole=not config.missing)
     values = resolved(config.values)
     _refuse_other_backends(values, path, config.missing)
@@ -109,22 +109,23 @@ def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None 
 
 
 def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None:
-    """Raise RunConfigError where the policy does not train on Megatron Core."""
+    """Raise UnreadFileError where the policy does not train on Megatron Core."""
     is_megatron, is_dtensor = at(values, MEGATRON), at(values, DTENSOR)
     names = {"megatron": MEGATRON, "dtensor": DTENSOR}
     if is_megatron is True and is_dtensor is True:
-        raise RunConfigError(BOTH.format(path=path, **names))
+        raise UnreadFileError(BOTH.format(path=path, **names), kind="states two back ends")
     if is_megatron is True:
         return
     document = Document(path=str(path), text="", kind="yaml", of=values)
     other = frameworks.recognise(document)
     if is_dtensor is True or not missing:
         if other is not None:
-            raise RunConfigError(replace(other, tree="").refusal(str(path)))
+            raise UnreadFileError(replace(other, tree="").refusal(str(path)), kind=f"looks like {other.name}")
         decides, remedy = "NeMo-RL stops at the start", f"Set {MEGATRON}=true."
     else:
         decides, remedy = NO_BASE.format(names=", ".join(missing)), "Put it where the file expects it."
-    raise RunConfigError(NEITHER.format(path=path, decides=decides, remedy=remedy, **names))
+    sentence = NEITHER.format(path=path, decides=decides, remedy=remedy, **names)
+    raise UnreadFileError(sentence, kind="states no back end")
 
 
 def _policy(values: Tree) -> Tree:
@@ -232,21 +233,21 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     """Return what one launch of a script says: its YAML file, and the overrides on its command line.
 
     Raises:
-        RunConfigError: The file is not found, or only the run knows its name.
+        UnreadFileError: The file is not found, or only the run knows its name.
     """
     given = _config_of(launch)
     name = str(given) if given is not None else _default_of(launch)
     if name is None:
         rule = f"starts {launch.name} without --config, and its default is not known"
-        raise RunConfigError(f"{script}: {rule}. Give the YAML file of the run.")
+        raise UnreadFileError(f"{script}: {rule}. Give the YAML file of the run.", kind="names no file of the run")
     path = found_above(name, script)
     if path is None:
         rule = f"starts {launch.name} with the file {name}, which is not found from here"
-        raise RunConfigError(f"{script}: {rule}. Give that YAML file itself.")
+        raise UnreadFileError(f"{script}: {rule}. Give that YAML file itself.", kind="its file is not found")
     try:
         whole = Document.load(path).mapping
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
     reading = read(whole, path, hydra_words(launch.arguments))
     late = [word for word in launch.arguments if word.startswith("$") and word != given]
     return replace(

@@ -19,7 +19,7 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
-from bridge.read.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read.framework.arguments import reading_of_arguments
 from bridge.read.framework.table import framework_table
 from bridge.read.megatron_lm.arguments import runs_of

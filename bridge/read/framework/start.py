@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bridge.read.file_reading import FileReading
+from bridge.preflight.file_reading import FileReading
 from bridge.read.framework.table import FrameworkTable, StartRow, table_of_title
 from bridge.read.start import Row, Start
 from bridge.target.fields import whole_number

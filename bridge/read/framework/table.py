@@ -4,6 +4,7 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
 
     title        the framework's name in answers
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in
+    counted      the files of a clone that `scripts/frameworks.py` asks: `files`, a pattern; `having`, that of a line
     clone        a folder that only a clone of its repository has
     settings     whose arguments or classes the settings of its files are: Megatron-LM or Megatron Bridge
     reads        the files of it that are read, a clause
@@ -140,6 +141,7 @@ class FrameworkTable:
     repository: str
     commit: str
     date: str
+    counted: Mapping[str, str]
     clone: str
     """A folder that only a clone of its repository has; empty: none is known."""
     settings: str
@@ -225,6 +227,7 @@ def framework_table(name: str) -> FrameworkTable:
         repository=columns["repository"],
         commit=columns["commit"],
         date=str(columns["date"]),
+        counted=columns.get("counted", {}),
         clone=columns.get("clone", ""),
         settings=columns["settings"],
         reads=columns["reads"],

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import bounded
-from bridge.read.file_reading import Dropped
 from bridge.read.framework.names import GENERATION
 from bridge.read.framework.table import Drop, FrameworkTable
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import is_open
+from bridge.rules.program import Dropped
 from bridge.target.fields import FIELDS
 
 

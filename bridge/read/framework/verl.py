@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.errors import Finding, RunConfigError
+from bridge.errors import Finding, UnreadFileError
+from bridge.preflight.file_reading import FileReading
 from bridge.read import frameworks
-from bridge.read.file_reading import FileReading
 from bridge.read.framework.checkpoint import checkpoint_settings
 from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
@@ -58,14 +58,14 @@ def read(whole: Mapping[str, object], path: Path) -> FileReading:
     """Return what a YAML file with verl's whole configuration says of a run.
 
     Raises:
-        RunConfigError: Its actor trains on PyTorch.
+        UnreadFileError: Its actor trains on PyTorch.
     """
     values = resolved(dict(whole))
     strategy = at(values, f"{ACTOR}.strategy")
     if strategy != "megatron":
         found = frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
         if found is not None:
-            raise RunConfigError(replace(found, tree="").refusal(str(path)))
+            raise UnreadFileError(replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}")
     return _reading(values)
 
 
@@ -73,17 +73,17 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     """Return what one launch of a script says.
 
     Raises:
-        RunConfigError: Its actor trains on PyTorch, or only the run knows on what.
+        UnreadFileError: Its actor trains on PyTorch, or only the run knows on what.
     """
     words = hydra_words(launch.arguments)
     strategy = _strategy(launch, words)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
     if GENERATES.search(launch.program):
-        raise RunConfigError(NO_TRAINING.format(**facts))
+        raise UnreadFileError(NO_TRAINING.format(**facts), kind="trains nothing")
     if Word(strategy).is_unknown:
-        raise RunConfigError(OPEN.format(remedy=VARIABLE, **facts))
+        raise UnreadFileError(OPEN.format(remedy=VARIABLE, **facts), kind="only the run knows its engine")
     if strategy != "megatron":
-        raise RunConfigError(OTHER.format(remedy=REMEDY, **facts))
+        raise UnreadFileError(OTHER.format(remedy=REMEDY, **facts), kind="verl without Megatron Core")
     values: Tree = {}
     settings = [word for word in words if word.key not in GROUPS]
     write_over(values, settings, is_whole=False)

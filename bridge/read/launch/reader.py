@@ -32,6 +32,8 @@ MAX_REPEATED = 1_500
 """Commands that are read again to know what a loop leaves behind."""
 MAX_TURNS = 64
 """Of a loop that is read with each of its words."""
+ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z")
+"""`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 MAX_COUNTED = 256
 """Turns of `for ((i = 0; i < N; i++))` that are read."""
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
@@ -682,12 +684,27 @@ def neighbour(path: str, word: Word) -> str | None:
     """Return the text of a file next to the script at a path, None where there is none."""
     unknown = [*UNKNOWN.finditer(word)]
     name = word[unknown[-1].end() :].lstrip("/") if unknown else word
-    if not name or name.startswith(("/", "~")):
+    if not name or name.startswith("~"):
         return None
+    above = ABOVE.search(unknown[-1][0]) if unknown else None
+    if above is not None:
+        name = f"{above['up']}/{name}"
+    file = _in_the_clone(Path(path), name) if name.startswith("/") else Path(path).parent / name
     try:
-        return Document.load(Path(path).parent / name).text
+        return Document.load(file).text if file is not None else None
     except (PayloadError, ValueError):
         return None
+
+
+def _in_the_clone(script: Path, name: str) -> Path | None:
+    """Return the file of an absolute path (`/root/slime/a/b.sh`) in the folder of that name that a script lies in."""
+    parts = Path(name).parts
+    for folder in script.resolve().parents:
+        if folder.name and folder.name in parts[1:-1]:
+            rest = parts[parts.index(folder.name) + 1 :]
+            file = folder.joinpath(*rest)
+            return file if file.is_file() else None
+    return None
 
 
 def tested(node: Node) -> Iterable[Node]:

@@ -94,17 +94,13 @@ class StatedRun:
     stated: Stated
     label: str
     """Where: "line 5, one"."""
-    lines: frozenset[int] = frozenset()
-    """Of those functions."""
 
 
 Environment = dict[str, Stated]
 
 
-def runs_in(document: Document, *, is_assigned: bool = False) -> tuple[StatedRun, ...]:
+def runs_in(document: Document) -> tuple[StatedRun, ...]:
     """Return each precision that a program states, in the order of its functions.
-
-    With `is_assigned` only functions that assign `mixed_precision`, not those that hand it to a constructor.
 
     Raises:
         PayloadError: It is no Python.
@@ -112,13 +108,12 @@ def runs_in(document: Document, *, is_assigned: bool = False) -> tuple[StatedRun
     program = _Program(parsed(document.text, document.path))
     places: dict[str, list[StatedRun]] = {}
     for function in program.functions:
-        if not program.states(function, is_assigned=is_assigned):
+        if not program.states(function):
             continue
         name = getattr(function, "name", "the module")
-        lines = frozenset(node.lineno for node in _own_nodes(function) if isinstance(node, ast.expr))
         for stated in program.left_by(function):
             label = "; ".join((f"line {getattr(function, 'lineno', 1)}, {name}", *stated.branches))
-            places.setdefault(stated.key, []).append(StatedRun(stated=stated, label=label, lines=lines))
+            places.setdefault(stated.key, []).append(StatedRun(stated=stated, label=label))
     return tuple(_together(found) for found in places.values())
 
 
@@ -126,8 +121,7 @@ def _together(found: Sequence[StatedRun]) -> StatedRun:
     """Return the functions that leave the same as one run."""
     labels = list(dict.fromkeys(one.label for one in found))
     more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-    lines = frozenset[int]().union(*(one.lines for one in found))
-    return StatedRun(stated=found[0].stated, label=" and ".join(labels[:MOST_NAMED]) + more, lines=lines)
+    return StatedRun(stated=found[0].stated, label=" and ".join(labels[:MOST_NAMED]) + more)
 
 
 class _Program:
@@ -141,14 +135,14 @@ class _Program:
         self.functions: list[ast.FunctionDef | ast.Module] = [*defined, tree]
         self.by_name = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
-    def states(self, function: ast.FunctionDef | ast.Module, *, is_assigned: bool) -> bool:
+    def states(self, function: ast.FunctionDef | ast.Module) -> bool:
         """Return whether a function itself sets a precision; one that only calls another is left out."""
-        return any(self._sets(node, is_assigned=is_assigned) for node in _own_nodes(function))
+        return any(self._sets(node) for node in _own_nodes(function))
 
-    def _sets(self, node: ast.AST, *, is_assigned: bool) -> bool:
+    def _sets(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             return node.attr == ATTRIBUTE or _holder(node.value) is not None
-        if isinstance(node, ast.Call) and not is_assigned:
+        if isinstance(node, ast.Call):
             named = any(keyword.arg == ATTRIBUTE for keyword in node.keywords)
             return named and self._is_of_package(node, CONTAINER)
         return False

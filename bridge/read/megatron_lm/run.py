@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from bridge.errors import Finding, PayloadError, RunConfigError
+from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.precision.values import number_of_text
+from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.contract import ImportReport
 from bridge.read.field_names import release_of
-from bridge.read.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.foreign import no_run_of_megatron
 from bridge.read.framework.miles import model_arguments
 from bridge.read.framework.names import OwnReading, dropped_from, own_names, ranks_of, variables_of
@@ -107,11 +107,11 @@ class _Run:
 
 
 def document_of(data: bytes, path: Path) -> Document:
-    """Return a file's contents as a document; RunConfigError for what cannot be read."""
+    """Return a file's contents as a document; UnreadFileError for what cannot be read."""
     try:
         return Document.of_bytes(data, str(path))
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
 
 
 def is_of(document: Document) -> bool:
@@ -203,7 +203,7 @@ def _chosen(document: Document, variables: Mapping[str, str], number: int) -> tu
             raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
         return runs, imported(runs[number - 1])
     except PayloadError as error:
-        raise RunConfigError(str(error)) from None
+        raise UnreadFileError(str(error)) from None
 
 
 def put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
@@ -361,12 +361,14 @@ def _refuse_no_arguments(run: _Run, path: str) -> None:
     """Refuse what is no run at all."""
     if run.open_ends and not run.given.values:
         rule = "takes all arguments of Megatron-LM from elsewhere"
-        raise RunConfigError.of(f"{path}: {run.written.label}", rule, run.open_ends[0], "Give the log of the run.")
+        sentence = f"{path}: {run.written.label}: {rule}, got {run.open_ends[0]!r:.80}. Give the log of the run."
+        raise UnreadFileError(sentence, kind="all arguments come from elsewhere")
     if not any(map(fields_of, (*run.given.values, *run.given.unread))):
         rule = "must hold arguments of Megatron-LM's training"
         given: object = next(iter(run.given.values), {})
         place = f"{path}: {run.written.label or 'arguments'}"
-        raise RunConfigError.of(place, rule, given, "Give a file of its arguments.")
+        sentence = f"{place}: {rule}, got {given!r:.80}. Give a file of its arguments."
+        raise UnreadFileError(sentence, kind="no arguments of Megatron-LM's training")
 
 
 def _read_as(run: _Run) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.hybrid import HybridPattern
 from bridge.model.layout import Parallel
-from bridge.read.file_reading import OF_THE_MODE
+from bridge.preflight.file_reading import OF_THE_MODE
 from bridge.read.start import Row, Start, is_fsdp, rows
 from bridge.read.tokenizers import vocab_size_of
 from bridge.target.fields import whole_number

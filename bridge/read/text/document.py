@@ -30,8 +30,6 @@ DOTTED = re.compile(
 )
 """A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
 
-VARIABLE = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*('[^'\n]*'|"[^"\n]*"|[^#\n]*)""", re.MULTILINE)
-"""A variable of an environment file and its value, in quotes or up to a comment."""
 SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".py": "python", ".env": "env"}
 SUFFIXES |= dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm"), "shell")
 
@@ -105,11 +103,6 @@ class Document:
         """The parsed value where it is a mapping, else an empty one: what `recognise` asks."""
         content = self.content if self.kind in ("yaml", "json", "toml") else None
         return content if isinstance(content, dict) else {}
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The variables that an environment file sets, with their values; later lines win."""
-        return {name: value.strip().strip("'\"") for name, value in VARIABLE.findall(self.text)}
 
     @property
     def parts(self) -> tuple["Document", ...]:

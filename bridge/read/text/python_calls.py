@@ -22,15 +22,13 @@ class Call:
     name: str
     """The last word of the callee, no alias; for `run.Config(Thing, ...)` and `partial(Thing, ...)` Thing."""
     line: int
-    path: str = ""
-    """The whole callee, with the file's imports followed: "lightning.pytorch.Trainer"."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments that are plain; `torch.bfloat16` as that text."""
     undecided: dict[str, str] = field(default_factory=dict)
     """Keyword arguments that only a run decides, as written."""
     positional: tuple[Any, ...] = ()
     written: dict[str, str] = field(default_factory=dict)
-    """Every argument as written, the positional ones under "0", "1", ...; the callee under ""."""
+    """Every argument as written, the positional ones under "0", "1", ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,6 @@ class Program:
     calls: tuple[Call, ...]
     assignments: tuple[tuple[int, str, str], ...]
     """Line, target with the file's imports followed, and the value as written."""
-    imports: frozenset[str]
 
 
 def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program:
@@ -61,7 +58,7 @@ def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program
     except (RecursionError, MemoryError, ValueError):
         raise _too_deep(path) from None
     calls.sort(key=lambda call: call.line)
-    return Program(calls=tuple(calls), assignments=tuple(sorted(made)), imports=frozenset(names.imported.values()))
+    return Program(calls=tuple(calls), assignments=tuple(sorted(made)))
 
 
 def parsed(text: str, path: str) -> ast.Module:
@@ -159,7 +156,7 @@ def _callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
 def _call(names: Names, node: ast.Call, callee: ast.expr, positional: list[ast.expr]) -> Call:
     plain: dict[str, Any] = {}
     undecided: dict[str, str] = {}
-    written = {"": source_of(callee), **{str(place): source_of(item) for place, item in enumerate(positional)}}
+    written = {str(place): source_of(item) for place, item in enumerate(positional)}
     for keyword in node.keywords:
         name = keyword.arg or "**"
         written[name] = source_of(keyword.value)
@@ -168,11 +165,9 @@ def _call(names: Names, node: ast.Call, callee: ast.expr, positional: list[ast.e
             plain[name] = value
         else:
             undecided[name] = written[name]
-    path = names.path(callee)
     return Call(
-        name=path.rpartition(".")[2],
+        name=names.path(callee).rpartition(".")[2],
         line=node.lineno,
-        path=path,
         arguments=plain,
         undecided=undecided,
         positional=tuple(value if is_plain else None for is_plain, value in map(names.plain, positional)),

@@ -1,33 +1,68 @@
-"""MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and where FP4 does not reach."""
+"""MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and the reach of FP4."""
+
+from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import contradiction, error, info, mcore, te, warning
-from bridge.rules.topics.stored import storing
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.rule import contradiction, error, info, mcore, sync_error, te, warning
+from bridge.rules.run_context import RunContext
+from bridge.rules.storing import storing
+from bridge.rules.violation import Violation
 from bridge.target.versions import at_least
 
-_THROUGH_BUFFER = ("scheme is mxfp8", "gathers_fp8", "reuses_buffer", "not has_megatron_fsdp", "not is_emulated")
-"""Conditions of a run that gathers MXFP8 weights through the gradient buffer."""
+
+def _gathers_through_the_buffer(run: RuleContext) -> bool:
+    """Return whether MXFP8 weights are gathered through the gradient buffer of DDP."""
+    return run.is_mxfp8 and run.gathers_fp8 and run.reuses_buffer and not run.has_megatron_fsdp and not run.is_emulated
 
 
 def _overlaps(run: RuleContext) -> bool:
-    return bool(run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
+    return run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather
 
 
-def _wrong_fp4_weights(run: RuleContext) -> list[Violation]:
-    """Return the violation of weights stored in FP4, and the releases that are right and that the run has not."""
-    needed = (("Transformer Engine", "2.14", run.te), ("megatron-core", "0.18", run.mcore))
-    missing = [f"{title} {least}" for title, least, version in needed if at_least(version, least) is not True]
-    return [Violation(releases=" and ".join(missing))]
+def mxfp8_weights_without_buffer(run: RuleContext) -> Iterator[Violation]:
+    """Yield the setting that stores MXFP8 weights without the shared buffer."""
+    if not run.is_mxfp8 or not run.gathers_fp8 or run.reuses_buffer or run.has_megatron_fsdp:
+        return
+    if run.has_ddp or isinstance(run, RunContext):
+        yield storing(run, "fp8")
 
 
-def _transforms(run: RuleContext) -> bool:
-    """Return whether NVFP4's tensors go through the random Hadamard transform, as they do unless a variable says no."""
-    return run.environment.get("NVTE_NVFP4_DISABLE_RHT") != "1"
+def buffer_without_mxfp8_weights(run: RuleContext) -> bool:
+    """Return whether the buffer is reused where no MXFP8 weights are gathered.
+
+    A recipe that states FP8 off leaves the field without effect, which is no error.
+    """
+    if not run.stated.get("reuse_grad_buf_for_mxfp8_param_ag") and not run.reuses_buffer:
+        return False
+    if run.is_mxfp8 and run.gathers_fp8:
+        return False
+    is_stated_off = "fp8" in run.stated and not run.is_fp8
+    return not is_stated_off
 
 
-def _casts_to_bf16(run: RuleContext) -> bool:
-    return bool(run.model.enable_autocast) and run.model.autocast_dtype == "bf16"
+def wrong_fp4_weights(run: RuleContext) -> Iterator[Violation]:
+    """Yield the violation of weights stored in FP4, with the releases that are right and not there."""
+    if not run.is_fp4 or not run.gathers_fp4 or run.is_emulated:
+        return
+    missing = []
+    if at_least(run.te, "2.14") is not True:
+        missing.append("Transformer Engine 2.14")
+    if at_least(run.mcore, "0.18") is not True:
+        missing.append("megatron-core 0.18")
+    yield Violation(releases=" and ".join(missing))
+
+
+def nvfp4_transform_outside_bf16(run: RuleContext) -> bool:
+    """Return whether NVFP4's random Hadamard transform gets tensors that are not BF16.
+
+    It is on unless a variable turns it off.
+    """
+    if not run.is_nvfp4 or run.is_bf16:
+        return False
+    if run.environment.get("NVTE_NVFP4_DISABLE_RHT") == "1":
+        return False
+    casts_to_bf16 = run.model.enable_autocast and run.model.autocast_dtype == "bf16"
+    return not casts_to_bf16
 
 
 RULES = (
@@ -36,7 +71,7 @@ RULES = (
         title="MXFP8 weights gathered without overlap",
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.18"),),
-        when=all_of("has_ddp", *_THROUGH_BUFFER, lambda run: not _overlaps(run)),
+        when=lambda run: run.has_ddp and _gathers_through_the_buffer(run) and not _overlaps(run),
         message="MXFP8 weights gathered through the gradient buffer became NaN without overlapped gathering",
         remedies=(
             "set overlap_param_gather=True in optimizer and ddp",
@@ -45,47 +80,41 @@ RULES = (
         ),
         source="NVIDIA/Megatron-LM issue 2272, 2025-11-17; fixed by pull request 4800 in core_v0.18.0",
         evidence="reported",
-        explanation="The advice changed with the version: in November 2025 overlapping was first the cure, then the "
-        "requirement, and from 0.18 on it is neither.",
+        explanation="The advice changed with the version: in November 2025 overlapping was first "
+        "the cure, then the requirement, and from 0.18 on it is neither.",
     ),
     warning(
         id="PB242",
         title="MXFP8 weights stale after evaluation or a checkpoint",
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.19"),),
-        when=all_of(*_THROUGH_BUFFER, _overlaps),
-        message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when gathering is "
-        "overlapped",
-        remedies=("use megatron-core 0.19", "set fp8_param_gather=False", "evaluate in a run of its own"),
+        when=lambda run: _gathers_through_the_buffer(run) and _overlaps(run),
+        message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when "
+        "gathering is overlapped",
+        remedies=(
+            "use megatron-core 0.19",
+            "set fp8_param_gather=False",
+            "evaluate in a run of its own",
+        ),
         source="NVIDIA/Megatron-LM issues 4562 and 5236 (2026-06-09); fixed in core_v0.19.0",
         evidence="reported",
     ),
-    error(
+    sync_error(
         id="PB243",
         title="MXFP8 weights without the shared buffer",
         setting="fp8_param_gather",
         sync="strict",
-        when=all_of(
-            *("scheme is mxfp8", "gathers_fp8", "not reuses_buffer", "not has_megatron_fsdp"),
-            lambda run: run.has_ddp or run.is_whole,
-            find=lambda run: [storing(run, "fp8")],
-        ),
+        when=mxfp8_weights_without_buffer,
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
-        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine raises "
-        "NotImplementedError while DDP is built",
+        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine "
+        "raises NotImplementedError while DDP is built",
     ),
     contradiction(
         id="PB244",
         title="shared buffer without MXFP8 weights",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        when=all_of(
-            lambda run: (
-                (run.stated.get("reuse_grad_buf_for_mxfp8_param_ag") or run.reuses_buffer)
-                and not (run.scheme == "mxfp8" and run.gathers_fp8)
-                and not ("fp8" in run.stated and not run.fp8)
-            )
-        ),
+        when=buffer_without_mxfp8_weights,
         message="the gradient buffer can be reused only where weights are gathered as MXFP8 (fp8_param_gather)",
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),
         source="megatron-core 0.16.1 distributed_data_parallel_config.py __post_init__: an assertion",
@@ -94,7 +123,7 @@ RULES = (
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=all_of("scheme is mxfp8", "reuses_buffer", "optimizer.overlap_param_gather_with_optimizer_step"),
+        when=lambda run: run.is_mxfp8 and run.reuses_buffer and run.optimizer.overlap_param_gather_with_optimizer_step,
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
@@ -103,9 +132,12 @@ RULES = (
         id="PB246",
         title="MXFP8 without MXFP8 weights costs memory",
         setting="fp8_param_gather",
-        when=all_of("scheme is mxfp8", "not gathers_fp8", "not has_megatron_fsdp"),
+        when=lambda run: run.is_mxfp8 and not run.gathers_fp8 and not run.has_megatron_fsdp,
         message="{run.mode} weights and both MXFP8 copies of them are kept",
-        remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
+        remedies=(
+            "state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
+            "count the memory first",
+        ),
         source="megatron-core 0.16.1 optimizer_config.py __post_init__ warns of it",
     ),
     warning(
@@ -113,7 +145,7 @@ RULES = (
         title="FP4 weights before Transformer Engine 2.14",
         setting="fp4_param_gather",
         versions=(te(until="2.14"),),
-        when=all_of("fp4", "gathers_fp4", "not is_emulated", find=_wrong_fp4_weights),
+        when=wrong_fp4_weights,
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
         remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352",
@@ -124,9 +156,9 @@ RULES = (
         title="FP4 weights before megatron-core 0.18",
         setting="fp4_param_gather",
         versions=(mcore(until="0.18"),),
-        when=all_of("fp4", "gathers_fp4", "not is_emulated", find=_wrong_fp4_weights),
-        message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts masters from the "
-        "rounded weights",
+        when=wrong_fp4_weights,
+        message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts "
+        "masters from the rounded weights",
         remedies=("use {releases}", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352; megatron-core 0.16.1 fp4_utils.py",
         evidence="reported",
@@ -135,7 +167,7 @@ RULES = (
         id="PB249",
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
-        when=all_of("fp4", lambda run: not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)),
+        when=lambda run: run.is_fp4 and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16),
         message="the published NVFP4 runs keep their last layers in BF16",
         remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",),
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
@@ -145,9 +177,9 @@ RULES = (
         id="PB250",
         title="FP4 does not reach multi-token prediction",
         setting="fp4",
-        when=all_of("fp4", "shape.has_mtp", "not shape.is_hybrid"),
-        message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 context only, so it runs "
-        "in {run.mode}",
+        when=lambda run: run.is_fp4 and run.shape.has_mtp and not run.shape.is_hybrid,
+        message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 "
+        "context only, so it runs in {run.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py (a TODO there)",
     ),
@@ -156,7 +188,7 @@ RULES = (
         title="FP4 does not reach hybrid models",
         setting="fp4",
         versions=(mcore(until="0.17"),),
-        when=all_of("fp4", "shape.is_hybrid"),
+        when=lambda run: run.is_fp4 and run.shape.is_hybrid,
         message="Mamba and hybrid blocks know FP8 only, so this run would be {run.mode}",
         remedies=("use megatron-core 0.17", "choose an FP8 recipe"),
         source="megatron-core 0.16.1 ssm/mamba_block.py; FP4 added in 0.17.0",
@@ -165,7 +197,7 @@ RULES = (
         id="PB252",
         title="NVFP4 outside BF16",
         setting="fp4",
-        when=all_of("scheme is nvfp4", "not is_bf16", _transforms, lambda run: not _casts_to_bf16(run)),
+        when=nvfp4_transform_outside_bf16,
         message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {run.mode}",
         remedies=("choose a bf16 recipe",),
         source="Transformer Engine 2.8, 2.14 and 2.20 pytorch/csrc/quantizer.cpp",

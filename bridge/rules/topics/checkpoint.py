@@ -1,55 +1,79 @@
-"""What is read of a checkpoint, and adapters on low-precision weights."""
+"""Scaling state that is read of a checkpoint, and adapters on low-precision weights."""
+
+from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 
-from bridge.rules.context import RuleContext
 from bridge.rules.rule import warning
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
 from bridge.target.versions import VersionRange
 
+UNSAFE_PICKLE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
-def _odd_rank(run: RuleContext) -> list[Violation]:
-    # Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses them.
+
+def odd_adapter_rank(run: RunContext) -> Iterator[Violation]:
+    """Yield the rank of adapters whose GEMMs are Transformer Engine's and do not take it.
+
+    Adapters of Megatron Bridge's classes are Megatron's own layers, unless Transformer Engine fuses
+    them.
+    """
+    if not run.has_peft or not run.is_low:
+        return
     is_of_te = run.peft.type is None or run.model.use_transformer_engine_op_fuser
     rank = run.peft.rank or run.peft.dim or 0
-    return [Violation(value=rank)] if is_of_te and rank % 16 else []
+    if is_of_te and rank % 16:
+        yield Violation(value=rank)
+
+
+def frozen_stored_weights(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of frozen weights that are stored in FP8: reports of a crash name blockwise scaling."""
+    if not run.has_peft or not run.gathers_fp8 or run.is_emulated:
+        return
+    if run.is_blockwise:
+        yield Violation()
+    else:
+        yield Violation(severity="info")
 
 
 RULES = (
     warning(
         id="PB542",
         title="delayed scaling's state is pickled",
-        setting="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
+        setting=f"environment.{UNSAFE_PICKLE}",
         versions=(VersionRange(product="te", versions=SpecifierSet(">=2.16.1,!=2.17.0")),),
-        when=all_of(
-            *("is_resumed", "scheme is delayed", "has_environment"),
-            lambda run: run.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1",
+        when=lambda run: (
+            run.program.is_resumed
+            and run.is_delayed
+            and run.has_environment
+            and run.environment.get(UNSAFE_PICKLE) != "1"
         ),
         message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
-        remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
-        source="Transformer Engine 2.16.1, 2.17.1, 2.18 and 2.20 pytorch/module/base.py, _extra_state.py (pull request "
-        "3123); 2.16.0 and 2.17.0 have it not",
+        remedies=(
+            "set it to 1 for checkpoints of your own",
+            "use fp8_recipe='tensorwise', which has no state",
+        ),
+        source="Transformer Engine 2.16.1, 2.17.1, 2.18 and 2.20 pytorch/module/base.py, "
+        "_extra_state.py (pull request 3123); 2.16.0 and 2.17.0 have it not",
     ),
     warning(
         id="PB544",
         title="adapter rank that FP8 GEMMs do not take",
         setting="peft.rank",
-        when=all_of("has_peft", "is_low", find=_odd_rank),
+        when=odd_adapter_rank,
         message="must be a multiple of 16 for FP8 and FP4 GEMMs",
         remedies=("use 16 or 32", "keep the adapters in {run.mode}"),
-        source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
-        "2025-07-22",
+        source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; "
+        "modelscope/ms-swift issue 5063, 2025-07-22",
     ),
     warning(
         id="PB545",
         title="frozen weights stored in low precision",
         setting="fp8_param_gather",
-        when=all_of(
-            *("has_peft", "gathers_fp8", "not is_emulated"),
-            find=lambda run: [Violation(severity=None if run.scheme == "blockwise" else "info")],
-        ),
-        message="frozen base weights that are stored in FP8 were reported to crash under blockwise scaling (GEMM with "
-        "Float8BlockwiseQTensor requires GEMM_READY format), and under another scheme to take the memory of FP16",
+        when=frozen_stored_weights,
+        message="frozen base weights that are stored in FP8 were reported to crash under "
+        "blockwise scaling (GEMM with Float8BlockwiseQTensor requires GEMM_READY format), and "
+        "under another scheme to take the memory of FP16",
         remedies=("set fp8_param_gather=False",),
         source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",
         evidence="weak",

@@ -1,75 +1,111 @@
 """Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
 
+from collections.abc import Iterator
+
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
 from bridge.rules.variables import concerning
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.violation import Violation
+
+FP32_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
+ACCELERATE_MODES = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
+"""Value of ACCELERATE_MIXED_PRECISION -> the mode."""
+ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+BACKENDS = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}
+"""Attention backend -> the values that Megatron sets or asserts for the variables of `ATTENTION`."""
 
 
 def _is_on(run: RuleContext, name: str) -> bool:
     return run.environment.get(name, "").lower() not in ("", "0", "none")
 
 
-def _is_refused(run: RuleContext) -> bool:
-    return run.target.is_from(10) and _is_on(run, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
+def _refuses_fp32_scales(run: RuleContext) -> bool:
+    return run.target.is_from(10) and _is_on(run, FP32_SCALES)
 
 
-def _another_source(run: RuleContext) -> bool:
+def another_precision(run: RuleContext) -> bool:
+    """Return whether Accelerate's variable states another mode than the run's, and no FP8 of its own."""
     stated = run.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
-    theirs = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}.get(stated)
-    return bool(stated) and theirs != run.mode and not (stated == "fp8" and run.fp8)
+    if not stated or ACCELERATE_MODES.get(stated) == run.mode:
+        return False
+    return not (stated == "fp8" and run.is_fp8)
 
 
-def _changed_numbers(run: RuleContext) -> list[Violation]:
-    """Return the variables that change a keyword of the recipe, apart from those that other rules refuse."""
+def changed_numbers(run: RuleContext) -> Iterator[Violation]:
+    """Yield the variables that change a keyword of the recipe, apart from those that other rules refuse."""
+    if not run.is_low:
+        return
     given = concerning(run.scheme, run.environment, attention=False)
-    refused = {row.name for row, _ in given if run.scheme in row.refused_by}
-    refused |= {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES"} if _is_refused(run) else set()
-    names = [row.name for row, text in given if row.keyword and row.is_active(text) is not False]
-    return [Violation(f"environment.{name}") for name in names if name not in refused]
+    refused = set()
+    for row, _ in given:
+        if run.scheme in row.refused_by:
+            refused.add(row.name)
+    if _refuses_fp32_scales(run):
+        refused.add(FP32_SCALES)
+    for row, text in given:
+        if row.keyword and row.is_active(text) is not False and row.name not in refused:
+            yield Violation(f"environment.{row.name}")
 
 
-def _attention_variables(run: RuleContext) -> list[Violation]:
-    given = run.model.attention_backend
-    chosen = str(getattr(given, "name", given) or "auto").lower()
-    expected = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}.get(chosen)
-    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
-    return [
-        Violation(f"environment.{name}", on=on, chosen=chosen)
-        for name, on in zip(names, expected or (), strict=False)
-        if run.environment.get(name, on) != on
-    ]
+def attention_in_two_places(run: RuleContext) -> Iterator[Violation]:
+    """Yield the variables that are not as Megatron asserts them under the chosen attention backend."""
+    stated = run.model.attention_backend
+    chosen = str(getattr(stated, "name", stated) or "auto").lower()
+    if chosen not in BACKENDS:
+        return
+    for name, on in zip(ATTENTION, BACKENDS[chosen], strict=True):
+        if run.environment.get(name, on) != on:
+            yield Violation(f"environment.{name}", on=on, chosen=chosen)
+
+
+def query_key_scaling_in_one_place(run: RuleContext) -> bool:
+    """Return whether the config and Transformer Engine's variable differ about query-key scaling."""
+    if not run.has_environment or run.is_emulated:
+        return False
+    if run.model.transformer_impl != "transformer_engine":
+        return False
+    in_environment = _is_on(run, "NVTE_APPLY_QK_LAYER_SCALING")
+    return run.model.apply_query_key_layer_scaling != in_environment
+
+
+def overruled_fp8_attention(run: RuleContext) -> bool:
+    """Return whether a variable replaces the scheme of an attention in FP8."""
+    if not run.environment.get("NVTE_DPA_FP8_RECIPE"):
+        return False
+    return run.model.fp8_dot_product_attention or run.model.fp8_multi_head_attention
 
 
 RULES = (
     error(
         id="PB521",
         title="FP32 block scales on Blackwell",
-        setting="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
-        when=all_of("scheme is blockwise", _is_refused),
+        setting=f"environment.{FP32_SCALES}",
+        when=lambda run: run.is_blockwise and _refuses_fp32_scales(run),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
-        remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
+        remedies=("set it to 0", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
     ),
     error(
         id="PB522",
         title="query-key scaling set in one place only",
         setting="model.apply_query_key_layer_scaling",
-        when=all_of(
-            *("has_environment", "model.transformer_impl is transformer_engine", "not is_emulated"),
-            lambda run: run.model.apply_query_key_layer_scaling != _is_on(run, "NVTE_APPLY_QK_LAYER_SCALING"),
-        ),
+        when=query_key_scaling_in_one_place,
         message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
-        remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
+        remedies=(
+            "set the variable to 1 where it is True and unset it where it is False",
+            "change the field",
+        ),
         source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
     ),
     error(
         id="PB523",
         title="determinism set in one place only",
         setting="model.deterministic_mode",
-        when=all_of(
-            *("has_environment", "model.deterministic_mode", "not is_emulated"),
-            lambda run: run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0",
+        when=lambda run: (
+            run.has_environment
+            and run.model.deterministic_mode
+            and not run.is_emulated
+            and run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
         ),
         message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),
@@ -79,7 +115,7 @@ RULES = (
         id="PB524",
         title="another source says another precision",
         setting="environment.ACCELERATE_MIXED_PRECISION",
-        when=all_of(_another_source),
+        when=another_precision,
         message="says another precision than this run's {run.mode}; Megatron does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
         source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
@@ -89,10 +125,7 @@ RULES = (
         id="PB525",
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
-        when=all_of(
-            lambda run: run.environment.get("NVTE_DPA_FP8_RECIPE"),
-            lambda run: run.model.fp8_dot_product_attention or run.model.fp8_multi_head_attention,
-        ),
+        when=overruled_fp8_attention,
         message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
         remedies=("unset it",),
         source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
@@ -101,7 +134,7 @@ RULES = (
         id="PB526",
         title="backward override under delayed scaling",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=all_of("scheme is delayed", lambda run: _is_on(run, "NVTE_BACKWARD_OVERRIDE")),
+        when=lambda run: run.is_delayed and _is_on(run, "NVTE_BACKWARD_OVERRIDE"),
         message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
@@ -110,7 +143,7 @@ RULES = (
         id="PB527",
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
-        when=all_of("is_low", find=_changed_numbers),
+        when=changed_numbers,
         message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
@@ -120,12 +153,12 @@ RULES = (
         title="attention backend in two places",
         setting="environment.NVTE_FUSED_ATTN",
         versions=(mcore(since="0.11"),),
-        when=_attention_variables,
-        message="must be {on} or unset under model.attention_backend={chosen}, or Megatron stops when it builds the "
-        "model",
+        when=attention_in_two_places,
+        message="must be {on} or unset under model.attention_backend={chosen}, or Megatron stops "
+        "when it builds the model",
         remedies=("unset it", "choose the backend with model.attention_backend"),
         source="megatron-core 0.11.0, not 0.10.0, and 0.16.1 to 0.19.2 "
-        "models/common/language_module/language_module.py; met in a rehearsal of "
-        "ROCm/Megatron-LM gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
+        "models/common/language_module/language_module.py; met in a rehearsal of ROCm/Megatron-LM "
+        "gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
     ),
 )

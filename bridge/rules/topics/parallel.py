@@ -1,119 +1,140 @@
 """Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
 
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
-from bridge.model.layout import Parallel
-from bridge.model.shape import ModelShape
 from bridge.precision.fields import COMMAND_LINE
-from bridge.rules.context import RuleContext
+from bridge.rules.divisions import uneven_sizes
+from bridge.rules.gemm_sizes import tokens
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
-from bridge.rules.topics.alignment import tokens
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.rules.weight_shards import unsharded
 
 
-def weight_shards(run: RuleContext) -> str:
-    """Return the setting that would shard no weight beyond tensor parallelism, where one is sharded; else "".
-
-    Megatron's generalised tensor parallelism gathers such weights when they are used. A number of shards counts those
-    of tensor parallelism too.
-    """
-    model, ranks = run.model, run.parallel
-    sizes = (
-        ("tensor_parallel_num_weight_shards", ranks.tensor),
-        ("expert_tensor_parallel_num_weight_shards", ranks.expert_tensor),
-        ("gtp_weight_remat_size", 1),
-        ("expert_gtp_weight_remat_size", 1),
-    )
-    sharded = [f"model.{name}={least}" for name, least in sizes if (getattr(model, name) or least) > least]
-    return " and ".join(sharded)
+def gathered_blocks(run: RunContext) -> bool:
+    """Return whether sequence parallelism gathers blockwise tensors whose sides are no multiples of 128."""
+    if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
+        return False
+    return _has_odd_size(run.model.hidden_size, tokens(run))
 
 
-def _unstored_shards(run: RuleContext) -> list[Violation]:
-    """Return the violation of sharded MXFP8 weights: the first of the two settings that is missing, and both."""
-    held = {"fp8_param_gather": run.gathers_fp8, "reuse_grad_buf_for_mxfp8_param_ag": run.reuses_buffer}
-    missing = [name for name, is_on in held.items() if not is_on]
-    if not missing:
-        return []
-    needed = " and ".join(f"{name}=True" for name in missing)
-    return [Violation(missing[0], needed=needed, unsharded=weight_shards(run))]
+def odd_user_buffers(run: RunContext) -> bool:
+    """Return whether user buffers under MXFP8 have widths that are no multiples of 128."""
+    if not run.is_mxfp8 or not run.model.tp_comm_overlap or run.is_emulated:
+        return False
+    return _has_odd_size(run.model.hidden_size, run.model.ffn_hidden_size)
 
 
-def _odd_gather(run: RuleContext) -> bool:
-    """Return whether a size of the tensors that sequence parallelism gathers is known to be no multiple of 128."""
-    return any(size % 128 for size in (run.model.hidden_size, tokens(run)) if size)
+def _has_odd_size(*sizes: int | None) -> bool:
+    """Return whether a size that is known is no multiple of 128."""
+    return any(size % 128 for size in sizes if size)
 
 
-def _broken_replicas(run: RuleContext) -> list[Violation]:
-    count, ranks = run.target.count or 0, run.parallel
-    if count % ranks.replica:
-        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
-        return [Violation(what=what, rests_on=_sizes_named(what))]
-    what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
-    if run.model.num_moe_experts and run.shape.is_moe and count % ranks.expert_replica:
-        return [Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])]
-    return []
-
-
-def _broken_batch(run: RuleContext) -> list[Violation]:
-    """Return the global batch that is no whole number of micro-batches on every replica.
-
-    A run of scripts/train.py is judged by its launch, which knows the ranks; configs whose model has no sequence length
-    are not yet a run, and their batch is a class default.
-    """
-    whole, micro, replica = run.train.global_batch_size, run.train.micro_batch_size, run.parallel.replica
-    is_run = run.has_model and run.model.seq_length and not run.is_own
-    if not (is_run and whole and micro and run.target.count) or run.target.count % replica:
-        return []
-    data = run.target.count // replica
-    return [Violation(micro=micro, data=data, step=micro * data)] if micro > 0 and whole % (micro * data) else []
-
-
-def _two_lengths(run: RuleContext, *, is_bridge: bool) -> list[Violation]:
-    data, length = run.data.seq_length, run.model.seq_length
-    if run.is_bridge != is_bridge or not data or not length or data == length:
-        return []
-    where = COMMAND_LINE if COMMAND_LINE in map(run.where, ("data.seq_length", "model.seq_length")) else None
-    return [Violation(where=where, length=length)]
-
-
-def _without_sequence_parallelism(run: RuleContext) -> list[Violation]:
+def overlap_without_sequence_parallelism(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of tensor-parallel overlap, with the settings that it needs."""
+    if not run.model.tp_comm_overlap or run.parallel.sequence_parallel:
+        return
     needed = "set sequence_parallel=True"
     if run.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
-    return [Violation(needed=needed)]
+    yield Violation(needed=needed)
 
 
-def cut_unevenly(
-    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
-) -> list[tuple[str, int | None, str]]:
-    """Return the field of `model`, its size and the ranks, for each size that does not divide by its ranks."""
-    tensor, experts = f"TP {ranks.tensor}", f"expert TP {ranks.expert_tensor}"
-    chunks = 2 if ranks.context > 1 else 1  # a context-parallel rank has one of each half of a sequence
-    context = f"CP {ranks.context}" if chunks == 1 else f"two chunks on each of CP {ranks.context}"
-    context += f" x {tensor}" if ranks.sequence_parallel else ""
-    groups = model.num_query_groups or 0
-    shared = 0 if groups and not ranks.tensor % groups else groups
-    widest = model.moe_ffn_hidden_size if shape.is_moe else None
-    space = shape.state_space if shape.is_hybrid else None
-    sequence = "model.seq_length" if model.seq_length else "data.seq_length"
-    sizes = (
-        ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),
-        ("model.num_query_groups", shared, tensor, ranks.tensor),
-        ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor),
-        ("model.moe_ffn_hidden_size", widest, experts, ranks.expert_tensor),
-        ("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert),
-        ("model.mamba_num_heads", space and space.num_heads, tensor, ranks.tensor),
-        ("model.mamba_num_groups", space and space.num_groups, tensor, ranks.tensor),
-        (sequence, seq_length, context, chunks * ranks.of_tokens),
-    )
-    return [(path, size, by) for path, size, by, count in sizes if size and size > 0 and size % count]
+def sharded_without_fp4_weights(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of sharded weights in FP4 that are not stored in it."""
+    if not run.is_fp4:
+        return
+    settings = unsharded(run)
+    if settings and not run.gathers_fp4:
+        yield Violation(unsharded=settings)
 
 
-def _indivisible(run: RuleContext) -> list[Violation]:
-    cut = cut_unevenly(run.model, run.shape, run.parallel, run.model.seq_length or run.data.seq_length)
-    return [Violation(path, value=size, by=by, rests_on=[path, *_sizes_named(by)]) for path, size, by in cut]
+def sharded_without_mxfp8_weights(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of sharded MXFP8 weights: the first of the settings that are missing, and all."""
+    if not run.is_mxfp8:
+        return
+    settings = unsharded(run)
+    if not settings or run.has_megatron_fsdp:
+        return
+    missing = []
+    if not run.gathers_fp8:
+        missing.append("fp8_param_gather")
+    if not run.reuses_buffer:
+        missing.append("reuse_grad_buf_for_mxfp8_param_ag")
+    if missing:
+        needed = " and ".join(f"{name}=True" for name in missing)
+        yield Violation(missing[0], needed=needed, unsharded=settings)
+
+
+def sharded_under_megatron_fsdp(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of sharded MXFP8 weights under Megatron-FSDP."""
+    if not run.is_mxfp8:
+        return
+    settings = unsharded(run)
+    if settings and run.has_megatron_fsdp:
+        yield Violation(unsharded=settings)
+
+
+def broken_replicas(run: RunContext) -> Iterator[Violation]:
+    """Yield the number of GPUs that is no whole number of replicas of the model, or of its experts."""
+    if not run.has_model or not run.target.count:
+        return
+    count, ranks = run.target.count, run.parallel
+    if count % ranks.replica:
+        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
+        yield Violation(what=what, rests_on=_sizes_named(what))
+    elif run.has_experts and count % ranks.expert_replica:
+        what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
+        yield Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])
+
+
+def broken_batch(run: RunContext) -> Iterator[Violation]:
+    """Yield the global batch that is no whole number of micro-batches on every replica.
+
+    A run of scripts/train.py is judged by its launch, which knows the ranks; configs whose model has
+    no sequence length are not yet a run, and their batch is a class default.
+    """
+    whole, micro, count = run.train.global_batch_size, run.train.micro_batch_size, run.target.count
+    replica = run.parallel.replica
+    if not run.has_model or not run.model.seq_length or run.program.is_own:
+        return
+    if not whole or not micro or not count or count % replica:
+        return
+    data = count // replica
+    step = micro * data
+    if micro > 0 and whole % step:
+        yield Violation(micro=micro, data=data, step=step)
+
+
+def two_lengths(run: RunContext) -> Iterator[Violation]:
+    """Yield the data's sequence length that is not the model's, in a run of another program than Megatron Bridge."""
+    if not run.program.is_bridge:
+        yield from _two_lengths(run)
+
+
+def two_lengths_in_megatron_bridge(run: RunContext) -> Iterator[Violation]:
+    """Yield the data's sequence length that is not the model's, in a run of Megatron Bridge."""
+    if run.program.is_bridge:
+        yield from _two_lengths(run)
+
+
+def _two_lengths(run: RunContext) -> Iterator[Violation]:
+    of_data, length = run.data.seq_length, run.model.seq_length
+    if not of_data or not length or of_data == length:
+        return
+    where = None
+    if COMMAND_LINE in (run.where("data.seq_length"), run.where("model.seq_length")):
+        where = COMMAND_LINE
+    yield Violation(where=where, length=length)
+
+
+def indivisible_sizes(run: RunContext) -> Iterator[Violation]:
+    """Yield the sizes that do not divide by their ranks."""
+    length = run.model.seq_length or run.data.seq_length
+    for uneven in uneven_sizes(run.model, run.shape, run.parallel, length):
+        rests_on = [uneven.path, *_sizes_named(uneven.ranks)]
+        yield Violation(uneven.path, value=uneven.size, by=uneven.ranks, rests_on=rests_on)
 
 
 _SIZE_OF = {
@@ -132,12 +153,14 @@ def _sizes_named(text: str) -> list[str]:
     return [setting for words, setting in _SIZE_OF.items() if words in text]
 
 
-def _unsplittable(run: RuleContext) -> list[Violation]:
+def unsplittable_layers(run: RunContext) -> Iterator[Violation]:
+    """Yield the number of layers that the pipeline stages cannot share."""
+    if not run.has_model or not run.model.num_layers:
+        return
     try:
         run.parallel.places(run.shape.num_layers)
     except RunConfigError as error:
-        return [Violation(error.path, value=error.value, rule=error.rule)]
-    return []
+        yield Violation(error.path, value=error.value, rule=error.rule)
 
 
 RULES = (
@@ -146,23 +169,24 @@ RULES = (
         title="blockwise scaling under sequence parallelism",
         setting="fp8_recipe",
         versions=(te(until="2.14"),),
-        when=all_of("scheme is blockwise", "parallel.sequence_parallel", "not is_emulated", _odd_gather),
-        message="gathering blockwise tensors whose sides are no multiples of 128 over TP {run.parallel.tensor} with "
-        "sequence parallelism was reported to fail (all-gather requires a quantizable tensor)",
+        when=gathered_blocks,
+        message="gathering blockwise tensors whose sides are no multiples of 128 over TP "
+        "{run.parallel.tensor} with sequence parallelism was reported to fail (all-gather "
+        "requires a quantizable tensor)",
         remedies=(
             "make the tokens of a rank and hidden_size multiples of 128",
             "use Transformer Engine 2.14",
             "use fp8_recipe='tensorwise'",
         ),
-        source="NVIDIA/TransformerEngine issue 2393, 2025-11-17; Transformer Engine 2.9, 2.13 and 2.14 "
-        "pytorch/distributed.py _start_all_gather_fp8_blockwise: 2.14 dequantizes them first",
+        source="NVIDIA/TransformerEngine issue 2393, 2025-11-17; Transformer Engine 2.9, 2.13 and "
+        "2.14 pytorch/distributed.py _start_all_gather_fp8_blockwise: 2.14 dequantizes them first",
         evidence="reported",
     ),
     warning(
         id="PB402",
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
-        when=all_of("model.tp_comm_overlap", "not parallel.sequence_parallel", find=_without_sequence_parallelism),
+        when=overlap_without_sequence_parallelism,
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
         remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
@@ -171,10 +195,7 @@ RULES = (
         id="PB403",
         title="tensor-parallel overlap under MXFP8",
         setting="model.tp_comm_overlap",
-        when=all_of(
-            *("scheme is mxfp8", "model.tp_comm_overlap", "not is_emulated"),
-            lambda run: any(size % 128 for size in (run.model.hidden_size, run.model.ffn_hidden_size) if size),
-        ),
+        when=odd_user_buffers,
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
         source="NVIDIA/TransformerEngine pull request 1711",
@@ -185,9 +206,7 @@ RULES = (
         title="sharded weights and FP4 without FP4 weights",
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
-        when=all_of(
-            *("fp4", weight_shards, "not gathers_fp4"), find=lambda run: [Violation(unsharded=weight_shards(run))]
-        ),
+        when=sharded_without_fp4_weights,
         message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
         source=PARSER,
@@ -197,9 +216,9 @@ RULES = (
         title="sharded weights and MXFP8 without MXFP8 weights",
         setting="fp8_param_gather",
         versions=(mcore(since="0.19"),),
-        when=all_of("scheme is mxfp8", weight_shards, "not has_megatron_fsdp", find=_unstored_shards),
-        message="weights sharded for tensor parallelism keep no {run.mode} copy, and are stored in MXFP8 and gathered "
-        "through the gradient buffer: Megatron refuses anything else",
+        when=sharded_without_mxfp8_weights,
+        message="weights sharded for tensor parallelism keep no {run.mode} copy, and are stored "
+        "in MXFP8 and gathered through the gradient buffer: Megatron refuses anything else",
         remedies=("set {needed}", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
@@ -207,7 +226,7 @@ RULES = (
         id="PB406",
         title="not a whole number of model replicas",
         setting="target.count",
-        when=all_of("has_model", "target.count", find=_broken_replicas),
+        when=broken_replicas,
         message="the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
@@ -216,12 +235,12 @@ RULES = (
         id="PB407",
         title="two interleaved stages without overlapped messages",
         setting="model.overlap_p2p_comm",
-        when=all_of(
-            *("has_model", "not model.overlap_p2p_comm"),
-            lambda run: run.parallel.virtual > 1 and run.parallel.pipeline == 2,
+        when=lambda run: (
+            run.has_model and not run.model.overlap_p2p_comm and run.parallel.virtual > 1 and run.parallel.pipeline == 2
         ),
-        message="two interleaved pipeline stages send activations and gradients between the same two ranks "
-        "in one batch, where they are taken for each other: the run goes on, and does not learn",
+        message="two interleaved pipeline stages send activations and gradients between the same "
+        "two ranks in one batch, where they are taken for each other: the run goes on, and does "
+        "not learn",
         remedies=(
             "set overlap_p2p_comm=True and batch_p2p_comm=False",
             "use more than two stages",
@@ -233,7 +252,7 @@ RULES = (
         id="PB408",
         title="size that does not divide by its ranks",
         setting="model.num_attention_heads",
-        when=_indivisible,
+        when=indivisible_sizes,
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
         source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; transformer/moe/moe_layer.py; "
@@ -243,7 +262,7 @@ RULES = (
         id="PB409",
         title="batch that does not divide over the replicas",
         setting="train.global_batch_size",
-        when=_broken_batch,
+        when=broken_batch,
         message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel ranks = {step}",
         remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
         source="megatron-core 0.16.1 num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
@@ -252,7 +271,7 @@ RULES = (
         id="PB410",
         title="two sequence lengths",
         setting="data.seq_length",
-        when=partial(_two_lengths, is_bridge=False),
+        when=two_lengths,
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
         source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and data",
@@ -261,7 +280,7 @@ RULES = (
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
-        when=partial(_two_lengths, is_bridge=True),
+        when=two_lengths_in_megatron_bridge,
         message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the run starts",
         remedies=("give both the same value",),
         source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
@@ -270,10 +289,12 @@ RULES = (
         id="PB412",
         title="two numbers of model chunks",
         setting="model.virtual_pipeline_model_parallel_size",
-        when=all_of(
-            *("has_model", "model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
-            "parallel.layout",
-            lambda run: run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual,
+        when=lambda run: (
+            run.has_model
+            and bool(run.model.virtual_pipeline_model_parallel_size)
+            and bool(run.model.pipeline_model_parallel_layout)
+            and bool(run.parallel.layout)
+            and run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
         ),
         message="must be the {run.parallel.virtual} chunks of a stage in model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
@@ -283,9 +304,12 @@ RULES = (
         id="PB413",
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
-        when=all_of("has_model", "model.num_layers", find=_unsplittable),
+        when=unsplittable_layers,
         message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
-        remedies=("change the number of layers or of stages", "say how many the first and the last stage have"),
+        remedies=(
+            "change the number of layers or of stages",
+            "say how many the first and the last stage have",
+        ),
         source="megatron-core 0.16.1 transformer_block.py get_num_layers_to_build",
     ),
     error(
@@ -293,17 +317,14 @@ RULES = (
         title="sharded MXFP8 weights under Megatron-FSDP",
         setting="ddp.use_megatron_fsdp",
         versions=(mcore(since="0.19"),),
-        when=all_of(
-            *("scheme is mxfp8", weight_shards, "has_megatron_fsdp"),
-            find=lambda run: [Violation(unsharded=weight_shards(run))],
-        ),
-        message="Megatron-FSDP turns reuse_grad_buf_for_mxfp8_param_ag off, which weights sharded for tensor "
-        "parallelism need under MXFP8: they keep no {run.mode} copy",
+        when=sharded_under_megatron_fsdp,
+        message="Megatron-FSDP turns reuse_grad_buf_for_mxfp8_param_ag off, which weights sharded "
+        "for tensor parallelism need under MXFP8: they keep no {run.mode} copy",
         remedies=(
             "set ddp.use_megatron_fsdp=False, for the distributed optimizer instead",
             "set {unsharded}, which shards no weight further",
         ),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 and main of 2026-08-22; NVIDIA-NeMo/"
-        "Megatron-Bridge pull request 6131, 2026-09-17",
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 and main of 2026-08-22; "
+        "NVIDIA-NeMo/Megatron-Bridge pull request 6131, 2026-09-17",
     ),
 )

@@ -1,43 +1,54 @@
 """In which dtype gradients are accumulated, reduced and applied."""
 
+from collections.abc import Iterator
+
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
-from bridge.rules.topics.parallel import weight_shards
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.rules.weight_shards import unsharded
 
-_ACCUMULATES_LOW = (
-    *("is_bf16", "has_ddp", "not precision", "not ddp.grad_reduce_in_fp32", "not has_megatron_fsdp"),
-    "optimizer.main_grads_dtype is fp32",
-)
+SENT_IN_FP32 = "reduce_scatter_with_fp32_accumulation"
+KEPT_IN_FP32 = "param_name_patterns_for_fp32_local_accumulation"
 
 
-def _low_gradients(run: RuleContext) -> list[Violation]:
+def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of a BF16 run without a recipe whose gradients are accumulated in BF16."""
+    if not run.is_bf16 or not run.has_ddp or run.precision is not None:
+        return
+    if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
+        return
+    if run.optimizer.main_grads_dtype != "fp32":
+        return
     ddp = run.sections["ddp"]
     held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
         held = "is stated as False"
-    return [Violation(held=held)]
+    yield Violation(held=held)
 
 
-def _unread_accumulation(run: RuleContext) -> list[Violation]:
-    sends, keeps = "reduce_scatter_with_fp32_accumulation", "param_name_patterns_for_fp32_local_accumulation"
-    stated = [name for name in (sends, keeps) if run.stands_out(name)]
-    found = []
+def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
+    """Yield each stated setting of FP32 accumulation that no reduction of the run reads."""
+    if not run.has_ddp:
+        return
+    stated = [name for name in (SENT_IN_FP32, KEPT_IN_FP32) if run.stands_out(name)]
     for name in stated:
         if run.has_megatron_fsdp:
-            found.append(Violation(name, why="Megatron-FSDP has buffers of its own"))
+            yield Violation(name, why="Megatron-FSDP has buffers of its own")
         elif run.is_fp32:
-            found.append(Violation(name, why="gradients are FP32 in an FP32 run"))
-        elif name == sends and not run.is_sharded:
-            found.append(Violation(name, why="without the distributed optimizer gradients are all-reduced"))
-    return found
+            yield Violation(name, why="gradients are FP32 in an FP32 run")
+        elif name == SENT_IN_FP32 and not run.is_sharded:
+            why = "without the distributed optimizer gradients are all-reduced"
+            yield Violation(name, why=why)
 
 
-def _shards_the_output_head(run: RuleContext) -> bool:
-    """Return whether weights of dense layers, and with them the output head, are sharded beyond tensor parallelism."""
-    model = run.model
-    shards = model.tensor_parallel_num_weight_shards or run.parallel.tensor
-    return shards > run.parallel.tensor or (model.gtp_weight_remat_size or 1) > 1
+def half_precision_sums_of_the_output_head(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of an output head that is sharded beyond tensor parallelism."""
+    if not run.is_half or not run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
+        return
+    shards = run.model.tensor_parallel_num_weight_shards or run.parallel.tensor
+    if shards > run.parallel.tensor or (run.model.gtp_weight_remat_size or 1) > 1:
+        yield Violation(unsharded=unsharded(run))
 
 
 RULES = (
@@ -45,17 +56,21 @@ RULES = (
         id="PB361",
         title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
-        when=all_of(*_ACCUMULATES_LOW, find=_low_gradients),
+        when=gradients_summed_in_bf16,
         message="{held}: gradients are accumulated over micro-batches and ranks in BF16",
-        remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
+        remedies=(
+            "set it to True",
+            "choose a recipe: the bf16 ones state True",
+            "silence this if BF16 is meant",
+        ),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
     ),
     info(
         id="PB362",
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
-        when=all_of(
-            "is_bf16", lambda run: run.stated.get("grad_reduce_in_fp32") is False, "has_ddp", "not has_megatron_fsdp"
+        when=lambda run: (
+            run.is_bf16 and run.stated.get("grad_reduce_in_fp32") is False and run.has_ddp and not run.has_megatron_fsdp
         ),
         message="gradients go {run.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
@@ -65,20 +80,21 @@ RULES = (
         id="PB363",
         title="main gradient dtype without a reader",
         setting="optimizer.main_grads_dtype",
-        when=all_of(
-            *("has_precision_aware", "ddp.grad_reduce_in_fp32"),
-            *("optimizer.main_grads_dtype is not fp32", "optimizer.main_grads_dtype is not None"),
+        when=lambda run: (
+            run.has_precision_aware
+            and run.ddp.grad_reduce_in_fp32
+            and run.optimizer.main_grads_dtype not in ("fp32", None)
         ),
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2: asserted there, ignored by configs built in "
-        "Python",
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2: asserted there, ignored "
+        "by configs built in Python",
     ),
     warning(
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        when=all_of("has_ddp", "ddp.reduce_scatter_with_fp32_accumulation", "ddp.grad_reduce_in_fp32"),
+        when=lambda run: run.has_ddp and run.ddp.reduce_scatter_with_fp32_accumulation and run.ddp.grad_reduce_in_fp32,
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
@@ -88,7 +104,11 @@ RULES = (
         title="local FP32 accumulation together with FP32 reduction",
         setting="ddp.param_name_patterns_for_fp32_local_accumulation",
         versions=(mcore(since="0.17"),),
-        when=all_of("has_ddp", "ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
+        when=lambda run: (
+            run.has_ddp
+            and bool(run.ddp.param_name_patterns_for_fp32_local_accumulation)
+            and run.ddp.grad_reduce_in_fp32
+        ),
         message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
         source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
@@ -97,7 +117,7 @@ RULES = (
         id="PB366",
         title="FP32 accumulation without effect",
         setting="reduce_scatter_with_fp32_accumulation",
-        when=all_of("has_ddp", find=_unread_accumulation),
+        when=unread_accumulation,
         message="has no effect: {why}",
         remedies=("drop it",),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:163, :488; 0.19.2 :1365",
@@ -107,14 +127,12 @@ RULES = (
         title="gradients of sharded weights reduced in half precision",
         setting="grad_reduce_in_fp32",
         versions=(mcore(since="0.19", until="0.20"),),
-        when=all_of(
-            *("is_half", "ddp.grad_reduce_in_fp32", "not has_megatron_fsdp", _shards_the_output_head),
-            find=lambda run: [Violation(unsharded=weight_shards(run))],
-        ),
-        message="the gradient of the output head is reduced over the shards of its weight in {run.mode} before it is "
-        "added up in FP32",
+        when=half_precision_sums_of_the_output_head,
+        message="the gradient of the output head is reduced over the shards of its weight in "
+        "{run.mode} before it is added up in FP32",
         remedies=("use megatron-core 0.20", "set {unsharded}, which shards no weight further"),
-        source="megatron-core 0.19.2 tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication; fixed "
-        "in Megatron-LM main of 2026-08-22 (pull request 6624)",
+        source="megatron-core 0.19.2 tensor_parallel/layers.py "
+        "LinearWithGradAccumulationAndAsyncCommunication; fixed in Megatron-LM main of 2026-08-22 "
+        "(pull request 6624)",
     ),
 )

@@ -4,27 +4,49 @@ from bridge.model.layout import RESIDUAL_IS_KEPT
 from bridge.model.shape import DENSE, MOE, has_experts
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import error, mcore, warning
-from bridge.rules.violation import Violation, all_of
+from bridge.rules.run_context import RunContext
 from bridge.target.versions import at_least
 
-_IN_FP32 = ("has_model", "model.fp32_residual_connection", "is_half")
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")
 """Kinds of layers whose first linear layer normalises its input itself."""
+_FUSED_ATTENTION = (*_FUSED, DENSE, f"{DENSE}_{MOE}")
+"""The same in a model whose attention has no latent: a norm in front of latent attention is separate."""
 
 
-def _refused(run: RuleContext) -> list[Violation]:
-    """Return the violation of a layer whose fused norm receives the stream in FP32.
+def keeps_fp32_residual(run: RuleContext) -> bool:
+    """Return whether the residual stream of a half-precision run is meant to be FP32."""
+    return run.has_model and run.model.fp32_residual_connection and run.is_half
 
-    The embedding gives the first layer an FP32 stream in every release. Further layers get one where the sum keeps it.
-    Mamba casts the stream itself; a separate norm, in front of latent attention or experts, takes any dtype.
+
+def fp32_residual_into_fused_norms(run: RunContext) -> bool:
+    """Return whether a fused norm of Transformer Engine receives the stream in FP32, without autocast."""
+    return (
+        keeps_fp32_residual(run)
+        and run.model.transformer_impl == "transformer_engine"
+        and not run.is_emulated
+        and not run.model.enable_autocast
+        and not run.model.enable_mhc_connections
+        and _reaches_a_fused_norm(run)
+    )
+
+
+def _reaches_a_fused_norm(run: RunContext) -> bool:
+    """Return whether a layer whose norm is fused gets the FP32 stream.
+
+    The embedding gives the first layer an FP32 stream in every release. Further layers get one where
+    the sum keeps it. Mamba casts the stream itself; a separate norm, in front of latent attention or
+    experts, takes any dtype.
     """
     shape = run.shape
-    fused = _FUSED if shape.latent is not None else (*_FUSED, DENSE, f"{DENSE}_{MOE}")
+    fused: tuple[str, ...] = _FUSED_ATTENTION
+    if shape.latent is not None:
+        fused = _FUSED
     if shape.kinds[0] in fused:
-        return [Violation()]
+        return True
     has_dense_mlp = not shape.is_hybrid and not all(map(has_experts, shape.kinds))
-    is_kept = at_least(run.mcore, RESIDUAL_IS_KEPT)
-    return [Violation()] if is_kept and (has_dense_mlp or {*shape.kinds} & {*fused}) else []
+    if not at_least(run.mcore, RESIDUAL_IS_KEPT):
+        return False
+    return has_dense_mlp or not {*fused}.isdisjoint(shape.kinds)
 
 
 RULES = (
@@ -33,39 +55,41 @@ RULES = (
         title="FP32 residual into fused norms",
         setting="fp32_residual_connection",
         versions=(mcore(until="0.20"),),
-        when=all_of(
-            *(*_IN_FP32, "model.transformer_impl is transformer_engine", "not is_emulated"),
-            *("not model.enable_autocast", "not model.enable_mhc_connections"),
-            find=_refused,
+        when=fp32_residual_into_fused_norms,
+        message="Transformer Engine's LayerNormLinear gets the FP32 residual with {run.mode} "
+        "weights, and stops in the first forward pass: data types for parameters must match when "
+        "outside of autocasted region",
+        remedies=(
+            "set fp32_residual_connection=False",
+            "use megatron-core 0.20, which casts the input of the norm",
         ),
-        message="Transformer Engine's LayerNormLinear gets the FP32 residual with {run.mode} weights, and stops in the "
-        "first forward pass: data types for parameters must match when outside of autocasted region",
-        remedies=("set fp32_residual_connection=False", "use megatron-core 0.20, which casts the input of the norm"),
-        source="megatron-core 0.16.1, 0.17.1, 0.18.2 and 0.19.2 models/common/embeddings/language_model_embedding.py, "
-        "extensions/transformer_engine.py TELayerNormColumnParallelLinear.forward; fixed in Megatron-LM main of "
-        "2026-08-22; Transformer Engine 2.7 to 2.20 pytorch/module/base.py set_activation_dtype (a TypeError since "
-        "2.14, an AssertionError before); executed with 2.20.2 on a CPU; NVIDIA/Megatron-LM issue 1402",
+        source="megatron-core 0.16.1, 0.17.1, 0.18.2 and 0.19.2 "
+        "models/common/embeddings/language_model_embedding.py, extensions/transformer_engine.py "
+        "TELayerNormColumnParallelLinear.forward; fixed in Megatron-LM main of 2026-08-22; "
+        "Transformer Engine 2.7 to 2.20 pytorch/module/base.py set_activation_dtype (a TypeError "
+        "since 2.14, an AssertionError before); executed with 2.20.2 on a CPU; NVIDIA/Megatron-LM "
+        "issue 1402",
     ),
     warning(
         id="PB153",
         title="FP32 residual that is cast down",
         setting="fp32_residual_connection",
         versions=(mcore(until=RESIDUAL_IS_KEPT),),
-        when=all_of(*_IN_FP32),
-        message="the first sum of residual and output casts the residual to {run.mode}, so that no further layer gets "
-        "an FP32 stream",
+        when=keeps_fp32_residual,
+        message="the first sum of residual and output casts the residual to {run.mode}, so that "
+        "no further layer gets an FP32 stream",
         remedies=("set fp32_residual_connection=False", "use megatron-core 0.20, which keeps it"),
-        source="megatron-core 0.16.1 fusions/fused_bias_dropout.py _bias_dropout_add_func; fixed in 0.17.0 "
-        "(NVIDIA/Megatron-LM pull request 3504, 2026-02-24)",
+        source="megatron-core 0.16.1 fusions/fused_bias_dropout.py _bias_dropout_add_func; fixed "
+        "in 0.17.0 (NVIDIA/Megatron-LM pull request 3504, 2026-02-24)",
     ),
     error(
         id="PB155",
         title="FP32 residual with hyper-connections",
         setting="fp32_residual_connection",
         versions=(mcore(since="0.20"),),
-        when=all_of(*_IN_FP32, "model.enable_mhc_connections"),
-        message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed in the dtype of the "
-        "activations: Megatron refuses it when the config is made",
+        when=lambda run: keeps_fp32_residual(run) and run.model.enable_mhc_connections,
+        message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed "
+        "in the dtype of the activations: Megatron refuses it when the config is made",
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
         source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 __post_init__",
     ),
@@ -74,11 +98,14 @@ RULES = (
         title="FP32 residual into captured layers",
         setting="fp32_residual_connection",
         versions=(mcore(since=RESIDUAL_IS_KEPT),),
-        when=all_of(*_IN_FP32, "model.cuda_graph_impl is transformer_engine", "not is_emulated"),
-        message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 stream is cast before "
-        "each captured layer",
+        when=lambda run: (
+            keeps_fp32_residual(run) and run.model.cuda_graph_impl == "transformer_engine" and not run.is_emulated
+        ),
+        message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 "
+        "stream is cast before each captured layer",
         remedies=("set model.cuda_graph_impl=none", "set fp32_residual_connection=False"),
-        source="megatron-core 0.17.1, 0.19.2 and Megatron-LM main of 2026-08-22 transformer/module.py "
-        "get_layer_static_inputs; NVIDIA/Megatron-LM pull request 6508, 2026-08-13",
+        source="megatron-core 0.17.1, 0.19.2 and Megatron-LM main of 2026-08-22 "
+        "transformer/module.py get_layer_static_inputs; NVIDIA/Megatron-LM pull request 6508, "
+        "2026-08-13",
     ),
 )

@@ -1,16 +1,30 @@
-"""Which low-precision format under which scaling scheme, settings that it does not read, and delayed scaling itself."""
+"""Low-precision formats under scaling schemes, and settings that a scheme does not read."""
+
+from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, contradiction, error, info, mcore, no_effect, warning
-from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
-from bridge.rules.violation import Violation, all_of, stands_out, violations, without_effect
+from bridge.rules.payloads import next_to_stored_weights, wrong_payloads
+from bridge.rules.rule import (
+    MODEL_CHECK,
+    contradiction,
+    error,
+    info,
+    mcore,
+    no_effect,
+    sync_warning,
+    warning,
+)
+from bridge.rules.violation import Violation
+from bridge.rules.without_effect import without_effect
 
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
+_OTHER = {"fp8": "fp4", "fp4": "fp8"}
+"""Family -> the other one."""
 _ALGORITHMS = ("most_recent", "max")
 ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
 """Fields that ask for less than the default; where nothing of it is done, the outcome is the one that was asked for."""
@@ -20,10 +34,10 @@ def _hint(value: object, known: tuple[str, ...]) -> str:
     return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
 
 
-def _unknown_format(run: RuleContext) -> list[Violation]:
-    found = []
+def unknown_format(run: RuleContext) -> Iterator[Violation]:
+    """Yield the formats that are none of their family's, with the nearest."""
     for family, known in _FORMATS.items():
-        value = getattr(run, family)
+        value = run.format_of(family)
         if not value or value in known:
             continue
         hint = _hint(value, known)
@@ -31,68 +45,114 @@ def _unknown_format(run: RuleContext) -> list[Violation]:
             hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
         elif value == "e5m2":
             hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
-        found.append(Violation(family, known=listed(known), hint=hint))
-    return found
+        yield Violation(family, known=listed(known), hint=hint)
 
 
-def _unknown_scheme(run: RuleContext) -> list[Violation]:
-    found = []
+def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
+    """Yield the schemes that are none of their family's, where the run is in it or a recipe states one."""
     for family, known in _SCHEMES.items():
-        scheme = run.held(f"{family}_recipe")
-        is_read = getattr(run, family) or (f"{family}_recipe" in run.stated and scheme is not None)
+        name = f"{family}_recipe"
+        scheme = run.held(name)
+        is_read = run.format_of(family) or (name in run.stated and scheme is not None)
         if is_read and scheme not in known:
-            found.append(Violation(f"{family}_recipe", known=listed(known), hint=_hint(scheme, known)))
-    return found
+            yield Violation(name, known=listed(known), hint=_hint(scheme, known))
 
 
-def _unknown_algorithm(run: RuleContext) -> list[Violation]:
+def unknown_algorithm(run: RuleContext) -> Iterator[Violation]:
+    """Yield the amax algorithm that delayed scaling does not know."""
     algorithm = run.held("fp8_amax_compute_algo")
-    return [Violation(hint=_hint(algorithm, _ALGORITHMS))] if algorithm not in _ALGORITHMS else []
+    if algorithm not in _ALGORITHMS:
+        yield Violation(hint=_hint(algorithm, _ALGORITHMS))
 
 
-def _without_factory(run: RuleContext) -> list[Violation]:
-    names = [f"{family}_quantizer_factory" for family in FAMILIES if run.scheme == "custom" and getattr(run, family)]
-    return violations({f"model.{name}": "." not in (getattr(run.model, name) or "") for name in names})
+def scheme_without_format(run: RuleContext) -> Iterator[Violation]:
+    """Yield the schemes that are stated without the format of their family.
 
-
-def _scheme_without_format(run: RuleContext) -> list[Violation]:
-    found = []
-    for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
+    A family that is stated to be off, or a run in the other one, leaves no doubt.
+    """
+    for family in FAMILIES:
         scheme = run.stated.get(f"{family}_recipe")
-        # A family that is stated to be off, or a run in the other one, leaves no doubt.
-        is_open = family not in run.stated and not run.stated.get(other)
-        if scheme is not None and not run.stated.get(family) and is_open:
-            row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
-            chosen = row.formats[-1] if row else _FORMATS[family][-1]
-            found.append(Violation(f"{family}_recipe", family=family, chosen=chosen, mode=run.mode.upper()))
-    return found
+        if scheme is None or family in run.stated or run.stated.get(_OTHER[family]):
+            continue
+        chosen = _FORMATS[family][-1]
+        row = FP8_SCHEMES.get(scheme)
+        if family == "fp8" and row is not None:
+            chosen = row.formats[-1]
+        mode = run.mode.upper()
+        yield Violation(f"{family}_recipe", family=family, chosen=chosen, mode=mode)
 
 
-def _without_effect(run: RuleContext) -> list[Violation]:
-    # A model's own FP8 output head and router padding are errors (PB215, PB423).
-    errors = {BUFFER, *({"fp8_output_proj", PADDING} - {*run.stated})}
-    settings = [name for name in (*SCHEME_SETTINGS, PADDING) if name not in errors]
-    if not run.fp8:
-        settings.append("fp8_wgrad")
-    # A scheme, stored weights or the buffer without their format are an error (PB205, PB305, PB244) unless the format
-    # is stated to be off, or the run is in the other one.
-    off = [family for family in FAMILIES if not getattr(run, family) and (family in run.stated or run.is_low)]
-    for family in off:
-        stored = [name for name in (f"{family}_param_gather", f"{family}_param") if name in run.stated][:1]
-        settings += [name for name in (f"{family}_recipe", *stored) if run.stated.get(name)]
-    if "fp8" in off and run.stated.get(BUFFER):
-        settings.append(BUFFER)
-    is_read = run.has_owners and run.has_precision_aware and "optimizer" in run.given  # in runs without FP8 too
-    found = without_effect(run, [name for name in settings if not (name == "fp8_recipe" and is_read)])
-    for violation in found:
+def custom_without_factory(run: RuleContext) -> Iterator[Violation]:
+    """Yield the factories of a custom scheme that are no dotted path."""
+    for family in FAMILIES:
+        if not run.is_custom or not run.format_of(family):
+            continue
+        name = f"{family}_quantizer_factory"
+        if "." not in (getattr(run.model, name) or ""):
+            yield Violation(f"model.{name}")
+
+
+def unread_settings(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated settings that no scheme of the run reads.
+
+    A setting that asks for less than the default is an info: nothing of it is done anyway.
+    """
+    for violation in without_effect(run, _settings_of_schemes(run)):
         if violation.path in ASKS_FOR_LESS:
             violation.severity = "info"
+        yield violation
+
+
+def _settings_of_schemes(run: RuleContext) -> list[str]:
+    """Return the settings that are a matter of effect, and not of an error."""
+    settings = []
+    for name in (*SCHEME_SETTINGS, PADDING):
+        # A model's own FP8 output head and router padding are errors (PB215, PB423).
+        is_error = name == BUFFER or (name in ("fp8_output_proj", PADDING) and name not in run.stated)
+        if not is_error:
+            settings.append(name)
+    if not run.is_fp8:
+        settings.append("fp8_wgrad")
+    for family in FAMILIES:
+        settings += _left_without_format(run, family)
+    if _is_left_out(run, "fp8") and run.stated.get(BUFFER):
+        settings.append(BUFFER)
+    # The precision-aware optimizer reads the scheme in runs without FP8 too.
+    if run.has_owners and run.has_precision_aware and run.has_optimizer:
+        settings = [name for name in settings if name != "fp8_recipe"]
+    return settings
+
+
+def _left_without_format(run: RuleContext, family: str) -> list[str]:
+    """Return the stated scheme and stored weights of a family that the run leaves out."""
+    if not _is_left_out(run, family):
+        return []
+    found = []
+    if run.stated.get(f"{family}_recipe"):
+        found.append(f"{family}_recipe")
+    for name in (f"{family}_param_gather", f"{family}_param"):
+        if name in run.stated:
+            if run.stated[name]:
+                found.append(name)
+            break
     return found
 
 
-def _refused_values(run: RuleContext) -> list[Violation]:
-    refused = [(name, legal) for name, legal in CHOICES.items() if run.stated.get(name) not in (None, *legal)]
-    return [Violation(name, legal=listed([one.replace("uint8", "fp8") for one in legal])) for name, legal in refused]
+def _is_left_out(run: RuleContext, family: str) -> bool:
+    """Return whether a family is stated to be off, or the run is in the other one.
+
+    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205, PB305,
+    PB244).
+    """
+    return not run.format_of(family) and (family in run.stated or run.is_low)
+
+
+def refused_values(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated values that are no choice of Megatron's."""
+    for name, choices in CHOICES.items():
+        if run.stated.get(name) not in (None, *choices):
+            legal = listed([choice.replace("uint8", "fp8") for choice in choices])
+            yield Violation(name, legal=legal)
 
 
 RULES = (
@@ -100,17 +160,17 @@ RULES = (
         id="PB201",
         title="unknown format",
         setting="fp8",
-        when=_unknown_format,
+        when=unknown_format,
         message="must be {known}",
         remedies=("{hint}",),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
-        "Transformer Engine",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, "
+        "and only with Transformer Engine",
     ),
     contradiction(
         id="PB202",
         title="unknown scheme",
         setting="fp8_recipe",
-        when=_unknown_scheme,
+        when=unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
@@ -119,7 +179,7 @@ RULES = (
         id="PB203",
         title="unknown amax algorithm",
         setting="fp8_amax_compute_algo",
-        when=_unknown_algorithm,
+        when=unknown_algorithm,
         message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
@@ -128,7 +188,7 @@ RULES = (
         id="PB204",
         title="FP8 and FP4 together",
         setting="fp4",
-        when=all_of("is_low", "fp8", "fp4"),
+        when=lambda run: run.is_fp8 and run.is_fp4,
         message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
         source=MODEL_CHECK,
@@ -137,39 +197,39 @@ RULES = (
         id="PB205",
         title="scheme without a format",
         setting="fp8_recipe",
-        when=_scheme_without_format,
+        when=scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
     ),
-    warning(
+    sync_warning(
         id="PB206",
         title="format that the scheme was not made for",
         setting="fp8",
         sync="reported",
-        when=all_of("scheme is mxfp8", "fp8 is hybrid"),
+        when=lambda run: run.is_mxfp8 and run.fp8 == "hybrid",
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
-        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
-        "NVIDIA's own CI from megatron-core 0.14 to 0.16",
+        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine "
+        "2.20, and run in NVIDIA's own CI from megatron-core 0.14 to 0.16",
         evidence="reported",
     ),
     info(
         id="PB207",
         title="format under blockwise scaling",
         setting="fp8",
-        when=all_of("scheme is blockwise", lambda run: run.fp8 in ("hybrid", "e4m3")),
+        when=lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3"),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
-        source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
-        "e4m3",
+        source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its "
+        "followers train in e4m3",
         evidence="weak",
     ),
     error(
         id="PB208",
         title="custom scheme without a factory",
         setting="model.fp8_quantizer_factory",
-        when=_without_factory,
+        when=custom_without_factory,
         message="a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
         source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
@@ -178,7 +238,7 @@ RULES = (
         id="PB209",
         title="custom scheme does not read the format",
         setting="fp8",
-        when=all_of("scheme is custom", "fp8 is e4m3"),
+        when=lambda run: run.is_custom and run.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
@@ -187,7 +247,7 @@ RULES = (
         id="PB210",
         title="setting without effect",
         setting="fp8_margin",
-        when=_without_effect,
+        when=unread_settings,
         message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
@@ -197,7 +257,7 @@ RULES = (
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
-        when=all_of("fp8", "model.fp8_wgrad is False"),
+        when=lambda run: run.is_fp8 and run.model.fp8_wgrad is False,
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
@@ -206,17 +266,20 @@ RULES = (
         id="PB212",
         title="local layers run no FP8",
         setting="model.transformer_impl",
-        when=all_of("is_low", "model.transformer_impl is local", "not is_emulated"),
+        when=lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated,
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
-        remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
-        source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; hiyouga/LLaMA-Factory "
-        "issue 9500, 2025-11-16",
+        remedies=(
+            "use transformer_impl='transformer_engine'",
+            "choose a recipe without FP8 and FP4",
+        ),
+        source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; "
+        "hiyouga/LLaMA-Factory issue 9500, 2025-11-16",
     ),
     error(
         id="PB213",
         title="per-module recipe that Transformer Engine refuses",
         setting="model.quant_recipe",
-        when=all_of("has_model", find=wrong_payloads),
+        when=wrong_payloads,
         message="{key}: {what}",
         remedies=("correct the entry",),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
@@ -226,9 +289,12 @@ RULES = (
         title="per-module recipes together with stored weights",
         setting="model.quant_recipe",
         when=next_to_stored_weights,
-        message="each module recipe has fp8_param and fp4_param of its own, which Megatron does not compare with the "
-        "run's",
-        remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {run.mode}"),
+        message="each module recipe has fp8_param and fp4_param of its own, which Megatron does "
+        "not compare with the run's",
+        remedies=(
+            "make them agree with fp8_param_gather and fp4_param_gather",
+            "gather weights in {run.mode}",
+        ),
         source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
     ),
     error(
@@ -236,7 +302,7 @@ RULES = (
         title="FP8 output head without MXFP8",
         setting="model.fp8_output_proj",
         versions=(mcore(since="0.18"),),
-        when=all_of("model.fp8_output_proj", "scheme is not mxfp8"),
+        when=lambda run: run.model.fp8_output_proj and not run.is_mxfp8,
         message="the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
@@ -246,7 +312,7 @@ RULES = (
         title="FP8 output head of a hybrid model",
         setting="model.fp8_output_proj",
         versions=(mcore(since="0.18"),),
-        when=all_of("scheme is mxfp8", "model.fp8_output_proj", "shape.is_hybrid"),
+        when=lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.shape.is_hybrid,
         message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
         source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
@@ -255,7 +321,7 @@ RULES = (
         id="PB217",
         title="FP8 activation input without SwiGLU",
         setting="model.activation_func_fp8_input_store",
-        when=all_of("model.activation_func_fp8_input_store", "not model.gated_linear_unit"),
+        when=lambda run: run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit,
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         source=MODEL_CHECK,
@@ -264,7 +330,7 @@ RULES = (
         id="PB218",
         title="value that Megatron does not take",
         setting="moe_router_dtype",
-        when=_refused_values,
+        when=refused_values,
         message="must be {legal}",
         remedies=("use one of these",),
         source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
@@ -273,9 +339,11 @@ RULES = (
         id="PB219",
         title="FP8 activation input without the fused activation",
         setting="activation_func_fp8_input_store",
-        when=all_of(
-            *(stands_out("activation_func_fp8_input_store"), "has_model"),
-            *("not model.bias_activation_fusion", "not model.use_te_activation_func"),
+        when=lambda run: (
+            run.stands_out("activation_func_fp8_input_store")
+            and run.has_model
+            and not run.model.bias_activation_fusion
+            and not run.model.use_te_activation_func
         ),
         message="has no effect: only a fused activation stores its input in FP8",
         remedies=("drop it", "set model.bias_activation_fusion=True"),
@@ -288,18 +356,21 @@ DELAYED_RULES = (
         id="PB222",
         title="largest of one amax",
         setting="fp8_amax_history_len",
-        when=all_of(
-            "scheme is delayed", "model.fp8_amax_compute_algo is max", lambda run: run.model.fp8_amax_history_len == 1
+        when=lambda run: (
+            run.is_delayed and run.model.fp8_amax_compute_algo == "max" and run.model.fp8_amax_history_len == 1
         ),
         message="the largest of a history of one step is the most recent",
-        remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
+        remedies=(
+            "use 1024, the length that the delayed recipes state",
+            "say fp8_amax_compute_algo='most_recent'",
+        ),
         source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
     ),
     info(
         id="PB223",
         title="first step without a scale",
         setting="model.fp8_param",
-        when=all_of("scheme is delayed", "model.fp8_param"),
+        when=lambda run: run.is_delayed and run.model.fp8_param,
         message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",

@@ -112,7 +112,7 @@ def test_other_engines_are_named_as_none_of_megatron_core(run_of, words: str, se
 
 
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
-    from bridge.read.file_reading import RunChoice
+    from bridge.preflight.file_reading import RunChoice
 
     path = tmp_path / "run.sh"
     path.write_text("python3 -m verl.trainer.main_ppo model_engine=$ENGINE data.x=1\n")

@@ -1,6 +1,6 @@
 """Settings that a framework does not forward."""
 
-from bridge.read.file_reading import Dropped
+from bridge.rules.program import Dropped
 from tests.rules.cases.runs import CURRENT_ALL, DENSE, run
 
 FIRST_LAST = Dropped(

@@ -1,0 +1,56 @@
+"""`precision-bridge compare`: several recipes and their losses, in Hydra's words; one batch; or a run and its twin."""
+
+from __future__ import annotations
+
+import argparse
+
+from bridge.cli.compare.twin import BASE, write_twin
+from bridge.cli.parser import add_json, require_option
+from bridge.cli.run_arguments import add_run_arguments
+
+OF_TWIN = ("--base", "--output")
+EPILOG = """Without --gradients and --twin the words are those of scripts/compare.py.
+
+--gradients takes two words without =: the recipes, the reference first. A recipe with other values is one word
+in quotes: 'fp8_delayed fp8_margin=8'. Exit code: 0 inside, 1 outside, 3 cannot tell."""
+OTHER_FORMS = """
+    precision-bridge compare --gradients bf16_mixed fp8_current       one batch in two precisions
+    precision-bridge compare --twin NAME --output twin.yaml           the same run in another precision
+
+`precision-bridge compare --gradients --help` lists the options of both.
+"""
+
+
+def run_words(words: list[str]) -> None:
+    """Compare the losses of several recipes as Hydra's words say, and end the process with an exit code."""
+    from bridge.front.compare import main_compare  # Hydra is heavy
+
+    main_compare(words)
+    if {"-h", "--help"} & set(words):
+        print(OTHER_FORMS, end="")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the forms whose words are not Hydra's."""
+    add_run_arguments(parser)
+    add_json(parser)
+    form = parser.add_mutually_exclusive_group(required=True)
+    text = "run one batch in two precisions, and compare every activation and gradient with a bound"
+    form.add_argument("--gradients", action="store_true", help=text)
+    text = "write the same run in another precision, and prove that it is the same"
+    form.add_argument("--twin", action="store_true", help=text)
+    parser.add_argument("--base", metavar="NAME", help=f"with --twin: the twin's recipe (default: {BASE})")
+    text = "with --twin: the file to write (default: standard output; --json prints the proof and needs a file)"
+    parser.add_argument("--output", metavar="FILE", help=text)
+    parser.epilog = EPILOG
+
+
+def run(chosen: argparse.Namespace) -> int | None:
+    """Compare the activations and gradients of one batch, or write the twin of a run."""
+    require_option(chosen, "--twin", OF_TWIN)
+    if chosen.gradients:
+        from bridge.cli.compare.gradients import check_gradients
+
+        return check_gradients(chosen)
+    write_twin(chosen)
+    return None

@@ -1,0 +1,125 @@
+"""`precision-bridge compare --twin`: a config that differs in precision fields only, and the proof that it does.
+
+A low-precision run is judged by the same run in BF16. The twin has every section of the run as it is, and another
+recipe in the place of `mixed_precision`. Two kinds of values are left out: precision fields that other sections state
+themselves (such as model.fp8), so that the recipe decides, and the folders of checkpoints, which both must not share.
+The file is read back and compared field by field before the command reports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.output import print_json, text_of, write_file
+from bridge.cli.planned_answer import plan_of
+from bridge.cli.run_arguments import read_run, read_saved
+from bridge.errors import RunConfigError
+from bridge.precision.mode import label_of
+from bridge.precision.statements import recipe_name
+from bridge.registry.registry import REGISTRY
+from bridge.sync.routes import ROUTES
+
+if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
+
+SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
+FOLDERS = ("checkpoint.save", "checkpoint.load")
+"""Left out: the twin would write over the run's own checkpoints, or resume from them."""
+PRECISION = "mixed_precision"
+ROUTED = frozenset(
+    f"{route.owner}.{route.attribute}"
+    for route in ROUTES
+    if route.attribute and (route.rule != "stated" or route.family)
+)
+"""Precision fields of other sections: "model.fp8", for example."""
+BASE = "bf16_mixed"
+"""Recipe of a twin."""
+UNPLANNED = "not known, as the model cannot be planned"
+
+
+def write_twin(chosen: argparse.Namespace) -> None:
+    """Write the twin of a run, and print the proof that it differs in precision fields only."""
+    values = read_run(chosen)
+    name = chosen.base or BASE
+    base = REGISTRY.get(name)
+    if chosen.json and not chosen.output:
+        raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
+    text = _text(values, recipe_name(base) or name)
+    if not chosen.output:
+        print(text, end="")
+        return
+    path = Path(chosen.output)
+    write_file(path, text, "--output")
+    twin = read_saved(chosen, str(path))
+    differences = list(_difference(values, twin))
+    names = ", ".join(str(row["field"]) for row in differences if not row["precision"])
+    if names:
+        raise RunConfigError(f"{path}: the twin must differ in precision fields only, got {names}. Remove it.")
+    if chosen.json:
+        print_json({"twin": str(path), "differs_in": differences, **_plans(values, twin)})
+        return
+    print(_proof(path, values, twin, differences))
+
+
+def _difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
+    before, after = _flat(values), _flat(twin)
+    for field in before | after:
+        if before.get(field) != after.get(field):
+            precision = field.startswith(f"{PRECISION}.") or field in ROUTED
+            yield {"field": field, "run": before.get(field), "twin": after.get(field), "precision": precision}
+
+
+def _flat(values: RunValues) -> dict[str, Any]:
+    sections = {name: _section(values, name) for name in SECTIONS}
+    sections[PRECISION] = values.precision.to_dict(full=True) if values.precision is not None else {}
+    return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def _section(values: RunValues, name: str) -> dict[str, Any]:
+    """Return a section without the folders of checkpoints; that of checkpoints whole, so that the twin can be saved."""
+    section = dict(values.section(name))
+    if name == "checkpoint":
+        from bridge.training.config import CheckpointConfig
+
+        section = dataclasses.asdict(CheckpointConfig()) | section
+    return {key: None if f"{name}.{key}" in FOLDERS else value for key, value in section.items()}
+
+
+def _text(values: RunValues, recipe: str) -> str:
+    """Return the twin as YAML: the recipe decides what other sections state about precision."""
+    import yaml
+
+    whole: dict[str, Any] = {PRECISION: recipe}
+    for name in SECTIONS:
+        whole[name] = {key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
+    whole = {name: one for name, one in (whole | {"target": values.target}).items() if one}
+    label = label_of(values.precision) if values.precision is not None else "its own settings"
+    return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
+
+
+def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
+    """Return how many linear layers compute in FP8 or FP4 in each of the two, None where the model has no plan."""
+    counts: dict[str, str | None] = {}
+    for name, each in (("run", values), ("twin", twin)):
+        counts[f"{name}_low_precision_linears"] = None
+        with suppress(RunConfigError):
+            low, linears = plan_of(each).linears()
+            counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
+    return counts
+
+
+def _proof(path: Path, values: RunValues, twin: RunValues, differences: list[dict[str, Any]]) -> str:
+    same = len(_flat(values).keys() | _flat(twin).keys()) - len(differences)
+    counts = _plans(values, twin)
+    lines = [
+        f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",
+        *(f"  {row['field']:<50} {text_of(row['run'])} -> {text_of(row['twin'])}" for row in differences),
+        f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears'] or UNPLANNED} -> "
+        f"{counts['twin_low_precision_linears'] or UNPLANNED}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""What a command prints: plain data as JSON, tables, and files that an option names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def answer(chosen: argparse.Namespace, content: object, table: RenderableType) -> None:
+    """Print an answer as JSON or as a table."""
+    if chosen.json:
+        print_json(content)
+    else:
+        show(table)
+
+
+def show(content: RenderableType) -> None:
+    """Print what a report renders."""
+    from bridge.report import table  # rich is heavy
+
+    table.show(content)
+
+
+def print_json(content: object) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps(content, indent=2))
+
+
+def text_of(value: object) -> str:
+    """Return a setting's value as text: a string as it is."""
+    return value if isinstance(value, str) else repr(value)
+
+
+def write_file(path: Path | str, text: str, option: str) -> None:
+    """Write a file that an option names; RunConfigError where it cannot be written."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, option, error) from None
+
+
+def unwritable(path: Path | str, option: str, error: OSError) -> RunConfigError:
+    """Return the error for a file that an option names and that cannot be written."""
+    why = (error.strerror or "an error").lower()
+    return RunConfigError(f"{option}: cannot be written ({why}), got {str(path)!r}. Give another file.")

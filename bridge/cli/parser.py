@@ -1,0 +1,77 @@
+"""`Parser`, the parser of a command line, which answers a mistake in one line."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from bridge.errors import CONTROL, RunConfigError, bounded, close_matches, did_you_mean
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a misspelt command or option with the nearest, in one line; an option is written whole."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2 and one line."""
+        known = list(self._parts())
+        if "invalid choice" in message and known:
+            word = message.split("'")[1]
+            hint = did_you_mean(close_matches(word, known)) or f"Commands: {', '.join(known)}."
+            message = f"no command {word!r}. {hint}"
+        self.exit(2, bounded(f"{self.prog}: {message}") + "\n")
+
+    def parsed(self, words: list[str]) -> argparse.Namespace:
+        """Return the parsed words of a command; a mistake ends the process in one line."""
+        for word in words:
+            if CONTROL.search(word) or "\n" in word:
+                self.error(f"{word!r} holds a line end or another control character. Rename the file.")
+        chosen, more = self.parse_known_args(words)
+        takes_overrides = hasattr(chosen, "overrides")
+        if more and (not takes_overrides or any(word.startswith("-") for word in more)):
+            self._refuse(words, more)
+        if more:  # overrides may stand behind an option too
+            chosen.overrides = [*chosen.overrides, *more]
+        return chosen
+
+    def _refuse(self, words: list[str], unknown: list[str]) -> NoReturn:
+        """End with the words that a command does not know, and the nearest option."""
+        part = self._parts().get(words[0], self)
+        sentence = f"unrecognized arguments: {' '.join(unknown)}"
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        near = close_matches(flags[0], part.options()) if flags else []
+        if near:
+            sentence += f". {did_you_mean(near)}"
+        self.error(sentence)
+
+    def options(self) -> list[str]:
+        """Return the options of this command."""
+        return list(self._option_string_actions)
+
+    def _parts(self) -> dict[str, Parser]:
+        """Return the commands below this one by their names."""
+        parts: dict[str, Parser] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parts.update(action.choices)
+        return parts
+
+
+def add_json(parser: argparse.ArgumentParser, text: str = "print JSON") -> None:
+    """Add the option with which a command prints plain data."""
+    parser.add_argument("--json", action="store_true", help=text)
+
+
+def require_option(chosen: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
+    """Refuse options that have an effect together with the option `needed` alone, where that is absent.
+
+    Raises:
+        RunConfigError: One of them is on the command line.
+    """
+    if getattr(chosen, needed.lstrip("-").replace("-", "_")):
+        return
+    for option in options:
+        if getattr(chosen, option.lstrip("-").replace("-", "_")) not in (None, False, []):
+            raise RunConfigError(f"{option}: needs {needed}, got none. Add {needed}, or leave {option} out.")

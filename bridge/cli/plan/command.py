@@ -1,0 +1,67 @@
+"""`precision-bridge plan [FILE ...] [OVERRIDES]`: what each layer computes, keeps and sends, in which format."""
+
+from __future__ import annotations
+
+import argparse
+
+from bridge.cli.parser import add_json, require_option
+from bridge.cli.run_arguments import add_run_arguments
+from bridge.cli.several import add_several_arguments, paths_of_several
+from bridge.errors import RunConfigError
+
+OF_MODULES = ("--file", "--write")
+ABOUT_ONE = ("align", "modules", "against", "csv", "picture")
+"""Options that choose another answer than the table; each is about one run."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_run_arguments(parser)
+    add_several_arguments(parser)
+    add_json(parser, "print JSON, equal layers folded")
+    answer = parser.add_mutually_exclusive_group()
+    text = "check every GEMM's dimensions, and say what to pad tokens to, instead"
+    answer.add_argument("--align", action="store_true", help=text)
+    text = "show which modules each row of modules, or each matcher of Megatron's file, takes, instead"
+    answer.add_argument("--modules", action="store_true", help=text)
+    answer.add_argument("--against", metavar="NAME", help="compare with another recipe, or with a YAML file")
+    text = "print CSV, one line per layer, module and GEMM or tensor"
+    answer.add_argument("--csv", action="store_true", help=text)
+    text = "draw it: layers down, tensors across (png, svg or pdf)"
+    answer.add_argument("--picture", metavar="FILE", help=text)
+    text = "with --modules: a file for --te-precision-config-file, as it stands, in a run without rows of modules"
+    parser.add_argument("--file", metavar="FILE", help=text)
+    text = "with --modules: write that file for this run, one per stage where they differ"
+    parser.add_argument("--write", metavar="FILE", help=text)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Print the answer; return 2 where it is shown with an error of the run's check, else 0."""
+    require_option(chosen, "--modules", OF_MODULES)
+    for name in ABOUT_ONE:
+        if chosen.brief and getattr(chosen, name):
+            raise RunConfigError(f"--{name}: is about one run, and --brief about several. Leave one of them out.")
+    if chosen.modules:
+        from bridge.cli.plan.modules import show_modules
+
+        return show_modules(chosen)
+    if chosen.align:
+        from bridge.cli.plan.alignment import show_alignment
+
+        return show_alignment(chosen)
+    from bridge.cli.plan import table
+
+    if chosen.picture:
+        table.draw_plan(chosen)
+    elif chosen.csv:
+        table.print_csv(chosen)
+    elif chosen.against:
+        table.show_difference(chosen)
+    else:
+        paths = paths_of_several(chosen)
+        if not paths:
+            return table.show_plan(chosen)
+        from bridge.cli.plan.share import show_shares
+
+        return show_shares(chosen, paths)
+    return 0

@@ -1,0 +1,41 @@
+"""`precision-bridge plan` of several files: the share of the linear layers of each run that compute in FP8 or FP4."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bridge.cli.planned_answer import plan_of, planned_code
+from bridge.cli.several import RunAnswer, answer_several, precision_dict, precision_text
+
+if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
+    from bridge.front.several import FileRun
+
+
+def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
+    """Print a line for each run, and return the largest exit code."""
+    return answer_several(chosen, paths, _share)
+
+
+def _share(_found: FileRun, run: RunValues) -> RunAnswer:
+    """Return how many linear layers of a run compute in each scaling scheme."""
+    run.require_strict()
+    plan = plan_of(run)
+    setup = run.report.setup
+    _, linears = plan.linears()
+    schemes = plan.schemes()
+    parts = [f"{count} of {linears} linear layers in {scheme}" for scheme, count in schemes.items()]
+    unknown = run.rests_on(lambda: plan_of(run))
+    if not parts:
+        parts = [f"all {linears} linear layers in {setup.mode}"]
+    if unknown:
+        parts.append(f"rests on {len(unknown)} settings that nothing states")
+    content = {
+        **precision_dict(setup),
+        "linear_layers": linears,
+        "low_precision": schemes,
+        "rests_on_unknown": unknown,
+    }
+    return RunAnswer(text=f"{precision_text(setup)}; {'; '.join(parts)}", content=content, code=planned_code(run))

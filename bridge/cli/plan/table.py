@@ -1,0 +1,105 @@
+"""`precision-bridge plan`: a run's formats per layer, as a table, as CSV, as a picture, or against another recipe."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.output import answer, show, unwritable
+from bridge.cli.planned_answer import answer_runs, plan_of, show_assumed, show_planned
+from bridge.cli.run_arguments import read_run, read_saved
+from bridge.errors import RunConfigError
+from bridge.extras import require_extra
+from bridge.precision.mode import label_of
+
+if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.registry.schedule import Phase
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def show_plan(chosen: argparse.Namespace) -> int:
+    """Print the plan of a run; return 2 where it is shown with an error of the run's check, else 0."""
+    return answer_runs(chosen, _answer, _show)
+
+
+def draw_plan(chosen: argparse.Namespace) -> None:
+    """Draw the plan of a run into a file."""
+    plan = _first_plan(read_run(chosen))
+    path = Path(chosen.picture)
+    if path.suffix not in PICTURES:
+        raise RunConfigError(f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them.")
+    require_extra("train", "precision-bridge plan --picture")
+    from bridge.report.plan_picture import draw_plan as draw  # matplotlib takes a second to import
+
+    try:
+        draw(plan, path)
+    except OSError as error:
+        raise unwritable(path, "--picture", error) from None
+    print(f"{path}: {len(plan.layers)} rows.")
+
+
+def print_csv(chosen: argparse.Namespace) -> None:
+    """Print the plan of a run as CSV."""
+    from bridge.report.plan_table import plan_csv  # rich is heavy
+
+    print(plan_csv(_first_plan(read_run(chosen))), end="")
+
+
+def show_difference(chosen: argparse.Namespace) -> None:
+    """Print where the plan of a run differs from that of another recipe, or of a YAML file."""
+    from bridge.report.plan_table import difference_table  # rich is heavy
+
+    plan = _first_plan(read_run(chosen))
+    if chosen.against.endswith((".yaml", ".yml")):
+        other = plan_of(read_saved(chosen, chosen.against))
+    else:
+        other = plan_of(read_run(chosen, recipe=chosen.against))
+    rows = plan.diff(other)
+    content = {"a": plan.label, "b": other.label, "differences": [asdict(row) for row in rows]}
+    answer(chosen, content, difference_table(plan.label, other.label, rows))
+
+
+def _first_plan(run: RunValues) -> PrecisionPlan:
+    """Return the plan of a run; of a precision schedule that of its first phase, which a line on stderr says."""
+    plan = plan_of(run)
+    if _later_plans(run):
+        print("Phase 1 of the precision schedule.", file=sys.stderr)
+    return plan
+
+
+def _later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
+    """Return the later phases of the run's precision schedule, each with its plan."""
+    from bridge.preflight.check import phases_of
+
+    return [(phase, plan_of(run, phase.precision)) for phase in phases_of(run.sections, run.prediction)[1:]]
+
+
+def _answer(run: RunValues) -> dict[str, Any]:
+    """Return the plan of a run as plain data."""
+    content = plan_of(run).to_dict()
+    phases = []
+    for phase, plan in _later_plans(run):
+        row = {"first": phase.first, "last": phase.last, "precision": label_of(phase.precision), "plan": plan.to_dict()}
+        phases.append(row)
+    if phases:
+        content["later_phases"] = phases
+    content["rests_on_unknown"] = run.rests_on(lambda: plan_of(run))
+    return content
+
+
+def _show(run: RunValues) -> None:
+    """Print the plan of a run for people."""
+    from bridge.report.plan_table import difference_table, plan_table  # rich is heavy
+
+    plan = plan_of(run)
+    show(plan_table(plan))
+    for phase, planned in _later_plans(run):
+        show(difference_table(plan.label, str(phase), plan.diff(planned)))
+    show_assumed(run.rests_on(lambda: plan_of(run)))
+    show_planned(run)

@@ -1,0 +1,97 @@
+"""`precision-bridge recipes [NAME [OTHER]]`: the list of recipes, the fields of one, or how two differ."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.output import print_json
+from bridge.cli.parser import add_json, require_option
+from bridge.cli.recipes.difference import show_difference
+from bridge.cli.recipes.named import first_comment
+from bridge.cli.recipes.show import fields_by_subject, show_recipe
+from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
+from bridge.registry.registry import REGISTRY
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    text = "recipe, in any spelling, or an alias: show the fields that it states, and those that follow from them"
+    parser.add_argument("name", metavar="NAME", nargs="?", help=text)
+    text = "another recipe: show the fields in which the two differ"
+    parser.add_argument("other", metavar="OTHER", nargs="?", help=text)
+    add_json(parser)
+    parser.add_argument("--tag", help="list only the recipes with this tag (fp8, bf16, mxfp8, ...)")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--stated", action="store_true", help="of one recipe: only the fields that it states")
+    shown.add_argument("--all", action="store_true", help="of one recipe: every field, by subject")
+    text = "show which recipe runs on which GPU, with which CUDA and Transformer Engine"
+    parser.add_argument("--support", action="store_true", help=text)
+    text = "with --support: one target only (h100x8,te2.8,cuda12.9), with the reasons"
+    parser.add_argument("--target", metavar="TARGET", help=text)
+    parser.add_argument("--markdown", action="store_true", help="with --support: print a Markdown table")
+    parser.epilog = fields_by_subject()
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Print the list, a recipe, the difference of two, or the GPUs on which they run."""
+    require_option(chosen, "--support", ("--target", "--markdown"))
+    _refuse_without_effect(chosen)
+    if chosen.support:
+        from bridge.cli.recipes.support import show_support  # asks every rule about every GPU
+
+        show_support(chosen)
+    elif chosen.other is not None:
+        show_difference(chosen.name, chosen.other, config_dir=chosen.config_dir, as_json=chosen.json)
+    elif chosen.name is not None:
+        show_recipe(chosen, chosen.name)
+    else:
+        _list(chosen)
+
+
+def _refuse_without_effect(chosen: argparse.Namespace) -> None:
+    """Refuse options and names that would have no effect."""
+    is_one = chosen.name is not None and chosen.other is None and not chosen.support
+    for option in ("stated", "all"):
+        if getattr(chosen, option) and not is_one:
+            raise RunConfigError(f"--{option}: is about one recipe. Write precision-bridge recipes NAME --{option}.")
+    if chosen.name is not None and (chosen.support or chosen.tag is not None):
+        option = "--support" if chosen.support else "--tag"
+        raise RunConfigError(f"{option}: lists recipes, got the name {chosen.name!r} too. Leave one of them out.")
+    if chosen.support and (chosen.tag is not None or chosen.config_dir is not None):
+        option = "--tag" if chosen.tag is not None else "--config-dir"
+        raise RunConfigError(f"{option}: has no effect with --support. Leave it out.")
+
+
+def _list(chosen: argparse.Namespace) -> None:
+    """Print the list; the registry logs each source that it could not load."""
+    keys = ("name", "summary", "tags", "aliases", "place")
+    found = [{key: getattr(recipe, key) for key in keys} for recipe in REGISTRY.recipes()]
+    found += _of_folder(chosen.config_dir)
+    tags = sorted({tag for recipe in found for tag in recipe["tags"]})
+    if chosen.tag is not None and chosen.tag not in tags:
+        hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
+        raise UnknownRecipeError(f"--tag: no recipe has the tag {chosen.tag!r}. {hint}")
+    listed = [recipe for recipe in found if chosen.tag in (None, *recipe["tags"])]
+    if chosen.json:
+        print_json(listed)
+        return
+    width = max((len(recipe["name"]) for recipe in listed), default=0)
+    for recipe in listed:
+        aliases = f" (also {', '.join(recipe['aliases'])})" if recipe["aliases"] else ""
+        print(f"{recipe['name']:<{width}}  {recipe['summary']}{aliases}")
+
+
+def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
+    """Return the YAML recipes of a team's folder as rows of the list; the summary is the file's first comment."""
+    if config_dir is None:
+        return []
+    if not Path(config_dir).is_dir():
+        raise RunConfigError.of("--config-dir", "there is no such folder", config_dir, "Give an existing one.")
+    rows = []
+    for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml")):
+        summary = first_comment(path).partition("\n")[0] or "No comment."
+        rows.append({"name": path.stem, "summary": summary, "tags": (), "aliases": (), "place": str(path)})
+    return rows

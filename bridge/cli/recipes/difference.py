@@ -1,0 +1,43 @@
+"""`precision-bridge recipes A B`: the fields in which two recipes differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.cli.output import print_json, text_of
+from bridge.cli.recipes.named import NamedRecipe
+from bridge.precision.statements import is_stated, recipe_name
+from bridge.registry.config import MixedPrecisionConfig
+
+
+def show_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) -> None:
+    """Print one line per field in which two recipes differ: values, and whether each side states them."""
+    one = NamedRecipe.of(a, config_dir).config
+    two = NamedRecipe.of(b, config_dir).config
+    rows = field_differences(one, two)
+    if as_json:
+        print_json({"a": recipe_name(one), "b": recipe_name(two), "fields": rows})
+        return
+    if not rows:
+        print(f"{recipe_name(one)} and {recipe_name(two)} say the same.")
+        return
+    print(f"  {'':<33} {recipe_name(one)} -> {recipe_name(two)}")
+    for row in rows:
+        print(f"  {row['field']:<33} {_side(row, 'a')} -> {_side(row, 'b')}")
+
+
+def _side(row: dict[str, Any], side: str) -> str:
+    """Return the value of a field in one of the two recipes, and whether it is a default."""
+    text = text_of(row[side])
+    return text if row[f"{side}_stated"] else f"{text} (default)"
+
+
+def field_differences(one: MixedPrecisionConfig, two: MixedPrecisionConfig) -> list[dict[str, Any]]:
+    """Return a row per field that differs: its values, and whether each side states it."""
+    first, second = one.to_dict(full=True), two.to_dict(full=True)
+    rows = []
+    for name in first:
+        stated = {"a_stated": is_stated(one, name), "b_stated": is_stated(two, name)}
+        if first[name] != second[name] or stated["a_stated"] != stated["b_stated"]:
+            rows.append({"field": name, "a": first[name], "b": second[name], **stated})
+    return rows

@@ -1,0 +1,73 @@
+"""`precision-bridge recipes NAME`: the fields that a recipe states, and those that follow from them."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+
+from bridge.cli.output import print_json, text_of
+from bridge.cli.recipes.named import NamedRecipe
+from bridge.precision.config import GROUPS, MEGATRON_FIELDS
+from bridge.precision.field_docs import field_docs
+from bridge.precision.mode import mode_of, scheme_of
+from bridge.precision.statements import field_names, is_stated
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.faults import faults_of
+from bridge.rules.inert import inert_fields
+
+
+def fields_by_subject() -> str:
+    """Return the names of the fields as a list for a command's help, a paragraph for each subject."""
+    lines = ["fields by subject:"]
+    for subject, names in GROUPS.items():
+        lines.extend(textwrap.wrap(f"  {subject}: {', '.join(names)}", 110, subsequent_indent="    "))
+    return "\n".join(lines)
+
+
+def show_recipe(chosen: argparse.Namespace, name: str) -> None:
+    """Print a recipe: its description, and its fields by subject."""
+    named = NamedRecipe.of(name, chosen.config_dir)
+    config = named.config
+    faults = [str(fault) for fault in faults_of(config)]
+    if chosen.json:
+        stated = [field for field in field_names(config) if is_stated(config, field)]
+        content = {
+            "name": named.name,
+            "place": named.place,
+            "aliases": named.aliases,
+            "mode": mode_of(config),
+            "scheme": scheme_of(config),
+            "fields": config.to_dict(full=not chosen.stated),
+            "stated": stated,
+            "faults": faults,
+        }
+        print_json(content)
+        return
+    print(f"{named.name}\n\n{named.description or 'No docstring.'}\n")
+    docs = field_docs(MixedPrecisionConfig)
+    shown = _shown(config, chosen)
+    width = max(map(len, shown), default=0)
+    for subject, names in GROUPS.items():
+        lines = [f"    {field:<{width}}  {shown[field]}  {docs[field].text}" for field in names if field in shown]
+        if lines:
+            print("\n".join([f"  {subject}", *lines]))
+    others = len(field_names(config)) - len(shown)
+    if others and not chosen.stated:
+        print(f"\n  {others} more fields are not stated and off, or without effect here: --all lists them.")
+    for fault in faults:
+        print(f"fault: {fault}")
+
+
+def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str, str]:
+    """Return each field that is to be printed with its value and what decides it."""
+    values = config.to_dict(full=True)
+    values |= {name: values[name] or mode_of(config) for name in ("params_dtype", "pipeline_dtype")}
+    inert = inert_fields(config)
+    found = {}
+    for name, value in values.items():
+        kind = "default" if name in inert or value in (None, False) else "follows"
+        kind = "owner's" if name in MEGATRON_FIELDS else kind
+        kind = "stated" if is_stated(config, name) else kind
+        if kind == "stated" or chosen.all or (kind == "follows" and not chosen.stated):
+            found[name] = f"{text_of(value):<12} {kind:<7}"
+    return found

@@ -1,0 +1,43 @@
+"""`precision-bridge report RUN [RUN ...]`: the page about some runs; with ``--watch`` a run in progress."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bridge.cli.parser import add_json, require_option
+from bridge.cli.report.page import FORMATS, write_page
+from bridge.cli.report.watch import SECONDS, warnings_by_threshold, watch_run
+from bridge.errors import RunConfigError
+
+OF_WATCH = ("--once", "--every", "--silence", "--json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run")
+    text = "file to write (default: report.FORMAT in the first run)"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=text)
+    text = "html (default) needs no network; md is for a comment"
+    parser.add_argument("--format", choices=FORMATS, help=text)
+    text = "show a run in progress instead: step, loss, loss scale, speed, early warnings; 1 where a warning stands"
+    parser.add_argument("--watch", action="store_true", help=text)
+    parser.add_argument("--once", action="store_true", help="with --watch: print the state and end")
+    text = f"with --watch: time between two looks (default {SECONDS:g})"
+    parser.add_argument("--every", type=float, metavar="SECONDS", help=text)
+    text = "with --watch: leave a warning out; repeatable"
+    parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
+    add_json(parser, "with --watch: print the state once as JSON; a report is JSON with --format json")
+    parser.epilog = warnings_by_threshold()
+
+
+def run(chosen: argparse.Namespace) -> int | None:
+    """Write a report, or show a run in progress: exit code 1 where a warning stands."""
+    require_option(chosen, "--watch", OF_WATCH)
+    if not chosen.watch:
+        write_page(chosen)
+        return None
+    for option, value in (("--out", chosen.out), ("--format", chosen.format)):
+        if value is not None:
+            raise RunConfigError(f"{option}: has no effect with --watch. Leave one of them out.")
+    return watch_run(chosen)

@@ -1,0 +1,89 @@
+"""`precision-bridge report RUN [RUN ...]`: some runs as one HTML file, Markdown or JSON."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.output import text_of, write_file
+from bridge.cli.recipes.difference import field_differences
+from bridge.errors import BridgeError, RunConfigError
+from bridge.extras import require_extra
+from bridge.precision.mode import mode_of
+from bridge.precision.statements import recipe_name
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.runtime.audit.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from bridge.plan.run import PlannedRun
+    from bridge.precision.config import PrecisionConfig
+
+FORMATS = ("html", "md", "json")
+"""Formats of a report, the usual one first."""
+BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
+"""Mode -> the recipe without any scaling scheme, which a recipe of that mode is compared with."""
+
+
+def write_page(chosen: argparse.Namespace) -> None:
+    """Write a report of some runs, and print the files."""
+    require_extra("train", "precision-bridge report")
+    from bridge.report.html.content import run_content
+    from bridge.report.html.page import content_json, render_markdown, render_page
+
+    compared = _compared(chosen.runs)
+    runs: list[dict[str, Any]] = []
+    for path in chosen.runs:
+        folder, planned = RunFolder.of(path), _planned(path)
+        more: dict[str, Any] = {}
+        if planned is not None:
+            more = {"plan": planned.plan, "predicted_bytes": planned.memory.ranks[0].bytes_of}
+            more["base"] = _base(planned.prediction.precision)
+        runs.append(run_content(folder, compared=compared.get(path), **more))
+    form = chosen.format or FORMATS[0]
+    out = chosen.out or chosen.runs[0] / f"report.{form}"
+    texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[form](runs)}
+    if form == "html":
+        texts[out.with_suffix(".json")] = content_json(runs)
+    for file, text in texts.items():
+        write_file(file, text, "--out")
+        print(file)
+
+
+def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
+    """Return what the comparison of these runs says of each; nothing of a run that has no twin among them."""
+    from bridge.report.comparison import answers
+    from bridge.runtime.compare.comparison import compare, read_arm
+
+    arms = []
+    for path in dict.fromkeys(paths):
+        with suppress(RunConfigError):  # not every run is one of a training that can be compared
+            arms.append(read_arm(path))
+    known = [arm for arm in arms if arm is not None]
+    return answers(compare(known)) if len(known) > 1 else {}
+
+
+def _planned(path: Path) -> PlannedRun | None:
+    """Return the run of a folder as the calculators take it; None where it cannot be planned here."""
+    from bridge.front.loader import load_run
+    from bridge.plan.run import PlannedRun
+
+    try:
+        planned = PlannedRun(prediction=load_run(config_file=path / "config.yaml").prediction)
+        planned.plan  # noqa: B018  computed once; a model that has no plan raises
+    except BridgeError:
+        return None
+    return planned
+
+
+def _base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
+    """Return the plain recipe of a precision's mode, and the fields in which the precision differs from it."""
+    if not isinstance(precision, MixedPrecisionConfig):
+        return None
+    base = get_mixed_precision_config(BASES[mode_of(precision)])
+    rows = [row for row in field_differences(base, precision) if row["a"] != row["b"]]
+    fields = [{"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])} for row in rows]
+    return {"name": recipe_name(base), "fields": fields}

@@ -1,0 +1,206 @@
+"""The arguments with which a command line describes a run, and the run that they describe.
+
+Hydra is imported when a run is read, not before: commands about recipes do without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
+    from bridge.preflight.file_reading import RunChoice
+
+SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm", ".pt", ".txt", ".log")
+"""Ends of a word that is a file's name, also where no such file is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWords:
+    """The words of a command line about a run that are no options."""
+
+    files: tuple[str, ...]
+    """Files and folders, that of ``--config`` first."""
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def of(cls, chosen: argparse.Namespace) -> RunWords:
+        """Return the words of a parsed command line."""
+        files = [] if chosen.config is None else [chosen.config]
+        overrides = []
+        for word in chosen.overrides:
+            if _is_path(word):
+                files.append(word)
+            else:
+                overrides.append(word)
+        return cls(files=tuple(files), overrides=tuple(overrides))
+
+
+def _is_path(word: str) -> bool:
+    """Return whether a word is a file or a folder: by its end, by a slash, or because it is there and no recipe."""
+    key, is_override, _ = word.partition("=")
+    if word.startswith(("~", "+")):
+        return False
+    if is_override:
+        return "/" in key and os.path.exists(word)  # noqa: PTH110  the folder of a sweep's run; Path raises for others
+    if "/" in word or word.endswith(SUFFIXES):
+        return True
+    if not os.path.exists(word):  # noqa: PTH110  as above
+        return False
+    from bridge.registry.registry import REGISTRY
+
+    return word not in REGISTRY
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which run is meant."""
+    text = (
+        "a run's file or folder, ours, Megatron Bridge's or Megatron-LM's; or an override as for scripts/train.py, "
+        "mixed_precision=NAME or model.num_layers=8 for example; a bare NAME is the recipe"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=text)
+    parser.add_argument("--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)")
+    parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
+    parser.add_argument("--config", metavar="FILE", help="a run's file or folder")
+    text = "the run that is meant, by its number, where the file is a script that starts several"
+    parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
+    text = "what a launch script leaves to its environment: variables='NAME=value NAME=value'"
+    parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
+    text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
+    parser.add_argument("--target", metavar="TARGET", help=text)
+
+
+def file_of(chosen: argparse.Namespace) -> str | None:
+    """Return the file or folder that the command line names; None: the config tree describes the run.
+
+    Raises:
+        RunConfigError: It names several.
+    """
+    files = RunWords.of(chosen).files
+    if len(files) > 1:
+        rule = f"{files[0]}: this command, or one of its options, is about one run, got {files[1]!r} too"
+        raise RunConfigError(f"{rule}. Give one file.")
+    return files[0] if files else None
+
+
+def read_run(
+    chosen: argparse.Namespace, *, recipe: str | None = None, strict: bool = True, number: int | None = None
+) -> RunValues:
+    """Return the run that the arguments describe; a word without ``=`` or ``~`` that is no key is a recipe's name.
+
+    `recipe` takes the place of the precision, `number` chooses another run of the file than the arguments choose.
+    """
+    return read_file(chosen, file_of(chosen), recipe=recipe, strict=strict, number=number)
+
+
+def read_saved(chosen: argparse.Namespace, file: str, *, strict: bool = True) -> RunValues:
+    """Return the run of a file as it stands: no word of the command line is written over it."""
+    from bridge.front.loader import load_run
+
+    return load_run((), config_file=file, trust=chosen.trust, strict=strict)
+
+
+def read_file(
+    chosen: argparse.Namespace,
+    file: str | None,
+    *,
+    recipe: str | None = None,
+    strict: bool = True,
+    number: int | None = None,
+) -> RunValues:
+    """Return the run of one file, or of the config tree, with the overrides of the command line written over it."""
+    from bridge.front.loader import load_run
+
+    return load_run(
+        _overrides(chosen, recipe),
+        chosen.config_path,
+        file,
+        config_name=chosen.config_name,
+        config_dir=chosen.config_dir,
+        strict=strict,
+        trust=chosen.trust,
+        choice=_run_choice(chosen, file, number),
+    )
+
+
+def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[RunValues]:
+    """Return the run that the arguments describe, and the same launch on other branches of its script.
+
+    The command line may choose one of them with ``--launch``, or state the mode, which is one for all.
+
+    Raises:
+        RunConfigError: A strict reading of a run that cannot be planned, or of a script none of whose branches states
+            a mode.
+    """
+    first = read_run(chosen, strict=False)
+    numbers = first.reading.branches if chosen.number is None else ()
+    runs = [first]
+    for number in numbers:
+        runs.append(read_run(chosen, strict=False, number=number))
+    if strict:
+        stated = [run for run in runs if run.reading.mode_decided_by is None]
+        for run in stated or runs[:1]:
+            run.require_strict()
+    answered = (first.reading.number, *numbers)
+    return [replace(run, reading=replace(run.reading, answered=answered)) for run in runs]
+
+
+def _overrides(chosen: argparse.Namespace, recipe: str | None) -> list[str]:
+    """Return the overrides of a command line in Hydra's words, with another recipe where there is one."""
+    from bridge.read.keys import KEYS
+
+    words = []
+    for word in RunWords.of(chosen).overrides:
+        is_override = "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS
+        words.append(word if is_override else f"mixed_precision={word}")
+    if recipe is not None:
+        words = [word for word in words if not word.lstrip("+~").startswith("mixed_precision")]
+        words.append(f"mixed_precision={recipe}")
+    if chosen.target is not None:
+        words.append(f"target={chosen.target}")
+    return [_quoted(word) for word in words]
+
+
+def _quoted(word: str) -> str:
+    """Return ``target=h100x8,te2.8`` with quotes: Hydra takes a comma for a sweep."""
+    key, _, value = word.partition("=")
+    if key == "target" and "," in value and value[0] not in "['\"":
+        return f"{key}='{value}'"
+    return word
+
+
+def _run_choice(chosen: argparse.Namespace, file: str | None, number: int | None) -> RunChoice | None:
+    """Return the run that is meant and the variables of its script; None where the command line says neither."""
+    if number is None:
+        number = chosen.number
+    if number is None and not chosen.context:
+        return None
+    from bridge.preflight.file_reading import RunChoice
+    from bridge.read.megatron_lm.importer import variables_of  # few command lines have any
+
+    if file is None:
+        option, value = "--context", " ".join(chosen.context)
+        if number is not None:
+            option, value = "--launch", str(number)
+        raise RunConfigError(f"{option}: is about a launch script, got {value!r}. Give the script, too.")
+    return RunChoice(number=number, variables=variables_of(_variables(chosen.context)))
+
+
+def _variables(context: Sequence[str]) -> str:
+    """Return the variables that the command line sets: "NAME=value NAME=value"."""
+    values = []
+    for word in context:
+        key, _, value = word.partition("=")
+        if key != "variables":
+            remedy = "Write --context variables='NAME=value'."
+            raise RunConfigError.of("--context", "must be variables='NAME=value'", word, remedy)
+        values.append(value)
+    return " ".join(values)

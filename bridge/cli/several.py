@@ -1,0 +1,162 @@
+"""Answers about several files and folders: a line for each run, and the files in which no run was read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.output import print_json
+from bridge.cli.run_arguments import RunWords, read_file
+from bridge.errors import BridgeError, RunConfigError
+from bridge.precision.grouping import grouped
+
+if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
+    from bridge.front.several import FileRun, UnreadFile
+    from bridge.preflight.check import Setup
+
+NAMED = 4
+"""Of the files that are not read for one reason; the others are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAnswer:
+    """The answer of a command about one run among several."""
+
+    text: str
+    """The answer in a few words."""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    """The answer as plain data."""
+    code: int = 0
+    """The exit code that the run alone would have."""
+
+
+def add_several_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the option that asks for a line a run, as for several files."""
+    text = "a line for each run, also of one file; files that describe no run are named and do not count"
+    parser.add_argument("--brief", action="store_true", help=text)
+
+
+def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
+    """Return the files and folders of a command line about several runs; none where it is about one.
+
+    A folder with the file of its run, as a run of training leaves it, is one run.
+
+    Raises:
+        RunConfigError: The command line chooses a run of one script, or names no file where it must.
+    """
+    files = RunWords.of(chosen).files
+    if chosen.brief and not files:
+        raise RunConfigError("--brief: is about files, got none. Give files or folders.")
+    if not chosen.brief and not (len(files) > 1 or (files and _is_folder_of_several(files[0]))):
+        return ()
+    for option, value in (("--launch", chosen.number), ("--context", " ".join(chosen.context) or None)):
+        if value is not None:
+            raise RunConfigError.of(option, "is about one script", value, "Give one file, without --brief.")
+    return files
+
+
+def _is_folder_of_several(path: str) -> bool:
+    """Return whether a path is a folder that does not hold the file of its run."""
+    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        return False
+    from pathlib import Path
+
+    from bridge.read.kinds import file_in
+
+    return file_in(Path(path)) == Path(path)
+
+
+def answer_several(
+    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[FileRun, RunValues], RunAnswer]
+) -> int:
+    """Print a line for each run of some files and folders, or all of them as one JSON document.
+
+    Returns:
+        The largest exit code of a run; 2 for a run that cannot be used. A file that describes no run does not count.
+    """
+    from bridge.front.several import UnreadFile, files_of, runs_in
+
+    rows, codes = [], [0]
+    unread: list[UnreadFile] = []
+    for found in runs_in(files_of(paths), lambda file, number: _read(chosen, file, number)):
+        if isinstance(found, UnreadFile):
+            unread.append(found)
+            continue
+        answer = _answer(found, answer_of)
+        codes.append(answer.code)
+        rows.append(_row(found, answer))
+        if not chosen.json:
+            print(f"{found.name}: {answer.text}")
+    code = max(codes)
+    if chosen.json:
+        not_read = [{"file": one.file, "kind": one.kind, "reason": one.reason} for one in unread]
+        print_json({"runs": rows, "not_read": not_read, "exit_code": code})
+        return code
+    for line in _unread_lines(unread):
+        print(line)
+    files = {row["file"] for row in rows}
+    refused = codes.count(BridgeError.exit_code)
+    end = f", {refused} of them with an error or refused" if refused else ""
+    print(f"{_counted(len(rows), 'run')} in {_counted(len(files), 'file')}{end}")
+    return code
+
+
+def _read(chosen: argparse.Namespace, file: str, number: int | None) -> RunValues:
+    """Return a run of a file, with the overrides of the command line."""
+    return read_file(chosen, file, strict=False, number=number)
+
+
+def _answer(found: FileRun, answer_of: Callable[[FileRun, RunValues], RunAnswer]) -> RunAnswer:
+    """Return the answer about a run, or why there is none."""
+    refusal = found.refusal
+    if found.values is not None:
+        try:
+            return answer_of(found, found.values)
+        except BridgeError as error:
+            refusal = str(error)
+    sentence = " ".join(refusal.split())
+    content = {"refused": sentence}
+    return RunAnswer(text=sentence.removeprefix(f"{found.file}: "), content=content, code=BridgeError.exit_code)
+
+
+def _row(found: FileRun, answer: RunAnswer) -> dict[str, Any]:
+    """Return the answer about a run as plain data, with the place of the run."""
+    launch = {"number": found.number, "of": list(found.labels)} if found.labels else None
+    return {"file": found.file, "launch": launch, **answer.content, "exit_code": answer.code}
+
+
+def precision_text(setup: Setup) -> str:
+    """Return the mode and the scaling scheme of a run: "bf16 with delayed scaling"."""
+    if setup.mode_decided_by is not None:
+        return setup.label
+    return f"{setup.mode} with {setup.scheme} scaling" if setup.scheme else str(setup.mode)
+
+
+def precision_dict(setup: Setup) -> dict[str, Any]:
+    """Return the mode and the scaling scheme of a run as plain data; nulls where nothing states the mode."""
+    is_stated = setup.mode_decided_by is None
+    return {
+        "precision": setup.label,
+        "mode": setup.mode if is_stated else None,
+        "scheme": setup.scheme if is_stated else None,
+        "mode_decided_by": setup.mode_decided_by,
+    }
+
+
+def _unread_lines(unread: Sequence[UnreadFile]) -> list[str]:
+    """Return a line for each reason for which files were not read."""
+    lines = []
+    for kind, same in grouped((one.kind, one) for one in unread).items():
+        names = ", ".join(one.file for one in same[:NAMED])
+        more = f" and {len(same) - NAMED} more" if len(same) > NAMED else ""
+        lines.append(f"not read, {kind}: {_counted(len(same), 'file')} ({names}{more})")
+    return lines
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return "1 run" or "2 runs"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

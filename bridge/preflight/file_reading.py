@@ -1,0 +1,217 @@
+"""`FileReading`: what one file says of a run, in our section names, Megatron's field names and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import Finding, RunConfigError
+from bridge.precision.grouping import grouped
+from bridge.rules.program import Dropped
+from bridge.target.target import Target
+from bridge.target.versions import Version
+
+PRECISION_BRIDGE = "Precision Bridge"
+MEGATRON_BRIDGE = "Megatron Bridge"
+MEGATRON_LM = "Megatron-LM"
+NEWEST = "assumed: no release is read from the file, and this is the newest known one"
+"""Reason of a release that is assumed."""
+OF_THE_MODE = "the mode of the run"
+"""Reason of values that follow from the mode, whatever program starts the run."""
+
+
+MOST_RUNS = 3
+"""Other runs of a file that an answer names; more are counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunChoice:
+    """The run of a file that is meant, where it has several, or leaves something to its environment."""
+
+    number: int | None = None
+    """The number of the run, from 1; None: the first."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a launch script, as its environment or command line would set them."""
+
+    def refuse_for(self, path: Path) -> None:
+        """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
+        remedy = "Drop it, or give a launch script."
+        if self.number is not None:
+            rule = f"chooses among the runs of a script, and {path} is none"
+            raise RunConfigError.of("--launch", rule, self.number, remedy)
+        if self.variables:
+            rule = f"sets variables of a launch script, and {path} is none"
+            raise RunConfigError.of("--context", rule, dict(self.variables), remedy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """One value that a framework sets at the start of a run, over the one in the file."""
+
+    path: str
+    """Dotted key ("ddp.align_param_gather")."""
+    value: Any
+    stated: Any = None
+    """The value in the file; None where it states none."""
+    because: str = ""
+    """The setting or the condition that it follows from: "comm_overlap"."""
+    set_by: str = ""
+    """The framework that sets it; empty: the one that starts the run."""
+    source: str = ""
+    """The code in which a framework with a table sets it: file, function and commit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        shown = {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
+        return shown | ({"set_by": self.set_by, "source": self.source} if self.set_by else {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileReading:
+    """One file that describes a run, as read; overrides are written over its sections afterwards."""
+
+    framework: str = PRECISION_BRIDGE
+    """The framework that starts a run of this file."""
+    base: str = ""
+    """The framework below it, whose arguments or classes its settings are; empty: it has its own."""
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Setting ("model.hidden_size") that another file states -> that file's name."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key of the file, or its beginning -> ours, where they differ; an override may be written with either."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the file sets."""
+    derived: tuple[Derived, ...] = ()
+    """Values that the framework sets at start; they stand in the sections of the run, not in `sections`."""
+    own_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted key of a field of the framework's own classes, which Megatron Core does not have -> its value."""
+    unknown: tuple[str, ...] = ()
+    """What the file leaves open, as sentences."""
+    unplanned: str | None = None
+    """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
+    other_layers: str | None = None
+    """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Option of the engine that generates samples, which trains nothing -> its value."""
+    dropped: tuple[Dropped, ...] = ()
+    """Settings that the file states and that the framework's code does not forward."""
+    uncounted: tuple[str, ...] = ()
+    """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """Setting whose value a source that is not read may change -> that source, as a noun."""
+    read_too: tuple[str, ...] = ()
+    """Other files that were read, as sentences."""
+    release: Version | None = None
+    """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
+    release_reason: str = ""
+    """Why that release is assumed, as a clause."""
+    mode_decided_by: str | None = None
+    """What decides the mode, as a noun, where the file does not state it; None: the mode is known."""
+    unstated_by: str | None = None
+    """What decides the settings that the file does not state, as a noun; None: defaults that are known."""
+    open_values: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key of a setting that the file states, and whose value only the run decides -> the value's text."""
+    variables: tuple[str, ...] = ()
+    """Names of variables of a launch script that only its environment or its command line sets."""
+    refused: tuple[Finding, ...] = ()
+    """Words of its command line that the program's parser refuses."""
+    runs: tuple[str, ...] = ()
+    """Each run of the file, in a few words."""
+    number: int = 1
+    """The run that this is, from 1."""
+    answered: tuple[int, ...] = ()
+    """Other runs that are answered together with this one."""
+    branches: tuple[int, ...] = ()
+    """The same launch on other branches of the script, by their numbers."""
+
+    @property
+    def is_release_assumed(self) -> bool:
+        """Whether nothing says which release of Megatron Core it is."""
+        return self.release_reason == NEWEST
+
+    @property
+    def settings_of(self) -> str:
+        """The framework whose arguments or classes its settings are."""
+        return self.base or self.framework
+
+    @property
+    def settled_at_start(self) -> frozenset[str]:
+        """Settings set at start that follow from the mode, whatever the program does."""
+        return frozenset(one.path for one in self.derived if one.because == OF_THE_MODE)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What an answer has to say of the file, as sentences: the release, what is set at start, what is open."""
+        release = f"megatron-core {self.release} ({self.release_reason})."
+        if self.release is None:
+            release = "No release of megatron-core is known: the target states none."
+        set_ = []
+        by_reason = grouped(((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived)
+        for (set_by, why), values in by_reason.items():
+            if why == OF_THE_MODE and self.mode_decided_by is not None:
+                continue
+            framework = set_by or self.settings_of
+            verb = f"{framework} sets at start"
+            if self.unstated_by is not None and why != OF_THE_MODE:
+                verb = f"Assumed, as {framework} sets it at start"
+            set_.append(f"{verb}: {', '.join(values)} ({why}).")
+        return (release, *set_, *self.read_too, *self.open, *self._chosen)
+
+    @property
+    def _chosen(self) -> tuple[str, ...]:
+        """The run that this is among those of the file, as a sentence; none where every other one is answered too."""
+        answered = {self.number, *self.answered}
+        others = [number for number in range(1, len(self.runs) + 1) if number not in answered]
+        if not others:
+            return ()
+        named = "; ".join(f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS])
+        more = f"; and {len(others) - MOST_RUNS} more" if len(others) > MOST_RUNS else ""
+        label = self.runs[self.number - 1]
+        return (f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",)
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """What the file leaves open, as sentences, the source without which there is no plan first."""
+        if self.unplanned is None or self.other_layers is not None:
+            return self.unknown
+        return (self.unplanned, *self.unknown)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what an answer has to say of the file, as plain data."""
+        return {
+            "framework": self.framework,
+            "megatron_core": str(self.release) if self.release is not None else None,
+            "because": self.release_reason,
+            "set_at_start": [one.to_dict() for one in self.derived],
+            "read_too": list(self.read_too),
+            "open": list(self.open),
+            "unplanned": self.unplanned,
+            "uncounted": list(self.uncounted),
+            "generation": dict(self.generation),
+            "dropped": [one.to_dict() for one in self.dropped],
+            "mode_decided_by": self.mode_decided_by,
+            "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
+        }
+
+    def released(self, target: Target, *, is_stated: bool) -> FileReading:
+        """Return the reading with the release of the target, or the installed one, where the file says none."""
+        if self.release is not None or target.mcore is None:
+            return self
+        is_here = target.is_detected or not is_stated
+        reason = "installed here" if is_here else "stated by the target"
+        return replace(self, release=target.mcore, release_reason=reason)
+
+    def dropped_of(self, path: str) -> tuple[str, ...]:
+        """Return which keys of the file state a setting that they do not reach, as sentences."""
+        found = [one for one in self.dropped if one.path == path]
+        return tuple(f"{one.framework} does not forward {one.key}={one.value}." for one in found)
+
+    def own_name(self, key: str) -> str:
+        """Return our name of a dotted key that may be written with the file's."""
+        for theirs, ours in self.names.items():
+            if key == theirs or key.startswith(f"{theirs}."):
+                return ours + key[len(theirs) :]
+        return key

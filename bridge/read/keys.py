@@ -1,0 +1,46 @@
+"""The keys of a run's config: its sections, and the settings next to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.preflight.problems import Problems
+from bridge.target.fields import FIELDS
+from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
+
+PRECISION = "mixed_precision"
+RECIPES = "recipes_from"
+MADE_BY = "_recipe_"
+"""Key of `mixed_precision` in the config.yaml of a run: the recipe that its fields are from."""
+SECTIONS = {
+    "data": DataConfig,
+    "train": TrainConfig,
+    "checkpoint": CheckpointConfig,
+    "resume": ResumeConfig,
+    "logging": LoggingConfig,
+}
+"""Sections with classes of our own; they are listed with their defaults."""
+OWNERS = ("model", "optimizer", "ddp")
+"""Sections with classes of Megatron Core, which are imported only when a run needs them."""
+RUN_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
+"""Keys of a run that are no sections."""
+KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
+
+
+@functools.cache
+def fields_of(section: str) -> frozenset[str]:
+    """Return the fields that a section of a run can have."""
+    own = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
+    return frozenset((*FIELDS.get(section, ()), *(one.name for one in own)))
+
+
+def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> None:
+    """Raise for a ``_target_`` anywhere in a run, and add every key of it that does not exist to the problems."""
+    problems.refuse_targets(sections)
+    problems.raise_any()
+    for key, value in sections.items():
+        if key not in KEYS:
+            problems.unknown(str(key), value, "no such section", KEYS)

@@ -1,0 +1,60 @@
+"""`uneven_sizes`: the sizes of a model that do not divide by the ranks they are spread over."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from bridge.model.layout import Parallel
+from bridge.model.shape import ModelShape
+
+
+class Division(NamedTuple):
+    """A size and the ranks that share it."""
+
+    path: str
+    """The setting of the size."""
+    size: int | None
+    ranks: str
+    """The ranks in words."""
+    parts: int
+    """Number of equal parts that it has to have."""
+
+
+def uneven_sizes(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None) -> Iterator[Division]:
+    """Yield each size of `model` that does not divide by its ranks."""
+    for division in _divisions(model, shape, ranks, seq_length):
+        size = division.size
+        if size is not None and size > 0 and size % division.parts:
+            yield division
+
+
+def _divisions(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None) -> Iterator[Division]:
+    """Yield the sizes of a model that ranks share; one that a model does not have is None or 0."""
+    tensor = f"TP {ranks.tensor}"
+    yield Division("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor)
+    groups = model.num_query_groups or 0
+    if groups and ranks.tensor % groups:  # else each group has several ranks
+        yield Division("model.num_query_groups", groups, tensor, ranks.tensor)
+    yield Division("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor)
+    if shape.is_moe:
+        experts = f"expert TP {ranks.expert_tensor}"
+        width = model.moe_ffn_hidden_size
+        yield Division("model.moe_ffn_hidden_size", width, experts, ranks.expert_tensor)
+    yield Division("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert)
+    space = shape.state_space
+    if shape.is_hybrid and space is not None:
+        yield Division("model.mamba_num_heads", space.num_heads, tensor, ranks.tensor)
+        yield Division("model.mamba_num_groups", space.num_groups, tensor, ranks.tensor)
+    yield _of_sequence(model, ranks, seq_length)
+
+
+def _of_sequence(model: Any, ranks: Parallel, seq_length: int | None) -> Division:
+    """Return the division of a sequence: a context-parallel rank has one chunk of each half of it."""
+    path = "data.seq_length"
+    if model.seq_length:
+        path = "model.seq_length"
+    chunks, words = 1, f"CP {ranks.context}"
+    if ranks.context > 1:
+        chunks, words = 2, f"two chunks on each of CP {ranks.context}"
+    if ranks.sequence_parallel:
+        words += f" x TP {ranks.tensor}"
+    return Division(path, seq_length, words, chunks * ranks.of_tokens)

@@ -1,0 +1,115 @@
+"""Sizes of the GEMMs on one rank: the tokens of a micro-batch, and the widths after sharding."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bridge.rules.run_context import RunContext
+
+GEMMS_OF = {
+    "model.ffn_hidden_size": (
+        "linear_fc1",
+        "linear_fc2",
+        "shared_experts.linear_fc1",
+        "shared_experts.linear_fc2",
+    ),
+    "model.moe_ffn_hidden_size": ("experts.linear_fc1", "experts.linear_fc2"),
+    "model.kv_channels": ("linear_qkv", "linear_proj"),
+}
+"""Width -> the linear layers that have it; any other width is one of all linear layers."""
+
+
+def tokens(run: RunContext) -> int | None:
+    """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known.
+
+    Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own
+    (PB408).
+    """
+    length = run.model.seq_length or run.data.seq_length
+    batch = run.train.micro_batch_size
+    if not length or not batch or run.is_emulated:
+        return None
+    ranks = run.parallel.of_tokens
+    if length % ranks:
+        return None
+    return length * batch // ranks
+
+
+def alignment(run: RunContext) -> tuple[int, ...]:
+    """Return the multiples that the scheme's GEMMs need of tokens and widths; none without a scheme."""
+    if run.row is None:
+        return ()
+    return run.row.alignment or ()
+
+
+def low_modules(run: RunContext) -> set[str] | None:
+    """Return the modules that compute in FP8 or FP4 somewhere under a per-module recipe; None without one."""
+    if run.model.quant_recipe is None or run.selection is None:
+        return None
+    modules = [*run.selection.left]
+    for row in run.selection.rows:
+        modules += row.taken
+    return {module.module for module in modules if module.scheme is not None}
+
+
+class Width(NamedTuple):
+    """A width that GEMMs contract over or produce."""
+
+    path: str
+    how: str
+    """How it is divided."""
+    size: int
+    """Size on one rank."""
+
+
+class _Whole(NamedTuple):
+    """A width before it is divided over ranks."""
+
+    path: str
+    how: str
+    size: int | None
+    ranks: str
+    """The ranks in words."""
+    parts: int
+    """Number of the ranks."""
+
+
+def widths(run: RunContext) -> Iterator[Width]:
+    """Yield the widths that GEMMs contract over or produce.
+
+    A width that does not divide by the ranks is left out: that is a fault of its own (PB408). So is
+    one whose linear layers a per-module recipe keeps in the dtype of the run.
+    """
+    whole = [*_whole_widths(run)]
+    low = low_modules(run)
+    for width in whole:
+        if not width.size or width.size % width.parts:
+            continue
+        if low is not None and low.isdisjoint(GEMMS_OF.get(width.path, low)):
+            continue
+        how = width.how
+        if width.parts > 1:
+            how += f" / {width.ranks} {width.parts}"
+        yield Width(width.path, how, width.size // width.parts)
+
+
+def _whole_widths(run: RunContext) -> Iterator[_Whole]:
+    model, heads = run.model, run.model.num_attention_heads
+    tensor, expert_tensor = run.parallel.tensor, run.parallel.expert_tensor
+    qkv = _qkv_width(run, heads)
+    yield _Whole("model.hidden_size", "", model.hidden_size, "TP", 1)
+    yield _Whole("model.ffn_hidden_size", "", model.ffn_hidden_size, "TP", tensor)
+    yield _Whole("model.kv_channels", " x (heads + 2 x groups)", qkv, "TP", tensor)
+    if run.shape.is_moe:
+        width = model.moe_ffn_hidden_size
+        yield _Whole("model.moe_ffn_hidden_size", "", width, "expert TP", expert_tensor)
+
+
+def _qkv_width(run: RunContext, heads: int) -> int:
+    """Return the width of the projection to queries, keys and values; 0 where there is no such layer."""
+    model = run.model
+    if not model.hidden_size or not heads or heads % run.parallel.tensor:
+        return 0
+    if model.multi_latent_attention or run.shape.is_hybrid:
+        return 0
+    head = model.kv_channels or model.hidden_size // max(1, heads)
+    return head * (heads + 2 * (model.num_query_groups or heads))

@@ -1,0 +1,52 @@
+"""`packing`: the padding of the packed batches of Megatron Bridge."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bridge.rules.context import RuleContext
+from bridge.target.fields import whole_number
+
+
+class Packing(NamedTuple):
+    """Padding of the packed batches of Megatron Bridge."""
+
+    path: str
+    """The setting that holds the multiple."""
+    multiple: int
+    """Number of tokens that a sample of a batch is a multiple of."""
+    samples: int = 1
+    """Samples of a micro-batch that are padded to the same length."""
+    fixed: str = ""
+    """The setting that pads to a fixed length instead; "" where there is none."""
+
+
+def packing(run: RuleContext) -> Packing | None:
+    """Return the padding of a run that packs sequences; None where it packs none, or to a fixed length."""
+    data = run.data
+    if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
+        # The rows of a micro-batch become one.
+        path = "data.in_batch_packing_pad_to_multiple_of"
+        return Packing(path, data.in_batch_packing_pad_to_multiple_of or 1)
+    options: Mapping[str, object] = {}
+    if isinstance(data.dataset_kwargs, Mapping):
+        options = data.dataset_kwargs
+    is_packed = data.enable_offline_packing or _has_packs(data.packed_sequence_specs)
+    multiple = whole_number(options.get("pad_seq_length_to_mult", 16))
+    if not is_packed or options.get("pad_to_max_length") or not multiple:
+        return None
+    return Packing(
+        path="data.dataset_kwargs.pad_seq_length_to_mult",
+        multiple=multiple,
+        samples=run.train.micro_batch_size or 1,
+        fixed="data.dataset_kwargs.pad_to_max_length",
+    )
+
+
+def _has_packs(specs: object) -> bool:
+    """Return whether releases of Megatron Bridge before 0.6 pack with these specs; a size of -1 packs nothing."""
+    if specs is None:
+        return False
+    size = 1
+    if isinstance(specs, Mapping):
+        size = specs.get("packed_sequence_size", 1)
+    return (whole_number(size) or 1) > 0

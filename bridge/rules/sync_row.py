@@ -1,0 +1,58 @@
+"""`SyncRow`: the value that a sync gives one field of one config, and the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.precision.config import MODE_SWITCHES
+from bridge.precision.values import plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRow:
+    """One field of one owner."""
+
+    owner: str
+    attribute: str
+    field: str | None = None
+    """Field of the precision config behind it; None for what Megatron derives."""
+    old: Any
+    new: Any
+    verdict: str = "derive"
+    """override: an owner's own value was replaced. set: a default was replaced. derive: follows from
+    others. neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do.
+    absent: no such thing."""
+    by: str
+    """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
+    why: str
+    replaces_own: bool = False
+    """Whether the value that is replaced is an owner's own, not a class default."""
+    since: str | None = None
+    """First megatron-core that has the attribute, where the installed one does not have it."""
+
+    @property
+    def path(self) -> str:
+        """The path of the field: ``owner.attribute``."""
+        return f"{self.owner}.{self.attribute}"
+
+    @property
+    def changes(self) -> bool:
+        """Whether the sync gave the owner another value. The process changes later, when the run starts."""
+        return self.verdict != "absent" and self.owner != "process" and repr(self.old) != repr(self.new)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the sync replaced a value of the owner's own."""
+        return self.changes and (self.verdict == "override" or self.replaces_own)
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether ``on_conflict="keep"`` keeps the owner's value: not for the mode, its dtypes and the scheme."""
+        return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
+
+    def __str__(self) -> str:
+        old, new = f"{plain(self.old)!r}", f"{plain(self.new)!r}"
+        change = new if old == new else f"{old} -> {new}"
+        reason = self.why if self.by == self.why else f"{self.by}: {self.why}"
+        return f"{self.path}: {change} ({self.verdict}, {reason})"

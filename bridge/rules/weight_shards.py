@@ -1,0 +1,24 @@
+"""`unsharded`: the settings that would end the sharding of weights beyond tensor parallelism."""
+
+from bridge.rules.run_context import RunContext
+
+
+def unsharded(run: RunContext) -> str:
+    """Return the settings that shard no weight further, joined by "and"; "" where none is sharded.
+
+    Megatron's generalised tensor parallelism gathers such weights when they are used. A number of
+    shards counts those of tensor parallelism too.
+    """
+    model, ranks = run.model, run.parallel
+    shards = model.tensor_parallel_num_weight_shards
+    expert_shards = model.expert_tensor_parallel_num_weight_shards
+    settings = []
+    if (shards or ranks.tensor) > ranks.tensor:
+        settings.append(f"model.tensor_parallel_num_weight_shards={ranks.tensor}")
+    if (expert_shards or ranks.expert_tensor) > ranks.expert_tensor:
+        settings.append(f"model.expert_tensor_parallel_num_weight_shards={ranks.expert_tensor}")
+    if (model.gtp_weight_remat_size or 1) > 1:
+        settings.append("model.gtp_weight_remat_size=1")
+    if (model.expert_gtp_weight_remat_size or 1) > 1:
+        settings.append("model.expert_gtp_weight_remat_size=1")
+    return " and ".join(settings)

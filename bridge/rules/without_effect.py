@@ -1,0 +1,14 @@
+"""`without_effect`: the violations of a row about settings that change nothing in a run."""
+
+from collections.abc import Iterable, Iterator
+
+from bridge.rules.context import RuleContext
+from bridge.rules.violation import Violation
+
+
+def without_effect(run: RuleContext, fields: Iterable[str]) -> Iterator[Violation]:
+    """Yield a violation for each field that is stated, away from its default, and has no effect."""
+    stated = [name for name in fields if run.stands_out(name)]
+    for name in stated:
+        if name in run.inert:
+            yield Violation(name, why=run.inert[name])
