@@ -135,6 +135,7 @@ class RunValues:
             mode_decided_by=self.reading.mode_decided_by,
             other_layers=self.reading.other_layers,
             refused=self.reading.refused,
+            not_forwarded=self.reading.not_forwarded,
             dropped=self.reading.dropped,
             **options,
         )

@@ -75,7 +75,8 @@ class Setup(RunContext):
         other_layers: The kind of the model where its layers are none of a language model's: rules that read them are
             not asked.
         refused: Words of the command line that the program's parser refuses.
-        dropped: Settings of the file that its framework does not forward.
+        not_forwarded: Settings and options of the file that its framework does not forward, as findings.
+        dropped: Fields of Megatron Core that the file states and its framework does not forward.
         sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
@@ -95,6 +96,7 @@ class Setup(RunContext):
         mode_decided_by: str | None = None,
         other_layers: str | None = None,
         refused: Sequence[Finding] = (),
+        not_forwarded: Sequence[Finding] = (),
         dropped: Sequence[Dropped] = (),
         **sections: Any,
     ) -> None:
@@ -113,7 +115,12 @@ class Setup(RunContext):
             rows=run.rows,
             target=run.target,
             program=Program(
-                is_own=is_own, is_bridge=is_bridge, is_resumed=is_resumed, refused=refused, dropped=dropped
+                is_own=is_own,
+                is_bridge=is_bridge,
+                is_resumed=is_resumed,
+                refused=refused,
+                not_forwarded=not_forwarded,
+                dropped=dropped,
             ),
             unknown=unknown,
             malformed=malformed,
@@ -365,6 +372,7 @@ def check_run(
     mode_decided_by: str | None = None,
     other_layers: str | None = None,
     refused: Sequence[Finding] = (),
+    not_forwarded: Sequence[Finding] = (),
     dropped: Sequence[Dropped] = (),
 ) -> Report:
     """Check a run, a `ConfigContainer` or a mapping of its sections, before anything of it is built.
@@ -383,7 +391,8 @@ def check_run(
         mode_decided_by: What decides the mode where nothing states it, as a noun.
         other_layers: The kind of the model where its layers are none of a language model's.
         refused: Words of the command line that the program's parser refuses.
-        dropped: Settings of the file that its framework does not forward.
+        not_forwarded: Settings and options of the file that its framework does not forward, as findings.
+        dropped: Fields of Megatron Core that the file states and its framework does not forward.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -406,6 +415,7 @@ def check_run(
         "mode_decided_by": mode_decided_by,
         "other_layers": other_layers,
         "refused": refused,
+        "not_forwarded": not_forwarded,
         "dropped": dropped,
     }
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}

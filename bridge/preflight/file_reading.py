@@ -118,6 +118,8 @@ class FileReading:
     """Names of variables of a launch script that only its environment or its command line sets."""
     refused: tuple[Finding, ...] = ()
     """Words of its command line that the program's parser refuses."""
+    not_forwarded: tuple[Finding, ...] = ()
+    """Settings that its framework does not forward, or hands to other modules than they say."""
     runs: tuple[str, ...] = ()
     """Each run of the file, in a few words."""
     number: int = 1

@@ -11,7 +11,7 @@ from bridge.rules.topics import (
     blackwell,
     checkpoint,
     environment,
-    framework,
+    frameworks,
     layers,
     loss_scale,
     mode,
@@ -32,7 +32,6 @@ from bridge.rules.topics import (
 TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Mode and dtypes": mode.RULES,
     "Names, types and origins": names.RULES,
-    "Frameworks on Megatron Core": framework.RULES,
     "Loss scale": loss_scale.RULES,
     "Residual stream": residual.RULES,
     "Formats and schemes": scheme.RULES,
@@ -53,6 +52,7 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Checkpoints and adapters": checkpoint.RULES,
     "Target": target.RULES,
     "Runs of this project": OWN_RUN,
+    "Frameworks": frameworks.RULES,
 }
 """Topic -> its rules, in the order of their ids."""
 

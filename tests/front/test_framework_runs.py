@@ -158,9 +158,11 @@ def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: 
     dropped = miles(tmp_path, f"{words} --megatron-to-hf-mode bridge")
     assert dropped.model["fp8"] == "hybrid"
     assert not {"fp8_amax_history_len", "first_last_layers_bf16"} & dropped.model.keys()
-    (sentence,) = [one for one in dropped.reading.unknown if one.startswith("--fp8-amax-history-len")]
-    assert "miles does not forward it" in sentence
-    assert "model_provider.py" in sentence
+    found = {one.path: one for one in dropped.report.findings if one.id == "PB801"}
+    assert found.keys() == {"--fp8-amax-history-len", "--first-last-layers-bf16"}
+    assert "miles does not forward it" in found["--fp8-amax-history-len"].rule
+    assert "model_provider.py" in found["--fp8-amax-history-len"].rule
+    assert not [one for one in forwarded.report.findings if one.id == "PB801"]
 
 
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
@@ -182,8 +184,9 @@ def test_a_launch_that_may_be_either_is_read_as_what_both_set(tmp_path: Path) ->
 
 def test_an_option_that_nobody_knows_is_dropped_by_slime_and_said_so(tmp_path: Path) -> None:
     run = slime(tmp_path, "--ffn-hidden-sise 4096 --rollout-seed 3")
-    (sentence,) = [one for one in run.reading.unknown if "slime's parser drops" in one]
-    assert sentence.startswith("--ffn-hidden-sise: neither Megatron-LM")
+    (finding,) = [one for one in run.report.findings if one.id == "PB801"]
+    assert finding.path == "--ffn-hidden-sise"
+    assert "slime's parser drops arguments that it does not know" in finding.rule
     assert run.model["ffn_hidden_size"] == 2816
 
 
@@ -264,7 +267,12 @@ def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -
     run = primus(tmp_path, *experts)
     with pytest.raises(RunConfigError, match="the experts' GEMMs run in BF16 under fp8_recipe delayed"):
         _ = run.plan
-    assert primus(tmp_path, *experts, "fp8_recipe: tensorwise").plan.rows
+    (finding,) = [one for one in run.report.findings if one.id == "PB801"]
+    assert finding.path == "use_turbo_grouped_gemm"
+    assert "State fp8_recipe tensorwise" in finding.remedy
+    mended = primus(tmp_path, *experts, "fp8_recipe: tensorwise")
+    assert mended.plan.rows
+    assert not [one for one in mended.report.findings if one.id == "PB801"]
 
 
 def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:

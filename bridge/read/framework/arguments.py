@@ -72,6 +72,7 @@ def reading_of_arguments(
         unstated_by=written.decided_by or None,
         open_values={place: text for name, text in given.unread.items() for place in fields_of(name)},
         variables=tuple(variables),
+        not_forwarded=own.not_forwarded,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.errors import UnreadFileError, bounded
+from bridge.errors import Finding, UnreadFileError, bounded
 from bridge.read.framework.table import Drop, FrameworkTable, OwnNames
 from bridge.read.megatron_lm.flags import fields_of
 from bridge.read.megatron_lm.unread import is_known
@@ -22,8 +22,8 @@ ARGUMENT = "argument."
 PACKED = ("use_dynamic_batch_size", "max_tokens_per_gpu")
 LENGTHS = "the lengths of the samples"
 OF_LENGTHS = "Samples have lengths of their own, which the files do not state: activations are not counted."
-DROPPED = "{option}: {framework} does not forward it: {because} ({source}, {code}){mended}."
-IGNORED = "{options}: neither Megatron-LM {release} nor {framework} has these options, and {because} ({source})."
+DROPPED = "{framework} does not forward it: {because} ({source}, {code}){mended}"
+IGNORED = "neither Megatron-LM 0.16 to 0.20 nor {framework} has such an option, and {because} ({source})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,8 @@ class OwnReading:
     generation: Mapping[str, Any] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     """Names that Megatron would read and that the framework does not forward."""
+    not_forwarded: tuple[Finding, ...] = ()
+    """As in `FileReading`."""
 
 
 def own_names(
@@ -59,8 +61,12 @@ def own_names(
     unplanned: str | None = None
     uncounted: list[str] = []
     opened: dict[str, str] = {}
+    found: list[Finding] = []
     for option, value, row in _on(table, arguments, variables):
         sentence = row.says.format(option=option, value=value)
+        if row.warns:
+            clause = sentence.removeprefix(f"{option}: ").removeprefix(f"{option} {value}: ").rstrip(".")
+            found.append(_finding(option, value, clause, row.warns))
         if row.refuses:
             raise UnreadFileError(f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core")
         if row.unplans:
@@ -78,8 +84,12 @@ def own_names(
     for row_, name in dropped:
         mended = f"; mended in {row_.mended}" if row_.mended else ""
         words = {"framework": table.title, "because": row_.because, "source": row_.source, "code": table.code}
-        unknown.append(DROPPED.format(option=_option(name), mended=mended, **words))
-    unknown += _ignored(table, arguments)
+        remedy = f"Use {table.title} from {row_.mended} on" if row_.mended else "Drop it; or change the framework"
+        found.append(_finding(table.shown(name), arguments[name], DROPPED.format(mended=mended, **words), remedy))
+        unknown.append(f"{table.shown(name)}: {table.title} does not forward it.")
+    for options in _ignored(table, arguments):
+        rule = IGNORED.format(framework=table.title, **table.ignores)
+        found.append(_finding(options, None, rule, "Correct its name; or drop it"))
     return OwnReading(
         unknown=tuple(unknown),
         unplanned=unplanned,
@@ -87,6 +97,7 @@ def own_names(
         opened=opened,
         generation=generation_of(table, arguments),
         dropped=tuple(name for _, name in dropped),
+        not_forwarded=tuple(found),
     )
 
 
@@ -127,7 +138,7 @@ def generation_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[s
     for name, value in arguments.items():
         row = table.own_names(name)
         if row is not None and row.purpose == GENERATION:
-            found[_option(name)] = value
+            found[table.shown(name)] = value
     return found
 
 
@@ -138,7 +149,7 @@ def _on(
     for name, value in arguments.items():
         row = table.own_names(name)
         if row is not None and row.is_on(value) and _holds(row.where, arguments):
-            yield _option(name), value, row
+            yield table.shown(name), value, row
     for name, text in variables.items():
         for row in table.variables:
             if row.names.fullmatch(name) and row.is_on(text):
@@ -171,18 +182,13 @@ def _holds(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -> 
 
 
 def _ignored(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which options nobody knows, as a sentence, where the framework's parser drops such options."""
+    """Yield the options that nobody knows, where the framework's parser drops such options."""
     if not table.ignores:
         return
-    nobodys = []
     for name in arguments:
         if table.own_names(name) is None and not is_known(name) and not fields_of(name):
-            nobodys.append(_option(name))
-    if nobodys:
-        yield IGNORED.format(
-            options=bounded(", ".join(nobodys)), framework=table.title, release="0.16 to 0.20", **table.ignores
-        )
+            yield table.shown(name)
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def _finding(path: str, value: object, rule: str, remedy: str) -> Finding:
+    return Finding(path=path, rule=rule, remedy=remedy, value=value, severity="warning")

@@ -6,6 +6,7 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in
     counted      the files of a clone that `scripts/frameworks.py` asks: `files`, a pattern; `having`, that of a line
     clone        a folder that only a clone of its repository has
+    keys         true: its names are keys of a file, not options of a command line
     settings     whose arguments or classes the settings of its files are: Megatron-LM or Megatron Bridge
     reads        the files of it that are read, a clause
     release      the release of Megatron Core that it installs: `megatron_core`, `because` and `source`
@@ -33,12 +34,12 @@ A row of `start` sets the values of `sets`, and of `copies` (setting -> the sett
     source       file and function
 
 A row of `own` has `names` (a pattern of the whole name, with underscores) and `for`, what they are for. Names that bear
-on the run have `opens`, the settings that they may change, or `says`, a sentence with {option} and {value}; a name that
-changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`. `harmless`
-are the values that switch it off; `where` is argument -> the values of which it needs another argument to have one.
-A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`, the
-release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
-`instead`, the key that reaches it.
+on the run have `opens`, the settings that they may change, or `says`, a sentence with {option} and {value}. A name that
+changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`; `warns` is
+what to do where the name is a fault, a clause. `harmless` are the values that switch it off; `where` is argument -> the
+values of which it needs another argument to have one. A row of `drops` has `names` and `where` as one of `own`,
+`because`, `source`, and where it is known `mended`, the release or commit that forwards them, `into`, the setting that
+they do not reach where it has another name, and `instead`, the key that reaches it.
 """
 
 from __future__ import annotations
@@ -94,6 +95,8 @@ class OwnNames:
     """A sentence about them with {option} and {value}; empty: nothing."""
     unplans: bool
     """They change the layers, so that there is no plan."""
+    warns: str
+    """What to do about them, as a clause: they are a finding; empty: they are none."""
     refuses: bool
     """With them no language model trains on Megatron Core, so that no command reads the run."""
     harmless: Sequence[Any]
@@ -144,6 +147,7 @@ class FrameworkTable:
     counted: Mapping[str, str]
     clone: str
     """A folder that only a clone of its repository has; empty: none is known."""
+    keys: bool
     settings: str
     """Whose arguments or classes its settings are: Megatron-LM or Megatron Bridge."""
     reads: str
@@ -174,6 +178,10 @@ class FrameworkTable:
                 if row.sets.get(f"model.{mode}") is True:
                     return mode
         return ""
+
+    def shown(self, name: str) -> str:
+        """Return a name as its files have it: a key, or an option with its dashes."""
+        return name if self.keys else f"--{name.replace('_', '-')}"
 
     def own_names(self, name: str) -> OwnNames | None:
         """Return the row of a name of its own, with underscores; None for a name that it does not have."""
@@ -229,6 +237,7 @@ def framework_table(name: str) -> FrameworkTable:
         date=str(columns["date"]),
         counted=columns.get("counted", {}),
         clone=columns.get("clone", ""),
+        keys=columns.get("keys", False),
         settings=columns["settings"],
         reads=columns["reads"],
         release=columns.get("release", {}),
@@ -295,6 +304,7 @@ def _own_names(columns: Mapping[str, Any]) -> OwnNames:
         opens=_listed(columns.get("opens", ())),
         says=columns.get("says", ""),
         unplans=columns.get("unplans", False),
+        warns=columns.get("warns", ""),
         refuses=columns.get("refuses", False),
         harmless=columns.get("harmless", ()),
         where=columns.get("where", {}),

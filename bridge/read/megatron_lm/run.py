@@ -188,6 +188,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         open_values=_open_values(run),
         variables=_variables(runs, written),
         refused=_refused(run),
+        not_forwarded=own.not_forwarded,
         runs=tuple(one.label for one in runs) if len(runs) > 1 else (),
         number=number,
         branches=_branches(runs, number),

@@ -113,7 +113,7 @@ def test_weights_in_bf16_do_not_ask_for_the_recipe_in_the_optimizer(child: Path)
 
 def test_layers_in_bf16_and_a_per_module_file_that_are_dropped_are_warned_of(child: Path) -> None:
     run = load_run(config_file=child, strict=False)
-    dropped = {one.path: one for one in run.report.findings if one.id == "PB135"}
+    dropped = {one.path: one for one in run.report.findings if one.id == "PB801"}
     assert dropped.keys() == {
         *("model.first_last_layers_bf16", "model.quant_recipe", "model.moe_router_enable_expert_bias"),
     }
@@ -133,14 +133,14 @@ def test_the_place_that_a_remedy_names_is_forwarded(child: Path) -> None:
     child.write_text(text)
     run = load_run(config_file=child, strict=False)
     assert (run.model["first_last_layers_bf16"], run.model["num_layers_at_start_in_bf16"]) == (True, 2)
-    assert "model.first_last_layers_bf16" not in {one.path for one in run.report.findings if one.id == "PB135"}
+    assert "model.first_last_layers_bf16" not in {one.path for one in run.report.findings if one.id == "PB801"}
 
 
 def test_a_dropped_setting_of_fp8_is_no_finding_in_a_run_without_it(child: Path) -> None:
     child.write_text(CHILD.replace("fp8_cfg: {enabled: true", "fp8_cfg: {enabled: false"))
     run = load_run(config_file=child, strict=False)
     assert run.model.get("fp8") is None
-    assert {one.path for one in run.report.findings if one.id == "PB135"} == {"model.moe_router_enable_expert_bias"}
+    assert {one.path for one in run.report.findings if one.id == "PB801"} == {"model.moe_router_enable_expert_bias"}
 
 
 def test_sizes_are_the_checkpoints_and_the_plan_rests_on_it(child: Path, capsys) -> None:
