@@ -64,6 +64,13 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
     }
 
 
+def test_the_dispatcher_that_stands_for_flex_has_no_setting_of_flex() -> None:
+    words = ("model.moe_token_dispatcher_type=flex", "+model.moe_enable_deepep=true")
+    model = small_of(DEEPSEEK, *words, gpus=2048).sections["model"]
+    assert model["moe_token_dispatcher_type"] == "alltoall"
+    assert not model.get("moe_enable_deepep")
+
+
 def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections():
     small = small_of(NEMOTRON, "+model.mtp_hybrid_override_pattern='*M'", "+model.mtp_num_layers=1")
     assert small.layers == ("1", "2", "3", "4", "8", "117", "118")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading
-from bridge.read.framework.names import dropped_from, own_names
+from bridge.read.framework.names import own_names, write_own
 from bridge.read.framework.table import FrameworkTable
 from bridge.read.megatron_lm.arguments import Arguments
 from bridge.read.megatron_lm.elsewhere import elsewhere
@@ -50,7 +50,7 @@ def reading_of_arguments(
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
     own = own_names(table, given.values | given.unread, {}, path)
-    dropped_from(sections, own)
+    write_own(sections, own)
     release, reason = known_releases()[-1], NEWEST
     if table.release:
         release, reason = parse_version(table.release["megatron_core"]), table.release["because"]

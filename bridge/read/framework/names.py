@@ -37,6 +37,8 @@ class OwnReading:
     opened: Mapping[str, str] = field(default_factory=dict)
     """As in `FileReading`."""
     generation: Mapping[str, Any] = field(default_factory=dict)
+    quant_recipe: Mapping[str, Any] | None = None
+    """Megatron's per-module recipe that has the effect of what the framework does to single modules; None: nothing."""
     dropped: tuple[str, ...] = ()
     """Names that Megatron would read and that the framework does not forward."""
     not_forwarded: tuple[Finding, ...] = ()
@@ -62,6 +64,7 @@ def own_names(
     uncounted: list[str] = []
     opened: dict[str, str] = {}
     found: list[Finding] = []
+    in_bf16: dict[str, str] = {}
     for option, value, row in _on(table, arguments, variables):
         sentence = row.says.format(option=option, value=value)
         if row.warns:
@@ -69,6 +72,8 @@ def own_names(
             found.append(_finding(option, value, clause, row.warns))
         if row.refuses:
             raise UnreadFileError(f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core")
+        if row.in_bf16:
+            in_bf16[option] = row.in_bf16
         if row.unplans:
             unplanned = unplanned or bounded(sentence)
         elif sentence:
@@ -96,6 +101,7 @@ def own_names(
         uncounted=tuple(uncounted),
         opened=opened,
         generation=generation_of(table, arguments),
+        quant_recipe=_recipe_of(in_bf16),
         dropped=tuple(name for _, name in dropped),
         not_forwarded=tuple(found),
     )
@@ -118,14 +124,27 @@ def ranks_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> int | None:
     ranks = 1
     for name, default in table.ranks.items():
         number = whole_number(arguments.get(name, default))
-        if number is None:
+        if not number:
             return None
         ranks *= number
     return ranks
 
 
-def dropped_from(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
-    """Take the fields of arguments that a framework does not forward out of the sections."""
+def _recipe_of(in_bf16: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the per-module recipe that keeps modules in BF16, by their patterns; None without any."""
+    if not in_bf16:
+        return None
+    kept = {"transformer_engine_config_type": "TEQuantizationParams", "training_recipe": {}}
+    matchers = {}
+    for name, pattern in in_bf16.items():
+        matchers[name] = {"config": "bf16", "type": "glob", "pattern": pattern, "enabled": True}
+    return {"configs": {"bf16": kept}, "matchers": matchers}
+
+
+def write_own(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
+    """Write what a framework does to single modules into the sections, without what it does not forward."""
+    if own.quant_recipe is not None:
+        sections["model"].setdefault("quant_recipe", own.quant_recipe)
     for name in own.dropped:
         for path in fields_of(name):
             role, _, attribute = path.partition(".")

@@ -35,11 +35,12 @@ A row of `start` sets the values of `sets`, and of `copies` (setting -> the sett
 
 A row of `own` has `names` (a pattern of the whole name, with underscores) and `for`, what they are for. Names that bear
 on the run have `opens`, the settings that they may change, or `says`, a sentence with {option} and {value}. A name that
-changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`; `warns` is
-what to do where the name is a fault, a clause. `harmless` are the values that switch it off; `where` is argument -> the
-values of which it needs another argument to have one. A row of `drops` has `names` and `where` as one of `own`,
-`because`, `source`, and where it is known `mended`, the release or commit that forwards them, `into`, the setting that
-they do not reach where it has another name, and `instead`, the key that reaches it.
+changes the layers has `unplans: true`, and one with which nothing of Megatron Core trains `refuses: true`. `in_bf16` is
+a pattern of the modules that it takes out of FP8 and FP4; `warns` is what to do where the name is a fault, a clause.
+`harmless` are the values that switch it off; `where` is argument -> the values of which it needs another argument to
+have one. A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`,
+the release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
+`instead`, the key that reaches it.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ class OwnNames:
     """A sentence about them with {option} and {value}; empty: nothing."""
     unplans: bool
     """They change the layers, so that there is no plan."""
+    in_bf16: str
+    """Pattern of the modules that they take out of FP8 and FP4; empty: none."""
     warns: str
     """What to do about them, as a clause: they are a finding; empty: they are none."""
     refuses: bool
@@ -304,6 +307,7 @@ def _own_names(columns: Mapping[str, Any]) -> OwnNames:
         opens=_listed(columns.get("opens", ())),
         says=columns.get("says", ""),
         unplans=columns.get("unplans", False),
+        in_bf16=columns.get("in_bf16", ""),
         warns=columns.get("warns", ""),
         refuses=columns.get("refuses", False),
         harmless=columns.get("harmless", ()),

@@ -20,7 +20,7 @@ from bridge.read.contract import ImportReport
 from bridge.read.field_names import release_of
 from bridge.read.foreign import no_run_of_megatron
 from bridge.read.framework.miles import model_arguments
-from bridge.read.framework.names import OwnReading, dropped_from, own_names, ranks_of, variables_of
+from bridge.read.framework.names import OwnReading, own_names, ranks_of, variables_of, write_own
 from bridge.read.framework.table import table_of_clone
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.word import Word, variable_of
@@ -156,7 +156,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         sections = {role: without_those_of_the_engine(fields) for role, fields in sections.items()}
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
-    dropped_from(sections, own)
+    write_own(sections, own)
     if run.is_inference:
         sections = {"model": sections["model"]}
     release: Version | None = known_releases()[-1]
