@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.errors import RunConfigError
+from bridge.front.check import check
 from bridge.front.loader import load_run, shipped_folder
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
 from bridge.registry.synchronize import synchronize
@@ -126,6 +126,6 @@ class RecipeConformance:
             raise RunConfigError.of(f"{type(self).__name__}.target", "needs GPUs and versions", self.target, remedy)
         run = {"mixed_precision": self.precision(recipe), "model": dict(self.model)}
         run |= {"optimizer": dict(self.optimizer), "ddp": dict(self.ddp)}
-        errors = check_run(run, target=self.target, silenced=self.silence).of("error")
+        errors = check(run, target=self.target, silenced=self.silence).of("error")
         if errors:
             raise AssertionError("\n".join([f"{recipe}:", *(f"  {error.id} {error}" for error in errors)]))

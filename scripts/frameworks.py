@@ -26,6 +26,7 @@ from typing import Any
 
 from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
+from bridge.preflight.check import check
 from bridge.read.framework.table import FrameworkTable, OwnNames, StartRow, framework_table, table_names
 from bridge.read.kinds import read_file
 
@@ -123,7 +124,7 @@ def verdict_of(table: FrameworkTable, file: Path) -> tuple[str, str]:
 def _is_checked(file: Path) -> bool:
     """Return whether `check` answers a file."""
     try:
-        load_run(config_file=file, strict=False).report  # noqa: B018  made when it is asked
+        check(load_run(config_file=file, strict=False))
     except BridgeError:
         return False
     return True

@@ -31,6 +31,7 @@ from bridge.front.loader import load_run
 from bridge.model.shape import ModelShape
 from bridge.plan.run import PlannedRun
 from bridge.precision.mode import scheme_of
+from bridge.preflight.check import report_of
 from bridge.rehearse.rehearse import rehearse
 from bridge.rehearse.shrink import shrink
 from bridge.rules.rule import SEVERITIES
@@ -38,7 +39,7 @@ from bridge.rules.rule import SEVERITIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from bridge.front.loader import RunValues
+    from bridge.preflight.run import Run
     from bridge.rules.rule import RuleFinding
 
 MARKS = "<!-- {part}: begin -->", "<!-- {part}: end -->"
@@ -74,7 +75,7 @@ def asked(path: Path) -> Answer:
     answer = Answer(name=path.stem)
     try:
         run = load_run(place_of(path), config_file=path, strict=False)
-        answer.findings = run.report.findings
+        answer.findings = report_of(run).findings
         planned = PlannedRun(prediction=run.prediction)
         answer.fit = fit_of(planned)
     except BridgeError as error:
@@ -132,7 +133,7 @@ def table(found: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def class_of(run: RunValues) -> str:
+def class_of(run: Run) -> str:
     """Return the class of a run that a rehearsal stands for: its layers, its scheme and its parallelism."""
     shape = ModelShape.of(run.model)
     small = shrink(run.sections, run.precision, target=run.prediction.target, processes=8)

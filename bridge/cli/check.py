@@ -26,9 +26,8 @@ from bridge.cli.several import (
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
-    from bridge.front.several import FileRun
     from bridge.preflight.check import Report
+    from bridge.preflight.run import Run
     from bridge.report.findings import Line
 
 
@@ -50,8 +49,10 @@ def run(chosen: argparse.Namespace) -> int:
     paths = paths_of_several(chosen)
     if paths:
         return _check_several(chosen, paths, silenced)
+    from bridge.preflight.check import check
+
     runs = read_branches(chosen, strict=False)
-    reports = [run.checked(run.prediction, silenced=silenced, backend=chosen.backend) for run in runs]
+    reports = [check(run, silenced=silenced, backend=chosen.backend) for run in runs]
     if chosen.sarif:
         from bridge.report.findings import sarif
 
@@ -63,7 +64,7 @@ def run(chosen: argparse.Namespace) -> int:
     return max(report.exit_code(strict=chosen.strict) for report in reports)
 
 
-def _print_json(runs: Sequence[RunValues], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
+def _print_json(runs: Sequence[Run], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
     """Print the answer as JSON; the same launch on other branches stands below `branches`."""
     from bridge.report.findings import findings_dict
 
@@ -73,7 +74,7 @@ def _print_json(runs: Sequence[RunValues], reports: Sequence[Report], chosen: ar
     print_first(answers)
 
 
-def _print(runs: Sequence[RunValues], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
+def _print(runs: Sequence[Run], reports: Sequence[Report], chosen: argparse.Namespace) -> None:
     """Print the answer for people, one run after the other."""
     from bridge.report.findings import findings_lines
 
@@ -101,11 +102,13 @@ def _check_several(chosen: argparse.Namespace, paths: Sequence[str], silenced: d
 
     checked: list[tuple[str, Report]] = []
 
-    def answer_of(found: FileRun, run: RunValues) -> RunAnswer:
-        report = run.checked(run.prediction, silenced=silenced, backend=chosen.backend)
-        checked.append((_relative(Path(found.file)), report))
-        content = {**precision_dict(report.setup), **findings_dict(report, strict=chosen.strict)}
-        text = f"{precision_text(report.setup)}; {brief_line(report)}"
+    from bridge.preflight.check import check
+
+    def answer_of(run: Run) -> RunAnswer:
+        report = check(run, silenced=silenced, backend=chosen.backend)
+        checked.append((_relative(Path(run.name)), report))
+        content = {**precision_dict(report.context), **findings_dict(report, strict=chosen.strict)}
+        text = f"{precision_text(report.context)}; {brief_line(report)}"
         return RunAnswer(text=text, content=content, code=report.exit_code(strict=chosen.strict))
 
     code = answer_several(chosen, paths, answer_of)

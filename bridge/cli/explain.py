@@ -35,7 +35,7 @@ from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
 from bridge.target.fields import FIELDS as VALUES
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
+    from bridge.preflight.run import Run
 
 LIST = "rules"
 WIDTH = max(map(len, FIELD_DEFAULTS))
@@ -133,7 +133,7 @@ def in_run(word: str, folder: Path, recipe: str | None = None, *, config_dir: st
     return {**found, "in_run": _traces(run, found["field"]), **stated}
 
 
-def in_file(word: str, run: RunValues) -> dict[str, Any]:
+def in_file(word: str, run: Run) -> dict[str, Any]:
     """Return what a field of one of Megatron's configs is in a file's run, as plain data: before and after the sync.
 
     A field of the precision by its own name is that of the config that holds it.

@@ -24,9 +24,8 @@ from bridge.cli.several import (
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
-    from bridge.front.several import FileRun
     from bridge.plan.run import PlannedRun
+    from bridge.preflight.run import Run
     from bridge.sync.prediction import Prediction
 
 RECOMPUTE = {"none": ("none", ()), "selective (mlp)": ("selective", ("mlp",)), "full": ("full", ())}
@@ -50,13 +49,15 @@ def run(chosen: argparse.Namespace) -> int:
     return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
 
 
-def _brief(_found: FileRun, values: RunValues) -> RunAnswer:
+def _brief(values: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
+    from bridge.front.loader import require_strict
+    from bridge.preflight.check import report_of
     from bridge.report.plan_table import fit_sentence
 
-    values.require_strict()
-    setup = values.report.setup
-    run = setup.planned
+    require_strict(values)
+    setup = report_of(values).context
+    run = values.planned
     unknown = values.rests_on(lambda: run.memory)
     sentence = fit_sentence(run.memory.largest, run.memory_bytes, run.missing, _may_change(run, unknown))
     content = {
@@ -76,11 +77,11 @@ def _may_change(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*run.prediction.uncounted, *unknown.values())))
 
 
-def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
+def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
     """Return the bytes of a run as plain data, with the changes that make it fit where they are asked for."""
     from bridge.plan.fit import fit, memory_to_fit
 
-    run = values.report.setup.planned
+    run = values.planned
     if fits:
         memory_to_fit(run)
     content = {
@@ -95,12 +96,12 @@ def _answer(values: RunValues, *, fits: bool) -> dict[str, Any]:
     return content
 
 
-def _show(values: RunValues, *, fits: bool) -> None:
+def _show(values: Run, *, fits: bool) -> None:
     """Print the bytes of a run for people, and the changes that make it fit where they are asked for."""
     from bridge.plan.fit import fit, memory_to_fit
     from bridge.report.plan_table import fit_table, memory_table
 
-    run = values.report.setup.planned
+    run = values.planned
     if fits:
         memory_to_fit(run)
     activations = _activations(run)
@@ -129,11 +130,12 @@ def _show(values: RunValues, *, fits: bool) -> None:
         show(fit_table(fit(run, is_sound=_soundness(values, run)), run.missing))
 
 
-def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], bool]:
+def _soundness(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
     """Return whether `check` finds no error or warning in a changed run that it does not find in the run itself."""
+    from bridge.preflight.check import check
 
     def found(prediction: Prediction) -> set[str]:
-        return {one.id for one in values.checked(prediction).findings if one.severity != "info"}
+        return {one.id for one in check(values, prediction=prediction).findings if one.severity != "info"}
 
     known = found(run.prediction)
     return lambda changed: found(changed.prediction) <= known

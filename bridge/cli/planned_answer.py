@@ -13,34 +13,35 @@ from bridge.errors import RunConfigError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.precision.config import PrecisionConfig
+    from bridge.preflight.run import Run
     from bridge.rules.rule import RuleFinding
 
 
-def plan_of(run: RunValues, precision: PrecisionConfig | None = None) -> PrecisionPlan:
+def plan_of(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPlan:
     """Return the precision plan of a run, or of the same run in another precision, whatever the number of its GPUs."""
     from bridge.plan.precision_plan import plan_of
 
     return plan_of(run.prediction if precision is None else run.prediction.under(precision))
 
 
-def decisive_findings(run: RunValues) -> list[RuleFinding]:
+def decisive_findings(run: Run) -> list[RuleFinding]:
     """Return the findings of the check that every answer about a run has: errors, and those of overrides."""
     from bridge.precision.fields import COMMAND_LINE
+    from bridge.preflight.check import report_of
 
-    return [one for one in run.report.findings if one.severity == "error" or one.where == COMMAND_LINE]
+    return [one for one in report_of(run).findings if one.severity == "error" or one.where == COMMAND_LINE]
 
 
-def planned_code(run: RunValues) -> int:
+def planned_code(run: Run) -> int:
     """Return the exit code of an answer that shows a run's decisive findings: 2 with an error, as `check`, else 0."""
     if any(one.severity == "error" for one in decisive_findings(run)):
         return 2
     return 0
 
 
-def answer_planned(chosen: argparse.Namespace, run: RunValues, content: Any, table: RenderableType) -> int:
+def answer_planned(chosen: argparse.Namespace, run: Run, content: Any, table: RenderableType) -> int:
     """Print an answer about one run as JSON or as a table, and return the exit code."""
     if chosen.json:
         print_planned(run, content)
@@ -52,8 +53,8 @@ def answer_planned(chosen: argparse.Namespace, run: RunValues, content: Any, tab
 
 def answer_runs(
     chosen: argparse.Namespace,
-    answer_of: Callable[[RunValues], Mapping[str, Any]],
-    show_run: Callable[[RunValues], None],
+    answer_of: Callable[[Run], Mapping[str, Any]],
+    show_run: Callable[[Run], None],
 ) -> int:
     """Print the answer about a run and about its other branches, as JSON or for people, and return the exit code.
 
@@ -89,29 +90,29 @@ def print_first(answers: list[dict[str, Any]]) -> None:
     print_json({**first, "branches": branches} if branches else first)
 
 
-def answer_dict(run: RunValues, content: Mapping[str, Any]) -> dict[str, Any]:
+def answer_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer about a run as plain data, with what has to be said of its file and its release."""
     return {**content, "read": run.reading.to_dict()}
 
 
-def planned_dict(run: RunValues, content: Mapping[str, Any]) -> dict[str, Any]:
+def planned_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer that foresees a run as plain data, with the decisive findings of its check too."""
     from bridge.report.findings import finding_dict
 
     return answer_dict(run, {**content, "check": [finding_dict(one) for one in decisive_findings(run)]})
 
 
-def print_planned(run: RunValues, content: Mapping[str, Any]) -> None:
+def print_planned(run: Run, content: Mapping[str, Any]) -> None:
     """Print an answer that foresees a run as JSON, with the decisive findings of its check too."""
     print_json(planned_dict(run, content))
 
 
-def print_branch(run: RunValues) -> None:
+def print_branch(run: Run) -> None:
     """Print which run of its file the following answer is about."""
     print(f"run {run.reading.number}: {run.reading.runs[run.reading.number - 1]}")
 
 
-def show_planned(run: RunValues, shown: Collection[str] = ()) -> None:
+def show_planned(run: Run, shown: Collection[str] = ()) -> None:
     """Print the decisive findings of a run's check, and what has to be said of its file, a sentence on each line.
 
     Findings of the rules `shown` stand in the answer already.
@@ -131,7 +132,7 @@ def show_assumed(unknown: Mapping[str, str]) -> None:
         print(f"  Rests on values that nothing states: {settings_text(unknown)}; {deciders} may set them.")
 
 
-def show_reading(run: RunValues) -> None:
+def show_reading(run: Run) -> None:
     """Print what has to be said of a run's file and its release, a sentence on each line."""
     for line in run.reading.lines:
         print(f"  {line}")

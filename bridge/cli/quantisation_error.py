@@ -20,7 +20,7 @@ from bridge.precision.yaml_text import to_yaml
 from bridge.runtime.audit.quantisation import FILE, finite, write_rows
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
+    from bridge.preflight.run import Run
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.audit.quantisation import QuantisationRow
 
@@ -70,7 +70,7 @@ def run(chosen: argparse.Namespace) -> None:
         print("\n".join(lines), file=sys.stderr if chosen.json else sys.stdout)
 
 
-def _propose(path: str, rows: list[QuantisationRow], run: RunValues, precision: MixedPrecisionConfig) -> list[str]:
+def _propose(path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig) -> list[str]:
     """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
     from bridge.runtime.compare.proposal import FINER, module_rows_of, propose
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
     from bridge.preflight.file_reading import RunChoice
+    from bridge.preflight.run import Run
 
 SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm", ".pt", ".txt", ".log")
 """Ends of a word that is a file's name, also where no such file is there."""
@@ -93,7 +93,7 @@ def file_of(chosen: argparse.Namespace) -> str | None:
 
 def read_run(
     chosen: argparse.Namespace, *, recipe: str | None = None, strict: bool = True, number: int | None = None
-) -> RunValues:
+) -> Run:
     """Return the run that the arguments describe; a word without ``=`` or ``~`` that is no key is a recipe's name.
 
     `recipe` takes the place of the precision, `number` chooses another run of the file than the arguments choose.
@@ -101,7 +101,7 @@ def read_run(
     return read_file(chosen, file_of(chosen), recipe=recipe, strict=strict, number=number)
 
 
-def read_saved(chosen: argparse.Namespace, file: str, *, strict: bool = True) -> RunValues:
+def read_saved(chosen: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
     """Return the run of a file as it stands: no word of the command line is written over it."""
     from bridge.front.loader import load_run
 
@@ -115,7 +115,7 @@ def read_file(
     recipe: str | None = None,
     strict: bool = True,
     number: int | None = None,
-) -> RunValues:
+) -> Run:
     """Return the run of one file, or of the config tree, with the overrides of the command line written over it."""
     from bridge.front.loader import load_run
 
@@ -131,7 +131,7 @@ def read_file(
     )
 
 
-def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[RunValues]:
+def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Run]:
     """Return the run that the arguments describe, and the same launch on other branches of its script.
 
     The command line may choose one of them with ``--launch``, or state the mode, which is one for all.
@@ -146,9 +146,11 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
     for number in numbers:
         runs.append(read_run(chosen, strict=False, number=number))
     if strict:
+        from bridge.front.loader import require_strict
+
         stated = [run for run in runs if run.reading.mode_decided_by is None]
         for run in stated or runs[:1]:
-            run.require_strict()
+            require_strict(run)
     answered = (first.reading.number, *numbers)
     return [replace(run, reading=replace(run.reading, answered=answered)) for run in runs]
 

@@ -14,9 +14,9 @@ from bridge.errors import BridgeError, RunConfigError
 from bridge.precision.grouping import grouped
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
     from bridge.front.several import FileRun, UnreadFile
-    from bridge.preflight.check import Setup
+    from bridge.preflight.context import CheckContext
+    from bridge.preflight.run import Run
 
 NAMED = 4
 """Of the files that are not read for one reason; the others are counted."""
@@ -59,20 +59,18 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
     return files
 
 
-def _is_folder_of_several(path: str) -> bool:
+def _is_folder_of_several(given: str) -> bool:
     """Return whether a path is a folder that does not hold the file of its run."""
-    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-        return False
-    from pathlib import Path
-
+    from bridge.front.loader import place_of
     from bridge.read.kinds import file_in
 
-    return file_in(Path(path)) == Path(path)
+    path = place_of(given)
+    if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        return False
+    return file_in(path) == path
 
 
-def answer_several(
-    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[FileRun, RunValues], RunAnswer]
-) -> int:
+def answer_several(chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]) -> int:
     """Print a line for each run of some files and folders, or all of them as one JSON document.
 
     Returns:
@@ -105,17 +103,17 @@ def answer_several(
     return code
 
 
-def _read(chosen: argparse.Namespace, file: str, number: int | None) -> RunValues:
+def _read(chosen: argparse.Namespace, file: str, number: int | None) -> Run:
     """Return a run of a file, with the overrides of the command line."""
     return read_file(chosen, file, strict=False, number=number)
 
 
-def _answer(found: FileRun, answer_of: Callable[[FileRun, RunValues], RunAnswer]) -> RunAnswer:
+def _answer(found: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
     """Return the answer about a run, or why there is none."""
     refusal = found.refusal
     if found.values is not None:
         try:
-            return answer_of(found, found.values)
+            return answer_of(found.values)
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())
@@ -129,21 +127,21 @@ def _row(found: FileRun, answer: RunAnswer) -> dict[str, Any]:
     return {"file": found.file, "launch": launch, **answer.content, "exit_code": answer.code}
 
 
-def precision_text(setup: Setup) -> str:
+def precision_text(context: CheckContext) -> str:
     """Return the mode and the scaling scheme of a run: "bf16 with delayed scaling"."""
-    if setup.mode_decided_by is not None:
-        return setup.label
-    return f"{setup.mode} with {setup.scheme} scaling" if setup.scheme else str(setup.mode)
+    if context.mode_decided_by is not None:
+        return context.label
+    return f"{context.mode} with {context.scheme} scaling" if context.scheme else str(context.mode)
 
 
-def precision_dict(setup: Setup) -> dict[str, Any]:
+def precision_dict(context: CheckContext) -> dict[str, Any]:
     """Return the mode and the scaling scheme of a run as plain data; nulls where nothing states the mode."""
-    is_stated = setup.mode_decided_by is None
+    is_stated = context.mode_decided_by is None
     return {
-        "precision": setup.label,
-        "mode": setup.mode if is_stated else None,
-        "scheme": setup.scheme if is_stated else None,
-        "mode_decided_by": setup.mode_decided_by,
+        "precision": context.label,
+        "mode": context.mode if is_stated else None,
+        "scheme": context.scheme if is_stated else None,
+        "mode_decided_by": context.mode_decided_by,
     }
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.front.loader import RunValues
-from bridge.preflight.check import Report, check_run
+from bridge.preflight.check import Report
+from bridge.preflight.check import check as check_run
+from bridge.preflight.run import Run
 from bridge.target.target import target_of
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    run: RunValues | ConfigContainer | Mapping[str, Any],
+    run: Run | ConfigContainer | Mapping[str, Any],
     *,
     target: str | None = None,
     silenced: Mapping[str, str] | None = None,
@@ -44,10 +45,11 @@ def check(
         RunConfigError: A target that cannot be read, or a rule that does not exist.
         UnknownRecipeError: No such recipe.
     """
-    if not isinstance(run, RunValues):
-        return check_run(run, target=target, silenced=silenced)
-    if target is not None:
+    if not isinstance(run, Run):
+        run = Run.of_container(run, target=target)
+    elif target is not None:
         place = target_of(target)
         sections = {**run.sections, "target": target}
-        run = replace(run, sections=sections, reading=run.reading.released(place, is_stated=True))
-    return run.checked(run.prediction, silenced=silenced)
+        reading = run.reading.released(place, is_stated=True)
+        run = replace(run, sections=sections, target=place, reading=reading)
+    return check_run(run, silenced=silenced)

@@ -24,23 +24,27 @@ from bridge.precision.statements import field_value
 from bridge.precision.values import coerce, torch_dtype
 from bridge.preflight import te_cpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
-from bridge.read.keys import SECTIONS
+from bridge.preflight.origins import Origins
+from bridge.preflight.problems import Problems
+from bridge.preflight.run import Run
+from bridge.read.keys import RUN_KEYS, SECTIONS
 from bridge.training.config import ConfigContainer
 
 if typing.TYPE_CHECKING:
-    from bridge.front.loader import RunValues
-    from bridge.preflight.problems import Problems
     from bridge.registry.config import MixedPrecisionConfig
 
 PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
 """Fields of the model that Megatron takes together with FP8 or FP4 alone."""
 
 
-def container(run: RunValues) -> ConfigContainer:
-    """Return the container of a run's values, its precision finalized and not yet written. Imports Megatron Core.
+def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
+    """Return the container of a run, its precision finalized and not yet written. Imports Megatron Core.
+
+    RunConfigError has the `problems` that were found before too.
 
     `require_startable` says whether such a run can begin.
     """
+    problems = problems or Problems(run.origins)
     if run.reading.framework != PRECISION_BRIDGE:
         rule = f"describes a run of {run.reading.framework}, which cannot be started here"
         raise RunConfigError(f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}.")
@@ -50,57 +54,58 @@ def container(run: RunValues) -> ConfigContainer:
     from bridge.runtime.megatron.gpt import ACTIVATIONS, GPTConfig
 
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
-    ours = decoded_sections(run, SECTIONS)
-    arguments = decoded_sections(run, owners, {"activation_func": ACTIVATIONS})
-    run.problems.raise_any()
+    ours = decoded_sections(run, SECTIONS, problems)
+    arguments = decoded_sections(run, owners, problems, {"activation_func": ACTIVATIONS})
+    problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
     needed = _needed_at_construction(run.precision, arguments["model"])
     try:
         made = {name: _made(name, owner, arguments[name], needed.get(name, {})) for name, owner in owners.items()}
     except RunConfigError:
-        refuse_impossible_sizes(run)  # says what Megatron stumbled over
+        refuse_impossible_sizes(run, problems)  # says what Megatron stumbled over
         raise
     return ConfigContainer(
         **made,
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
-        **run.run_keys,
+        **{key: run.sections[key] for key in RUN_KEYS if run.sections.get(key) is not None},
         mixed_precision=run.precision,
         precision_choice=run.choice.to_dict() if run.choice is not None else None,
-        set_by={key: dict(own) for key, own in run.problems.origins.values.items()},
+        set_by={key: dict(own) for key, own in (run.origins or Origins()).values.items()},
     )
 
 
-def require_startable(config: ConfigContainer, run: RunValues) -> None:
+def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
     """Refuse what shows before data and model are built."""
     from bridge.training.values import early_faults  # heavy
 
-    refuse_impossible_sizes(run)
-    run.problems.add_all(early_faults(config, run.origin_of))
-    run.problems.raise_any()
+    problems = problems or Problems(run.origins)
+    refuse_impossible_sizes(run, problems)
+    problems.add_all(early_faults(config, run.origin_of))
+    problems.raise_any()
 
 
-def refuse_impossible_sizes(run: RunValues) -> None:
+def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
     """Refuse numbers that no model can be built with, together with the problems found so far."""
-    run.problems.add_all(impossible_sizes(run.model))
-    run.problems.raise_any()
+    problems.add_all(impossible_sizes(run.model))
+    problems.raise_any()
 
 
-def _declare_te_cpu(run: RunValues) -> None:
-    if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
+def _declare_te_cpu(run: Run) -> None:
+    if run.sections.get("precision_backend") != te_cpu.BACKEND:
         return
     scheme, rows = run.model.get("fp4_recipe" if run.model.get("fp4") else "fp8_recipe"), None
     if run.precision is not None:
         scheme, rows = scheme_of(run.precision), field_value(run.precision, "modules")
-    te_cpu.declare(run.run_keys.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
+    te_cpu.declare(run.sections.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
 
 
 def decoded_sections(
-    run: RunValues, classes: Mapping[str, type[Any]], functions: Mapping[str, Any] | None = None
+    run: Run, classes: Mapping[str, type[Any]], problems: Problems, functions: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the constructor arguments of each section's class; the run's problems take what does not fit."""
+    """Return the constructor arguments of each section's class; the problems take what does not fit."""
     return {
-        name: decode_fields(run.section(name), owner, section=name, problems=run.problems, functions=functions)
+        name: decode_fields(run.section(name), owner, section=name, problems=problems, functions=functions)
         for name, owner in classes.items()
     }
 

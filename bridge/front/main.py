@@ -32,8 +32,10 @@ from bridge.errors import BridgeError, RunConfigError, TrainingError, close_matc
 from bridge.front.compose import as_hydra_reads, compose, given_of_job, prepare_composing, register
 from bridge.front.decode import container, decoded_sections, require_startable
 from bridge.front.errors import CRASH, in_our_words
-from bridge.front.loader import RunValues, config_folder, run_of
+from bridge.front.loader import config_folder, run_of
 from bridge.front.search import JOB, VERSION_BASE, Search
+from bridge.preflight.problems import Problems
+from bridge.preflight.run import Run
 from bridge.read.given_run import GivenRun
 from bridge.read.keys import KEYS, SECTIONS
 from bridge.registry.hydra_group import own_environment
@@ -222,7 +224,7 @@ def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
 
 def _run_once(line: CommandLine, job: Job, given: GivenRun, settings: Any) -> None:
     """Prepare the run, then have Hydra make the run folder and the log, and do the work in it."""
-    config, work = _prepared(run_of(given), job.prepare)
+    config, work = _prepared(*run_of(given), job.prepare)
     if is_first_process():  # before Hydra makes a folder, or writes into that of another run
         require_unlocked(Path(settings.runtime.output_dir), "logging.run_dir")
         if config.checkpoint.save is not None:
@@ -269,7 +271,7 @@ class Job:
         try:
             with own_environment():
                 if made is None:
-                    made = _prepared(run_of(given_of_job(config)), self.prepare)
+                    made = _prepared(*run_of(given_of_job(config)), self.prepare)
                 ready, work = made
                 run_dir = Path(ready.logging.run_dir or run_dir)
                 work(run_dir)
@@ -315,11 +317,11 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _prepared(values: RunValues, prepare: Prepare) -> tuple[ConfigContainer, Work]:
+def _prepared(run: Run, problems: Problems, prepare: Prepare) -> tuple[ConfigContainer, Work]:
     """Return a run that can begin, and its work; its own folder is made where one is named."""
-    config = container(values)
+    config = container(run, problems)
     work = prepare(config)
-    require_startable(config, values)
+    require_startable(config, run, problems)
     folder, rule = config.logging.run_dir, ""
     if folder is not None and is_first_process():
         try:
@@ -334,9 +336,9 @@ def _prepared(values: RunValues, prepare: Prepare) -> tuple[ConfigContainer, Wor
 
 def _check(given: GivenRun) -> dict[str, dict[str, Any]]:
     """Return the sections; refused is what can be without Megatron Core: everything but the fields of its classes."""
-    run = run_of(given, resolve=False)
-    sections = decoded_sections(run, SECTIONS)
-    run.problems.raise_any()
+    run, problems = run_of(given, resolve=False)
+    sections = decoded_sections(run, SECTIONS, problems)
+    problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
     return sections

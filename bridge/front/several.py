@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError, MissingExtraError, RunConfigError, UnreadFileError
-from bridge.front.loader import RunValues
+from bridge.front.loader import place_of
+from bridge.preflight.run import Run
 from bridge.read.kinds import file_in
 
 SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm")
@@ -24,7 +25,7 @@ class FileRun:
     """The number of the run in its file, from 1."""
     labels: tuple[str, ...]
     """Each run of the file, in a few words; empty where the file has one run."""
-    values: RunValues | None
+    values: Run | None
     """The run; None where it cannot be used."""
     refusal: str = ""
     """Why it cannot be used, as sentences."""
@@ -73,19 +74,20 @@ def files_of(paths: Iterable[str]) -> list[str]:
     """
     found: dict[str, None] = {}
     for path in paths:
-        if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-            files = files_in(Path(path))
+        place = place_of(path)
+        if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+            files = files_in(place)
             if not files:
                 raise RunConfigError(f"{path}: holds no file of a run ({', '.join(SUFFIXES)}). Give another folder.")
             found.update(dict.fromkeys(map(str, files)))
-        elif not os.path.exists(path):  # noqa: PTH110  as above
+        elif not os.path.exists(place):  # noqa: PTH110  as above
             raise RunConfigError(f"{path}: there is no such file or folder. Give the path of one.")
         else:
             found[path] = None
     return list(found)
 
 
-def runs_in(files: Iterable[str], read: Callable[[str, int | None], RunValues]) -> Iterator[FileRun | UnreadFile]:
+def runs_in(files: Iterable[str], read: Callable[[str, int | None], Run]) -> Iterator[FileRun | UnreadFile]:
     """Yield each run of some files, and each file in which none was read.
 
     `read` returns the run of a file with a number; None: the first one.
@@ -107,9 +109,7 @@ def runs_in(files: Iterable[str], read: Callable[[str, int | None], RunValues]) 
             yield _further_run(file, number, labels, read)
 
 
-def _further_run(
-    file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], RunValues]
-) -> FileRun:
+def _further_run(file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], Run]) -> FileRun:
     """Return the run of a number in a file whose first run was read."""
     values, refusal = None, ""
     try:

@@ -25,8 +25,9 @@ from bridge.front.main import AroundSweep, Work, is_first_process, main
 from bridge.precision.fields import default_of
 from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
-from bridge.preflight.check import Report, check_run
+from bridge.preflight.check import Report, check
 from bridge.preflight.last_sync import last_sync
+from bridge.preflight.run import Run
 from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
@@ -91,8 +92,8 @@ def prepared(config: ConfigContainer) -> Work:
 
     CheckError with every finding that is an error, but for those of the run's own build, which refuses them itself.
     """
-    origins = {path: list(own)[-1] for path, own in config.set_by.items() if own}
-    checked = check_run(config, target=config.target or "auto", origins=lambda path: origins.get(path, "default"))
+    run = Run.of_container(config, target=config.target or "auto")
+    checked = check(run)
     errors = [finding for finding in checked.of("error") if finding.id not in OF_THE_BUILD]
     if errors:
         first, verdict = errors[0].id, verdict_line(checked)
@@ -101,7 +102,7 @@ def prepared(config: ConfigContainer) -> Work:
             f"'silence.{first}=why it is all right here' lets the run pass:",
             [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
-    return partial(train, config, checked, last_sync(config, config.mixed_precision, checked.setup.prediction))
+    return partial(train, config, checked, last_sync(config, config.mixed_precision, run.prediction))
 
 
 def train(config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path) -> None:

@@ -25,7 +25,7 @@ from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import keeps_scores
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.run import PlannedRun
-from bridge.rules.divisions import uneven_sizes
+from bridge.rules.facts.divisions import uneven_sizes
 
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""

@@ -13,8 +13,8 @@ from bridge.target.fields import NAMES
 class Problems:
     """Collects sentences; each names who set the value."""
 
-    def __init__(self, origins: Origins) -> None:
-        self.origins = origins
+    def __init__(self, origins: Origins | None = None) -> None:
+        self.origins = origins or Origins()
         self._sentences: list[str] = []
         self._matches: list[str] = []
 

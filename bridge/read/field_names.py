@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.rules.near_names import nearest_fields
+from bridge.rules.facts.near_names import nearest_fields
 from bridge.target.fields import FIELDS, known_releases
 from bridge.target.versions import Version, installed
 

@@ -14,7 +14,7 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.read import frameworks
 from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.read.text.document import Document
-from bridge.rules.near_names import near_names
+from bridge.rules.facts.near_names import near_names
 
 if TYPE_CHECKING:
     from pathlib import Path

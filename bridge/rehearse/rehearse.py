@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BackendUnavailableError, Finding
-from bridge.front.loader import RunValues
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.precision.statements import recipe_name
 from bridge.preflight import te_cpu
+from bridge.preflight.run import Run
 from bridge.read.keys import MADE_BY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
@@ -97,7 +97,7 @@ class Rehearsal:
         return 1 if strict and (self.left_out or self.findings) else 0
 
 
-def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8) -> Rehearsal:
+def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
     `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such model can be built, or
@@ -105,7 +105,7 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
     """
     run.prediction.refuse_unplanned()
     target = run.prediction.target
-    release = release_for(target.mcore if run.target else None)
+    release = release_for(target.mcore if run.states_target else None)
     small = shrink(
         run.sections,
         run.precision,
@@ -118,7 +118,7 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
     versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
         label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
-        target=str(run.target or "no declared target"),
+        target=str(run.sections.get("target") or "no declared target"),
         backend=backend,
         versions=versions,
         kept=_kept(run, small),
@@ -126,11 +126,11 @@ def rehearse(run: RunValues, *, backend: str = te_cpu.BACKEND, processes: int = 
         small=small,
         launches=tuple(_launched(small, launch, release) for launch in answer["launches"]),
         left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
-        unknown=_unknown(target if run.target else replace(target, mcore=None), versions, small, answer),
+        unknown=_unknown(target if run.states_target else replace(target, mcore=None), versions, small, answer),
     )
 
 
-def _kept(run: RunValues, small: SmallRun) -> str:
+def _kept(run: Run, small: SmallRun) -> str:
     changed = {change.field for change in small.changes}
     counts = {
         name: sum(
@@ -166,10 +166,10 @@ def _saves_without_state(target: Target) -> bool:
     return any(one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions)
 
 
-def _answer(run: RunValues, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
+def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
     made_by = {MADE_BY: recipe_name(run.precision)} if run.precision is not None and recipe_name(run.precision) else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
-    keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
+    keys = {"mixed_precision": precision, "target": run.sections.get("target"), "precision_backend": backend}
     chosen = any(change.field == "model.attention_backend" for change in small.changes)
     own = {name: value for name, value in run.reading.environment.items() if name.startswith("NVTE_")}
     variables = {name: value for name, value in own.items() if not (chosen and name in ATTENTION)}

@@ -218,7 +218,8 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
     files = {"train": saving, "alone": {}, "resume": {"load": saved}}
     is_resumed = work == "resume"
     outcome["phase"] = PHASES[work] if is_resumed else "the configs are built"
-    config = container(run_of(GivenRun(sections=_sections(plan, one, files[work]))))
+    run, problems = run_of(GivenRun(sections=_sections(plan, one, files[work])))
+    config = container(run, problems)
     last_sync(config, config.mixed_precision)
     outcome["phase"] = PHASES[work]
     summary = pretrain(config, run_dir=folder / work)

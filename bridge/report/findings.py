@@ -21,10 +21,10 @@ Line = tuple[tuple[str, str], ...]
 def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
     """Return the report for people: the subject of the check, every finding, the verdict."""
     lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
-    if report.setup.choice is not None:
-        lines.append(((f"  {report.setup.choice}", "dim"),))
-    if report.setup.flow is not None:
-        lines.append(((f"  gradients: {report.setup.flow}", "dim"),))
+    if report.context.run.choice is not None:
+        lines.append(((f"  {report.context.run.choice}", "dim"),))
+    if report.context.flow is not None:
+        lines.append(((f"  gradients: {report.context.flow}", "dim"),))
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
             lines.extend(_finding(finding))
@@ -54,8 +54,8 @@ def brief_line(report: Report) -> str:
     unknown = [finding for finding in report.findings if finding.unknown]
     if unknown:
         parts.append(f"{len(unknown)} cannot be judged")
-    if report.setup.not_asked:
-        parts.append(f"{len(report.setup.not_asked)} not asked of {report.setup.other_layers}")
+    if report.context.not_asked:
+        parts.append(f"{len(report.context.not_asked)} not asked of {report.context.run.reading.other_layers}")
     return ", ".join(parts) or "nothing found"
 
 
@@ -64,8 +64,8 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
     return {
         "precision": report.precision,
         "target": report.target,
-        "auto": report.setup.choice.to_dict() if report.setup.choice is not None else None,
-        "gradients": report.setup.flow,
+        "auto": report.context.run.choice.to_dict() if report.context.run.choice is not None else None,
+        "gradients": report.context.flow,
         "verdict": report.verdict,
         "exit_code": report.exit_code(strict=strict),
         "findings": [finding_dict(finding) for finding in report.findings],

@@ -1,20 +1,25 @@
 """The rulebook: one law, one row.
 
-    Rule           a row: id, title, setting, severity, sync, versions, when, message, remedies, source,
-                   evidence, explanation (`rule.py`, which has a kind of row for each severity: `error`, `warning`,
-                   `info`; the rows stand in `topics/`, a file per subject)
-    RuleContext    what a rule may ask (`context.py`): the precision and what is stated in it, the views of the configs
-                   it is written into, the plan of the sync, mode and scheme; of a whole run also its shape, its target,
-                   its environment
-    Violation      what `when` returns, a list of them: where a run breaks the row, and the words of its message
-                   (`violation.py`; `all_of` makes a `when` of conditions)
-    RuleFinding    what a violation and its row make: the sentence, the value, who set it, the remedies
+    Rule           a row: id, title, setting, severity, sync, versions, when, message, remedies,
+                   source, evidence, explanation (`rule.py`, which has a kind of row for each
+                   severity and asker; the rows stand in `topics/`, a file per subject)
+    RuleContext    the facts that every asker knows (`context.py`): the precision and its
+                   statements, the values of the configs that it is written into, the plan of the
+                   sync, mode and scheme, the target, the environment
+    RunContext     the facts that a check alone knows (`run_context.py`): the sections as they were
+                   given, shape and layout, the program, the modules of each row
+    Violation      a place where a run breaks a row, and the words of its message (`violation.py`)
+    RuleFinding    the finding of a violation: the sentence, the value, its source, the remedies
 
-`finalize` asks the errors that need the precision alone, a sync those whose `sync` says so, `check` asks all of them
-(`rulebook.py`); `own_run` refuses what scripts/train.py does not honour. What rules read:
+The `when` of a row is a function of the context. It returns whether the run breaks the row, or
+yields the places where it does. Its signature names the context that it needs: mypy refuses a row
+of `finalize` or of a sync that reads more than they know.
 
-    fields.py      the fields of Megatron's configs, by release    section.py       a section's values in one form
-    target.py      the GPUs and their formats                      versions.py      versions, and ranges of them
-    inert.py       fields without effect, and why                  shape/           layers, sizes and layout of a model
-    selected_modules.py   what a row of `modules` takes
+`finalize` asks the errors that need the precision alone, a sync those whose `sync` says so, `check`
+asks all of them (`rulebook.py`). `own_run` refuses the fields that scripts/train.py does not
+honour.
+
+    owner_values.py     the types of the fields      sync_row.py    a value that a sync writes
+    inert.py            fields without effect        storing.py     the setting that stores weights
+    facts/              facts about a run that rules of several topics read
 """

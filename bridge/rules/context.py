@@ -1,8 +1,9 @@
 """`RuleContext`: what a rule may ask about a precision and the configs it is written into.
 
-`finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check a `RunContext`, which knows the
-whole run. A value that is not given is Megatron's class default; where Megatron has none (`seq_length`, `target.te`),
-None stands for "not known", and a rule that needs it stays silent.
+`finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check a
+`RunContext`, which knows the whole run. A value that is not given is Megatron's class default.
+Where Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that
+needs it stays silent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from bridge.model.reads import View, kept_property
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
-from bridge.precision.statements import field_names, is_stated, source_of, stated_values, switches_put_aside
+from bridge.precision.statements import (
+    field_names,
+    is_stated,
+    source_of,
+    stated_values,
+    switches_put_aside,
+)
 from bridge.rules.inert import BUFFER, inert_fields
 from bridge.target.fields import DEFAULTS, differ
 from bridge.target.target import Target
@@ -22,14 +29,21 @@ from bridge.target.versions import Version
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
-    from bridge.rules.owner_values import DataValues, DdpValues, ModelValues, OptimizerValues, PeftValues, TrainValues
+    from bridge.rules.owner_values import (
+        DataValues,
+        DdpValues,
+        ModelValues,
+        OptimizerValues,
+        PeftValues,
+        TrainValues,
+    )
     from bridge.rules.sync_row import SyncRow
 
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
 FAMILIES = ("fp8", "fp4")
 
 Weaknesses = Callable[[str], str | None]
-"""Path of a setting -> what decides its value, as a noun; None where the value is stated or a known default."""
+"""Path of a setting -> what decides its value, as a noun; None: it is stated or a known default."""
 
 
 def _owner_of(field: str) -> str | None:
@@ -40,7 +54,7 @@ def _owner_of(field: str) -> str | None:
 
 
 def reading_of(config: PrecisionConfig) -> dict[str, Any]:
-    """Return what the fields of `config` read as, and what Megatron makes of them before any owner is known."""
+    """Return the fields of `config` as read, and the fields that Megatron makes of them."""
     values = config.to_dict(full=True)
     values["params_dtype"] = values["params_dtype"] or mode_of(config)
     values["enable_autocast"] = values["autocast_enabled"]
@@ -52,17 +66,18 @@ class RuleContext:
 
     Args:
         precision: The config; None: the owners keep their own settings.
-        views: Role -> values of that config after the plan, as attributes, dtypes as tokens. A view has the fields
-            that are known and no others: a row that reads more fails at once.
+        views: Role -> values of that config after the plan, as attributes, dtypes as tokens. A view
+            has the fields that are known and no others: a row that reads more fails at once.
         given: Roles of the configs that are there.
         rows: The plan that made the values.
         scheme: The scaling scheme of the run where it is known already.
         target: The GPUs and versions of the run.
         is_last: The run begins after this sync.
         origins: Path of a setting -> its source.
-        weaknesses: Path of a setting -> what decides its value where that is assumed or open; None: all are known.
-        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
-            GPU.
+        weaknesses: Path of a setting -> what decides its value where that is assumed or open; None:
+            all are known.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine
+            where the target has a GPU.
         environment: Environment variables of the run; None: not known.
     """
 
@@ -104,8 +119,8 @@ class RuleContext:
         """Return the context of a config alone: every owner holds what the config reads as."""
         return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
 
-    def leaves_out(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  a check leaves some out
-        """Return whether a rule that read these settings is not asked; a check leaves out some of them."""
+    def leaves_out(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
+        """Return whether a rule that read these settings is not asked; a check leaves out some."""
         return False
 
     def unknown_among(self, paths: Iterable[str]) -> dict[str, str]:
@@ -119,11 +134,11 @@ class RuleContext:
                 found[path] = decider
         return found
 
-    def is_own_known(self, path: str) -> bool:  # noqa: ARG002  a check may know of values that nothing states
-        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+    def is_own_known(self, path: str) -> bool:  # noqa: ARG002  of a check
+        """Return whether an owner's value before the sync is stated, or a known default."""
         return True
 
-    # -- the owners' values ------------------------------------------------------------------------------------
+    # -- the owners' values ----------------------------------------------------------------------
 
     @property
     def model(self) -> ModelValues:
@@ -155,7 +170,7 @@ class RuleContext:
         """Values of the adapter's section."""
         return cast("PeftValues", self.views["peft"])
 
-    # -- the precision -----------------------------------------------------------------------------------------
+    # -- the precision ---------------------------------------------------------------------------
 
     @property
     def mode(self) -> str:
@@ -293,7 +308,7 @@ class RuleContext:
         """Whether the loss scale is dynamic."""
         return self.is_fp16 and not self.optimizer.loss_scale
 
-    # -- the owners --------------------------------------------------------------------------------------------
+    # -- the owners ------------------------------------------------------------------------------
 
     @property
     def has_model(self) -> bool:
@@ -359,7 +374,7 @@ class RuleContext:
             return tuple(map(str, modules))
         return ()
 
-    # -- the target --------------------------------------------------------------------------------------------
+    # -- the target ------------------------------------------------------------------------------
 
     @property
     def mcore(self) -> Version | None:
@@ -420,7 +435,7 @@ class RuleContext:
         )
 
     def stands_out(self, field: str) -> bool:
-        """Return whether a field was stated with another value than its default, in the precision or for an owner."""
+        """Return whether precision or owner state a field with another value than its default."""
         if field in self.stated:
             return differ(self.stated[field], FIELD_DEFAULTS[field])
         role = None
@@ -432,7 +447,7 @@ class RuleContext:
         return held is not None and differ(held, DEFAULTS[role][field])
 
     def path(self, name: str) -> str:
-        """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
+        """Return the full path of a setting: of a recipe, or of an owner where there is none."""
         section, _, setting = name.rpartition(".")
         if section in PRECISION_OWNERS and setting in MEGATRON_FIELDS and setting in self.stated:
             return f"mixed_precision.{setting}"

@@ -8,10 +8,13 @@ from bridge.precision.subjects import SCALER
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
 PADDING = "moe_router_padding_for_quantization"
-SCALER_SCHEDULE = tuple(name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale")
+SCALER_SCHEDULE = tuple(
+    name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale"
+)
 """Read by the dynamic loss scale of an FP16 run alone."""
 SCHEME_SETTINGS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
 """Fields that some scaling schemes read and others do not."""
+OF_KEPT_LAYERS = (*LAYER_COUNTS, "first_last_layers_bf16")
 
 
 def inert_fields(
@@ -21,25 +24,34 @@ def inert_fields(
     is_autocast: bool | None = None,
     keeps_layers: bool | None = None,
 ) -> dict[str, str]:
-    """Return each field that changes nothing in a run of `config`, stated or not, with the reason as a clause.
+    """Return each field that changes nothing in a run of `config`, stated or not -> the reason.
 
-    None for `scheme`, `is_autocast` (the run is under autocast) or `keeps_layers` (in BF16) stands for what the
-    config says.
+    None for `scheme`, `is_autocast` (the run is under autocast) or `keeps_layers` (in BF16) stands
+    for the config's own answer. A reason is a clause.
     """
-    scheme = (scheme or scheme_of(config)) if scheme_of(config) else None
-    run = (scheme or mode_of(config)).upper()
+    if scheme_of(config) is None:
+        scheme = None
+    elif not scheme:
+        scheme = scheme_of(config)
+    if is_autocast is None:
+        is_autocast = config.autocast_enabled
+    if keeps_layers is None:
+        keeps_layers = config.first_last_layers_bf16
+    mode = mode_of(config)
+    run = (scheme or mode).upper()
     found = _out_of_family(config, scheme, run)
     if scheme is None:
-        found.update(dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), f"every layer of this run is in {run}"))
-    elif not (config.first_last_layers_bf16 if keeps_layers is None else keeps_layers):
-        found.update(dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), "first_last_layers_bf16 is off"))
-    if not (config.autocast_enabled if is_autocast is None else is_autocast):
+        found.update(dict.fromkeys(OF_KEPT_LAYERS, f"every layer of this run is in {run}"))
+    elif not keeps_layers:
+        found.update(dict.fromkeys(OF_KEPT_LAYERS, "first_last_layers_bf16 is off"))
+    if not is_autocast:
         found["autocast_dtype"] = "autocast is off"
     if not config.fp16:
-        found.update(dict.fromkeys(SCALER_SCHEDULE, f"a {mode_of(config).upper()} run has no dynamic loss scale"))
+        why = f"a {mode.upper()} run has no dynamic loss scale"
+        found.update(dict.fromkeys(SCALER_SCHEDULE, why))
     elif config.loss_scale:
         found.update(dict.fromkeys(SCALER_SCHEDULE, "the loss scale is constant"))
-    if mode_of(config) == "fp32":
+    if mode == "fp32":
         found["grad_reduce_in_fp32"] = "gradients are FP32 in an FP32 run"
     return found
 
@@ -54,5 +66,6 @@ def _out_of_family(config: PrecisionConfig, scheme: str | None, run: str) -> dic
         elif field.family == "low" and scheme is None:
             found[name] = f"no FP8 or FP4 in this {run} run"
         elif field.schemes and is_known and scheme not in field.schemes:
-            found[name] = f"{scheme} scaling does not read it (only {', '.join(sorted(field.schemes))})"
+            readers = ", ".join(sorted(field.schemes))
+            found[name] = f"{scheme} scaling does not read it (only {readers})"
     return found

@@ -1,4 +1,4 @@
-"""`ModuleSelection`: the modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+"""`ModuleSelection`: the modules that each row of `modules`, or each foreign matcher, takes.
 
 The plan makes it (`bridge.plan.selection`), and rules ask it.
 """

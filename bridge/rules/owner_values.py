@@ -1,8 +1,9 @@
-"""The types of the fields that rules read: `run.model.num_layers` is an int, and a misspelt field fails mypy.
+"""The types of the fields that rules read: a misspelt field of `run.model` fails mypy.
 
-A context hands out `View`s, which look a field up when it is read. These classes say what such a view has; nothing
-makes one of them. A view of `finalize` has the fields of a precision alone. The type of a field follows from its row in
-the table of fields: a field without a class default, a name and a dtype can be None. A test compares both.
+A context hands out `View`s, which look a field up when it is read. These classes name the fields of
+such a view, and nothing makes an object of them. A view of `finalize` has the fields of a precision
+alone. The type of a field follows from its row in the table of fields: a field without a class
+default, a name and a dtype can be None. A test compares both.
 """
 
 

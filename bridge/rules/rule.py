@@ -3,8 +3,8 @@
 A row reads without its code: `when` says of a run where it breaks the law, and `message` and
 `remedies` are whole sentences over ``run``, the context, and over the words of a violation.
 
-    contradiction(id="PB204", when=lambda run: run.is_fp8 and run.is_fp4, ...)     # the row's setting is at fault
-    error(id="PB264", when=more_than_a_stage_has, ...)                            # yields its violations
+    contradiction(id="PB204", setting="fp4", when=lambda run: run.is_fp8 and run.is_fp4, ...)
+    error(id="PB264", when=more_layers_than_a_stage_has, ...)    # yields its violations
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from bridge.rules.violation import HELD, Violation
 from bridge.target.versions import VersionRange
 
 SEVERITIES = ("error", "warning", "info")
-"""Worst first. An error means that the run will not start, or will be another run than the one asked for."""
+"""Worst first. An error means that the run will not start, or be another than was asked for."""
 
 EVIDENCE = {
     "verified": "read in the source that is named, or executed",
@@ -34,14 +34,17 @@ EVIDENCE = {
 PARSER = "Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)"
 MODEL_CHECK = "megatron-core 0.16.1 transformer_config.py __post_init__"
 OPTIMIZER_CHECK = "megatron-core 0.16.1 optimizer_config.py __post_init__"
-"""Sources of many rules: the last two run when the config is made, the parser does not for configs built in Python."""
+"""Sources of many rules.
+
+The last two run when the config is made; the parser does not for configs built in Python.
+"""
 
 SYNC = {
     "reported": "the sync reports it",
     "strict": "the sync reports it, and refuses it where the run begins next",
     "refused": "the sync refuses it",
 }
-"""The reaction of a sync to a rule. It knows the precision and the owners, and does not ask the other rules."""
+"""The reaction of a sync to a rule that it asks; it knows the precision and the owners alone."""
 
 Run_contra = TypeVar("Run_contra", bound=RuleContext, contravariant=True)
 """The context that a rule needs: `RuleContext`, or `RunContext` for one that a check alone asks."""
@@ -66,12 +69,11 @@ class Rule(Generic[Run_contra]):
     versions: tuple[VersionRange, ...] = ()
     """Versions it holds for. Where one is not known, the finding says so and is one step milder."""
     when: Callable[[Run_contra], bool | Iterable[Violation]]
-    """Returns the places where a run breaks the rule, none for silence; True: the row's own setting
-    is at fault."""
+    """Returns the places where a run breaks the rule; True: the row's own setting is at fault."""
     message: str
     """The rule as a clause about the setting, without a full stop."""
     remedies: tuple[str, ...]
-    """The remedies, each an imperative clause without a full stop; one whose words are empty is left out."""
+    """Imperative clauses without a full stop; one whose words are empty is left out."""
     source: str
     """File and version, or thread and date."""
     evidence: str = "verified"
@@ -82,8 +84,10 @@ class Rule(Generic[Run_contra]):
     def violations(self, run: Run_contra) -> list[Violation]:
         """Return the places where a run breaks the rule."""
         answer = self.when(run)
-        if isinstance(answer, bool):
-            return [Violation()] if answer else []
+        if answer is False:
+            return []
+        if answer is True:
+            return [Violation()]
         return list(answer)
 
 
@@ -102,7 +106,7 @@ no_effect = partial(Rule[RuleContext], severity="warning", sync="reported")
 
 
 def without_run(rules: Iterable[Rule[RunContext]]) -> tuple[Rule[RuleContext], ...]:
-    """Return rules that are asked about less than a whole run: by `finalize`, by a sync, of a table of GPUs.
+    """Return rules that are asked about less than a whole run, by `finalize` or a sync for example.
 
     A test asks each of them about a `RuleContext`.
     """
@@ -134,7 +138,7 @@ class RuleFinding(Finding):
     """The version that would decide whether it holds, where that is not known."""
     silenced: str | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Settings that it rests on and that nothing states -> what decides each; with any, it is an info."""
+    """Setting that it rests on and that nothing states -> its decider; with any, it is an info."""
 
 
 MILDER = {"error": "warning", "warning": "info", "info": "info"}
@@ -149,7 +153,7 @@ def ask(rules: Iterable[Rule[Asked]], context: Asked) -> list[RuleFinding]:
     for rule in rules:
         try:
             found += findings_of(rule, context)
-        except Exception as error:  # noqa: BLE001  one rule that stumbles must not hide the findings of the others
+        except Exception as error:  # noqa: BLE001  it must not hide the findings of other rules
             found.append(_stumbled(rule, context, error))
     return found
 
@@ -169,8 +173,10 @@ def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
             depends.append(versions)
     found = []
     for violation in violations:
-        rests_on = paths if violation.rests_on is None else violation.rests_on
-        unknown = context.unknown_among(rests_on)
+        if violation.rests_on is None:
+            unknown = context.unknown_among(paths)
+        else:
+            unknown = context.unknown_among(violation.rests_on)
         if not unknown:
             found.append(_finding(rule, context, violation, depends))
         elif rule.severity != "info":  # an info that cannot be judged is not worth a line
@@ -179,15 +185,17 @@ def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
 
 
 def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
-    """Return whether a product of the target is in a range; None where its version is not known, or assumed."""
+    """Return whether a product is in a range; None where its version is not known, or assumed."""
     holds = versions.holds(getattr(context.target, versions.product))
     if holds and context.unknown_among([f"target.{versions.product}"]):
         return None
     return holds
 
 
-def _unjudged(rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]) -> RuleFinding:
-    """Return the info that a rule cannot be judged, since a setting that it rests on is not known."""
+def _unjudged(
+    rule: Rule[Asked], context: RuleContext, violation: Violation, unknown: Mapping[str, str]
+) -> RuleFinding:
+    """Return the info that a rule cannot be judged, as a setting that it rests on is not known."""
     path = context.path(violation.path or rule.setting)
     states = " ".join(f"{name}=VALUE" for name in named_first(unknown, path))
     settings = settings_text(unknown, path)
@@ -211,7 +219,7 @@ def _unjudged(rule: Rule[Asked], context: RuleContext, violation: Violation, unk
 def _finding(
     rule: Rule[Asked], context: RuleContext, violation: Violation, depends: Sequence[VersionRange]
 ) -> RuleFinding:
-    """Return the finding of a violation, one step milder where it depends on a version that is not known."""
+    """Return the finding of a violation; it is milder where it depends on an unknown version."""
     path = context.path(violation.path or rule.setting)
     value = _value(violation, context, path)
     words = {**violation.words, "run": context, "path": path, "value": value}
@@ -259,7 +267,9 @@ def _not_known(depends: Sequence[VersionRange], context: RuleContext) -> str:
 
 
 def _made(row: Rule[Asked], **columns: Any) -> RuleFinding:
-    return RuleFinding(id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns)
+    return RuleFinding(
+        id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns
+    )
 
 
 def remedy_of(remedies: Sequence[str]) -> str:
@@ -275,4 +285,5 @@ def _stumbled(rule: Rule[Asked], context: RuleContext, error: Exception) -> Rule
     path = context.path(rule.setting)
     clause = f"could not be judged ({type(error).__name__}: {error})"
     remedy = "Please report this: a rule has to cope with any value."
-    return _made(rule, path=path, rule=clause, value=context.value(path), remedy=remedy, severity="warning")
+    value = context.value(path)
+    return _made(rule, path=path, rule=clause, value=value, remedy=remedy, severity="warning")

@@ -1,8 +1,8 @@
 """`RunContext`: what a rule may ask about a whole run, before anything of it is built.
 
-A check makes one. `finalize`, a sync and the table of GPUs know less, a `RuleContext` alone. A rule's
-function names in its signature which of the two it needs, so that mypy refuses a rule of theirs that
-reads more than they know. A rule that all of them ask looks whether the context is a `RunContext`.
+A check makes it. `finalize`, a sync and the table of GPUs know less: a `RuleContext` alone. The
+function of a rule names in its signature the context that it needs, so that mypy refuses a rule of
+theirs that reads more than they know. A rule of both asks whether its context is a `RunContext`.
 """
 
 from __future__ import annotations

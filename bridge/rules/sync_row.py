@@ -20,9 +20,12 @@ class SyncRow:
     old: Any
     new: Any
     verdict: str = "derive"
-    """override: an owner's own value was replaced. set: a default was replaced. derive: follows from
+    """The effect on the owner's value.
+
+    override: an owner's own value was replaced. set: a default was replaced. derive: follows from
     others. neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do.
-    absent: no such thing."""
+    absent: no such thing.
+    """
     by: str
     """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
     why: str
@@ -38,8 +41,10 @@ class SyncRow:
 
     @property
     def changes(self) -> bool:
-        """Whether the sync gave the owner another value. The process changes later, when the run starts."""
-        return self.verdict != "absent" and self.owner != "process" and repr(self.old) != repr(self.new)
+        """Whether the sync gave the owner another value; the process changes at the start."""
+        if self.verdict == "absent" or self.owner == "process":
+            return False
+        return repr(self.old) != repr(self.new)
 
     @property
     def replaces(self) -> bool:
@@ -48,11 +53,15 @@ class SyncRow:
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether ``on_conflict="keep"`` keeps the owner's value: not for the mode, its dtypes and the scheme."""
+        """Whether ``on_conflict="keep"`` keeps the owner's value: no mode, no scheme."""
         return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
 
     def __str__(self) -> str:
         old, new = f"{plain(self.old)!r}", f"{plain(self.new)!r}"
-        change = new if old == new else f"{old} -> {new}"
-        reason = self.why if self.by == self.why else f"{self.by}: {self.why}"
+        change = new
+        if old != new:
+            change = f"{old} -> {new}"
+        reason = self.why
+        if self.by != self.why:
+            reason = f"{self.by}: {self.why}"
         return f"{self.path}: {change} ({self.verdict}, {reason})"

@@ -1,26 +1,37 @@
-"""Settings that nothing states, in words: an answer that rests on them names a few, and what decides them."""
+"""Settings that nothing states, in words: an answer that rests on them names a few of them.
+
+It names the program or the value that decides them too.
+"""
 
 from collections.abc import Mapping, Sequence
 
 MOST_NAMED = 3
 """Unknown settings that an answer names; the others are counted."""
 DECISIVE = (
-    *("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "model.expert_model_parallel_size"),
-    *("optimizer.use_distributed_optimizer", "model.seq_length", "train.micro_batch_size", "model.bf16"),
+    "model.tensor_model_parallel_size",
+    "model.pipeline_model_parallel_size",
+    "model.expert_model_parallel_size",
+    "optimizer.use_distributed_optimizer",
+    "model.seq_length",
+    "train.micro_batch_size",
+    "model.bf16",
 )
 """Those that decide most of a run are named first."""
 
 
 def named_first(unknown: Mapping[str, str], path: str = "") -> list[str]:
-    """Return the unknown settings that an answer names: `path` first, then those that decide most of a run."""
-    return sorted(unknown, key=lambda name: (name != path, name not in DECISIVE))[:MOST_NAMED]
+    """Return the unknown settings that an answer names: `path`, then those of `DECISIVE`."""
+    ordered = sorted(unknown, key=lambda name: (name != path, name not in DECISIVE))
+    return ordered[:MOST_NAMED]
 
 
 def settings_text(unknown: Mapping[str, str], path: str = "") -> str:
     """Return the unknown settings in words: "model.fp8, model.fp4 and 12 more settings"."""
     named = named_first(unknown, path)
     others = len(unknown) - len(named)
-    return enumerated([*named, f"{others} more settings"] if others else named)
+    if others:
+        named.append(f"{others} more settings")
+    return enumerated(named)
 
 
 def deciders_text(unknown: Mapping[str, str]) -> str:
@@ -30,4 +41,6 @@ def deciders_text(unknown: Mapping[str, str]) -> str:
 
 def enumerated(words: Sequence[str]) -> str:
     """Return "a", "a and b" or "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"

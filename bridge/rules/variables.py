@@ -1,8 +1,9 @@
-"""Environment variables that change a Transformer Engine recipe without the config, one row each in variables.yaml.
+"""Environment variables that change a Transformer Engine recipe without the config.
 
-Most of them become defaults of the recipe classes when `transformer_engine` is imported, so Megatron, which passes few
-keywords, gets them into its recipes without a message. `set_lines` describes those of a run for its report, and
-`environment_findings` names those that contradict its config. Nothing here reads the environment by itself.
+Each is a row in variables.yaml. Most of them become defaults of the recipe classes when
+`transformer_engine` is imported, so Megatron, which passes few keywords, gets them into its recipes
+without a message. `set_lines` describes those of a run for its report, and `environment_findings`
+names those that contradict its config. Nothing here reads the environment by itself.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ class Variable:
             return text == "1"
         if self.kind == "number":
             return int(text)
-        word = text.upper() if self.name.endswith("ERR_MODE") else text
+        word = text
+        if self.name.endswith("ERR_MODE"):
+            word = text.upper()
         if self.choices and word not in self.choices:
             raise ValueError
         return word
 
     def is_active(self, text: str) -> bool | None:
-        """Return whether a value does something else than leaving the variable unset; None: it is refused."""
+        """Return whether a value changes something, as no value does; None: it is refused."""
         try:
             parsed = self.parse(text)
         except ValueError:
@@ -72,7 +75,9 @@ class Variable:
         """Values that Transformer Engine accepts, in words."""
         if self.kind == "number":
             return "a whole number"
-        return f"one of {', '.join(filter(None, self.choices))}" if self.choices else "anything"
+        if not self.choices:
+            return "anything"
+        return f"one of {', '.join(filter(None, self.choices))}"
 
 
 @cache
@@ -80,9 +85,13 @@ def nvte_variables() -> Mapping[str, Variable]:
     """Return the variables by name, in the order of the file, which has their sources."""
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     made: dict[str, Variable] = {}
-    for name, given in rows.items():
-        keys: dict[str, Any] = {key: tuple(held) if isinstance(held, list) else held for key, held in given.items()}
-        made[name] = Variable(name=name, **keys)
+    for name, row in rows.items():
+        columns: dict[str, Any] = {}
+        for key, value in row.items():
+            columns[key] = value
+            if isinstance(value, list):
+                columns[key] = tuple(value)
+        made[name] = Variable(name=name, **columns)
     return made
 
 
@@ -93,27 +102,42 @@ def variables_in(environ: Mapping[str, str]) -> list[tuple[Variable, str]]:
     return [(row, environ[name]) for name, row in nvte_variables().items() if name in environ]
 
 
-def concerning(scheme: str | None, environ: Mapping[str, str], *, attention: bool) -> list[tuple[Variable, str]]:
-    """Return the variables, with their values, that can change a run under a scheme, with or without FP8 attention."""
-    given = [(row, text) for row, text in variables_in(environ) if attention or not row.attention]
-    return [(row, text) for row, text in given if not row.schemes or scheme in row.schemes]
+def concerning(
+    scheme: str | None, environ: Mapping[str, str], *, attention: bool
+) -> list[tuple[Variable, str]]:
+    """Return the variables that can change a run under a scheme, with their values.
+
+    `attention` says whether the run's attention is in FP8.
+    """
+    found = []
+    for row, text in variables_in(environ):
+        is_read = attention or not row.attention
+        if is_read and (not row.schemes or scheme in row.schemes):
+            found.append((row, text))
+    return found
 
 
 def set_lines(environ: Mapping[str, str]) -> list[str]:
     """Return one line per variable that is set, for the run report; empty where none is."""
     lines = []
     for row, text in variables_in(environ):
-        when = "at import" if row.reads == "import" else "at run time"
-        effects = {
-            True: row.effect,
-            False: "no effect, this is what Transformer Engine does anyway",
-            None: f"Transformer Engine accepts only {row.accepted}",
-        }
-        lines.append(f"{row.name}={text} (read {when}): {effects[row.is_active(text)]}.")
+        when = "at run time"
+        if row.reads == "import":
+            when = "at import"
+        is_active = row.is_active(text)
+        if is_active is None:
+            effect = f"Transformer Engine accepts only {row.accepted}"
+        elif is_active:
+            effect = row.effect
+        else:
+            effect = "no effect, this is what Transformer Engine does anyway"
+        lines.append(f"{row.name}={text} (read {when}): {effect}.")
     return lines
 
 
-def environment_findings(scheme: str | None, environ: Mapping[str, str], *, attention: bool = False) -> list[Finding]:
+def environment_findings(
+    scheme: str | None, environ: Mapping[str, str], *, attention: bool = False
+) -> list[Finding]:
     """Return a finding for each variable that changes a recipe, in the order of the table.
 
     Args:
@@ -127,13 +151,19 @@ def environment_findings(scheme: str | None, environ: Mapping[str, str], *, atte
     """
     if scheme is None:
         return []
-    given = concerning(scheme, environ, attention=attention)
-    found = [finding for row, text in given for finding in _findings_of(row, text, scheme)]
-    for name in sorted(name for name in environ if name.startswith("NVTE_") and name not in nvte_variables()):
+    found: list[Finding] = []
+    for row, text in concerning(scheme, environ, attention=attention):
+        found += _findings_of(row, text, scheme)
+    for name in sorted(environ):
+        if not name.startswith("NVTE_") or name in nvte_variables():
+            continue
         near = get_close_matches(name, nvte_variables(), n=1, cutoff=0.92)
         if near:
             rule = "Transformer Engine knows no such variable and ignores it"
-            found.append(_finding(path=name, rule=rule, remedy=did_you_mean(near), value=name, severity="warning"))
+            remedy = did_you_mean(near)
+            found.append(
+                _finding(path=name, rule=rule, remedy=remedy, value=name, severity="warning")
+            )
     return found
 
 
@@ -141,11 +171,16 @@ _finding = partial(Finding, where="environment")
 
 
 def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
+    """Yield the finding of a variable's value under a scheme, where it has one."""
     known = scheme_row(scheme)
-    recipe = known.te_class if known is not None else scheme
+    recipe: str | None = scheme
+    if known is not None:
+        recipe = known.te_class
 
     def finding(rule: str, severity: str) -> Finding:
-        before = " before transformer_engine is imported" if row.reads == "import" else ""
+        before = ""
+        if row.reads == "import":
+            before = " before transformer_engine is imported"
         remedy = f"Unset it{before}, so that the config alone says what the run is."
         return _finding(path=row.name, rule=rule, remedy=remedy, value=text, severity=severity)
 
@@ -159,6 +194,8 @@ def _findings_of(row: Variable, text: str, scheme: str) -> Iterator[Finding]:
         return
     if scheme in row.refused_by:
         yield finding(f"{recipe} cannot be made while it is set", "error")
-    else:
-        severity = "error" if text in row.contradicts else "warning"
-        yield finding(f"{recipe} is not what the config says: it {row.effect}", severity)
+        return
+    severity = "warning"
+    if text in row.contradicts:
+        severity = "error"
+    yield finding(f"{recipe} is not what the config says: it {row.effect}", severity)

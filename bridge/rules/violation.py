@@ -11,7 +11,8 @@ class Violation:
     """One place where a run breaks a rule.
 
     Args:
-        path: The setting at fault: a field of the precision, or section.field; None: the one of the row.
+        path: The setting at fault: a field of the precision, or section.field; None: the setting
+            of the row.
         value: Its value; `HELD`: the one that the path holds.
         where: The source of the value; None: the one that set the path.
         severity: None: the one of the row.

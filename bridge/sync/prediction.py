@@ -29,8 +29,8 @@ from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names, field_value, is_left_open, is_stated, source_of
+from bridge.rules.facts.off_switches import off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.off_switches import off_switches
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.module_recipe import module_recipe
 from bridge.sync.owner import OwnerValues, own_values, same, seen_through

@@ -17,7 +17,8 @@ from bridge.errors import BridgeError, RunConfigError
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.mode import label_of, mode_of
 from bridge.precision.statements import source_of
-from bridge.preflight.check import Setup
+from bridge.preflight.context import CheckContext
+from bridge.preflight.run import Run
 from bridge.read.megatron_lm.flags import BY_NAME, OWNERS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
@@ -101,7 +102,7 @@ def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionCon
     """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer, by the rules of `check`."""
     given = {name: value for name, value in vars(parser.parse_known_args()[0]).items() if value is not None}
     owners: dict[str, Any] = {role: {name: given[name] for name in FIELDS[role] if name in given} for role in OWNERS}
-    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], Setup(config, **owners)):
+    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], CheckContext(Run.of(config, **owners))):
         raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
 
 

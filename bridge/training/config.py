@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.owners import ModelOwner
-from bridge.preflight.check import resolve_precision
+from bridge.preflight.run import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.target.target import target_of
 

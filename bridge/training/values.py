@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.model.layout import Parallel
 from bridge.precision.mode import scheme_of
-from bridge.preflight.check import Setup
+from bridge.preflight.context import CheckContext
+from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.program import Program
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID
 from bridge.runtime.checkpoint.folder import load_fault, pointer_fault
@@ -97,8 +99,9 @@ def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
 def refusals(config: Any, *, backend: str, rules: Iterable[str], model: Any = None) -> list[RuleFinding]:
     """Return the faults that some rules find in model, optimizer and DDP config as they are, or with another model."""
     sections = {"model": config.model if model is None else model, "optimizer": config.optimizer, "ddp": config.ddp}
-    run = Setup(**sections, target=target_of(None), backend=backend, is_own=True)
-    return [found for found in ask([BY_ID[name] for name in rules], run) if found.severity == "error"]
+    run = Run.of(**sections, target=target_of(None), program=Program(is_own=True))
+    context = CheckContext(run, backend=backend)
+    return [found for found in ask([BY_ID[name] for name in rules], context) if found.severity == "error"]
 
 
 def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from bridge.cli.main import main
+from bridge.cli.run_arguments import RunWords
 
 ROOT = Path(__file__).parents[2]
 SHOWCASE = ROOT / "docs" / "showcase"
@@ -201,6 +203,25 @@ def test_sarif_has_the_findings_of_each_file_in_one_run(capsys) -> None:
 def test_what_is_about_one_run_is_refused_for_several(words: list[str], sentence: str, capsys) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err == f"{sentence}\n"
+
+
+@pytest.mark.usefixtures("project")
+def test_a_word_is_a_file_by_its_end_by_a_slash_or_because_it_is_there_and_no_recipe() -> None:
+    Path("bf16_mixed").mkdir()  # the recipe of this name is meant
+    Path("sweep").mkdir()
+    Path("sweep/lr=3").mkdir()
+    files = ["scripts", "llama.yaml", "gone.sh", "some/where", "./bf16_mixed", "sweep/lr=3", "train.yaml"]
+    overrides = [
+        "bf16_mixed",
+        "fp8_current",
+        "model.num_layers=4",
+        "~mixed_precision.fp8",
+        "data.path=a/b.txt",
+        "scirpts",
+    ]
+    for words in ([*files, *overrides], [*overrides, *files]):
+        found = RunWords.of(argparse.Namespace(config="first.yaml", overrides=words))
+        assert found == RunWords(files=("first.yaml", *files), overrides=tuple(overrides))
 
 
 def test_a_folder_is_checked_without_torch_and_megatron(project: Path) -> None:

@@ -1,7 +1,8 @@
 """Run the training script up to the assignment of `model.bf16`, and print the way that the precision took, as JSON.
 
 `travelled` are the files of the package in which a function held the precision, or an object with it; `entered` are
-all files of which a function ran, but for the predicates of rules and for imports. `calls` counts the functions that
+all files of which a function ran, but for the predicates of rules and for imports; `every` are all files that ran,
+those too. `calls` counts the functions that
 make something.
 """
 
@@ -40,6 +41,7 @@ HOLDERS = ("recipe", "precision", "mixed_precision")
 """Fields of objects that hold a precision on its way."""
 
 entered: dict[str, None] = {}
+every: dict[str, None] = {}
 travelled: dict[str, None] = {}
 calls: Counter[str] = Counter()
 
@@ -71,6 +73,8 @@ def watch(frame: FrameType, event: str, argument: object) -> None:
     """Note a call or a return; end at the assignment."""
     if event == "call":
         calls[COUNTED.get(frame.f_code, "")] += 1
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            every.setdefault(frame.f_code.co_filename.removeprefix(PACKAGE))
         name = place(frame)
         if name is not None:
             entered.setdefault(name)
@@ -90,7 +94,8 @@ def end(frame: FrameType | None) -> None:
         if name is not None:
             travelled.setdefault(name)
         frame = frame.f_back
-    print(json.dumps({"entered": list(entered), "travelled": list(travelled), "calls": calls}), flush=True)  # noqa: T201
+    found = {"entered": list(entered), "travelled": list(travelled), "every": list(every), "calls": calls}
+    print(json.dumps(found), flush=True)  # noqa: T201
     os._exit(0)
 
 

@@ -146,7 +146,7 @@ def test_a_per_module_recipe_stands_in_a_run_as_the_content_of_its_file() -> Non
 def test_a_run_can_be_described_in_plain_python_data() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "params_dtype": "torch.float32"}
     run = container(
-        run_of(GivenRun(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"}))
+        *run_of(GivenRun(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"}))
     )
     assert run.model is not None
     assert run.optimizer is not None
@@ -158,14 +158,14 @@ def test_a_run_can_be_described_in_plain_python_data() -> None:
 
 def test_functions_and_enums_are_read_as_megatron_bridge_writes_them() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "attention_backend": 5}
-    run = container(run_of(GivenRun(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}})))
+    run = container(*run_of(GivenRun(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}})))
     assert run.model is not None
     assert (run.model.activation_func, run.model.attention_backend.name) == (torch.nn.functional.silu, "auto")
 
 
 def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> None:
     model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
-    run = container(run_of(GivenRun(sections={"model": model, "mixed_precision": {"bf16": True}})))
+    run = container(*run_of(GivenRun(sections={"model": model, "mixed_precision": {"bf16": True}})))
     assert run.model is not None
     assert run.model.pipeline_dtype is None
     report = last_sync(run, run.mixed_precision)
@@ -180,7 +180,7 @@ def test_gradient_buffers_are_reused_for_weights_that_the_precision_stores() -> 
     reused = {"reuse_grad_buf_for_mxfp8_param_ag": True, "use_distributed_optimizer": True}
     sections = {"model": model, "ddp": reused, "optimizer": reused, "mixed_precision": {**precision, **reused}}
     del sections["mixed_precision"]["use_distributed_optimizer"]
-    run = container(run_of(GivenRun(sections=sections)))
+    run = container(*run_of(GivenRun(sections=sections)))
     assert run.ddp is not None
     assert run.ddp.fp8_param_gather is False, "the sync writes it"
     last_sync(run, run.mixed_precision)

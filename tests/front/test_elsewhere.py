@@ -9,7 +9,9 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError, bounded
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
+from bridge.preflight.check import report_of
+from bridge.preflight.run import Run
 from bridge.read.megatron_lm.importer import import_all
 from bridge.read.text.document import Document
 
@@ -28,7 +30,7 @@ matchers:
 OPTION = "--te-precision-config-file"
 
 
-def read(folder: Path, script: str, *words: str) -> RunValues:
+def read(folder: Path, script: str, *words: str) -> Run:
     """Return the run of a script."""
     (folder / "run.sh").write_text(script)
     return load_run(words, config_file=folder / "run.sh")
@@ -54,8 +56,8 @@ class TestPerModuleFile:
         place_as_written = name.replace("{}", str(tmp_path))
         script = f"{FP8} {OPTION} {place_as_written}"
         run = read(tmp_path, script)
-        assert run.report.setup.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
-        assert run.report.setup.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
+        assert run.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
+        assert run.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
         assert run.reading.unplanned is None
         (sentence,) = run.reading.read_too
         assert sentence.startswith(OPTION)
@@ -171,7 +173,7 @@ class TestLayerSource:
     def test_layers_of_megatron_core_are_planned(self, tmp_path, option):
         run = read(tmp_path, f"{RUN} {option}")
         assert run.reading.unplanned is None
-        assert run.report.setup.plan.layers
+        assert run.plan.layers
 
     def test_the_local_spec_is_the_local_implementation(self, tmp_path):
         option = "--spec megatron.core.models.gpt.gpt_layer_specs get_gpt_layer_local_spec"
@@ -283,7 +285,7 @@ class TestDeepSpeed:
         else:
             script = heredoc() + script
         run = read(tmp_path, script, "target=h100x64")
-        planned = run.report.setup.planned
+        planned = run.planned
         settings = planned.plan.settings
         assert (settings.mode, settings.grad_reduce, settings.grad_sent) == ("fp16", "fp16", "fp16")
         assert settings.distributed
@@ -314,14 +316,14 @@ class TestDeepSpeed:
         )
         assert run.reading.read_too == ()
         assert run.reading.opened["optimizer.use_distributed_optimizer"] == "DeepSpeed's engine"
-        assert run.report.setup.plan.settings.grad_reduce == "fp16"
+        assert run.plan.settings.grad_reduce == "fp16"
 
     @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
     def test_bf16_gradients_are_kept_in_fp32_without_zero_and_masters_are_sharded_all_the_same(
         self, tmp_path, stage, reduced
     ):
         content = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
-        settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").report.setup.plan.settings
+        settings = read(tmp_path, f"{heredoc(content)}{ENGINE} --bf16").plan.settings
         assert (settings.mode, settings.grad_reduce, settings.distributed) == ("bf16", reduced, True)
 
     @pytest.mark.parametrize(
@@ -344,7 +346,7 @@ class TestDeepSpeed:
         assert f"--deepspeed: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1." in unknown
 
     def test_without_zero_the_masters_of_fp16_are_whole(self, tmp_path):
-        settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").report.setup.plan.settings
+        settings = read(tmp_path, f"{heredoc(stage='0')}{ENGINE} --fp16").plan.settings
         assert (settings.distributed, settings.grad_reduce) == (False, "fp16")
 
 
@@ -358,8 +360,8 @@ class TestEngineOfDeepSpeed:
         started = RUN.replace("torchrun --nproc-per-node 8", "deepspeed").replace("--bf16", mode)
         script = f"{self.WRITTEN}{started} --loss-scale 12 --deepspeed --deepspeed_config ds.json\n"
         run = read(tmp_path, script)
-        assert [one.id for one in run.report.findings if one.id == "PB123"] == []
-        assert run.report.precision == "fp16_mixed, but initial_loss_scale=65536"
+        assert [one.id for one in report_of(run).findings if one.id == "PB123"] == []
+        assert report_of(run).precision == "fp16_mixed, but initial_loss_scale=65536"
         assert (
             "--loss-scale: without effect under --deepspeed, whose engine scales the loss and reduces gradients by its "
             "JSON." in run.reading.unknown
@@ -389,7 +391,7 @@ def test_an_activation_of_a_fork_is_named_and_opens_the_width_of_the_layers(tmp_
 def test_experts_that_a_pattern_does_not_have_are_not_counted(tmp_path, pattern, has_effect):
     script = f"{RUN} --is-hybrid-model --hybrid-override-pattern {pattern} --num-experts 6 --moe-ffn-hidden-size 64\n"
     run = read(tmp_path, script, "target=h100x3")
-    setup = run.report.setup
+    setup = report_of(run).context
     said = [one for one in run.reading.unknown if one.startswith("--num-experts 6: has no effect")]
     assert (said == []) is has_effect
     assert setup.shape.is_moe is has_effect
@@ -447,7 +449,7 @@ def test_the_columns_of_memory_and_the_step_of_the_optimizer_add_up_to_the_total
     script = f"{RUN.replace('--seq-length 512', f'--seq-length {length}')} --grad-reduce-in-bf16\n"
     _, out = answered(tmp_path, script, "memory", capsys=capsys)
     assert f"FP32 gradients, after the activations: the total counts {counted}" in out
-    (rank,) = read(tmp_path, script).report.setup.planned.memory.ranks
+    (rank,) = read(tmp_path, script).planned.memory.ranks
     largest = rank.step_bytes if "instead" in counted else rank.bytes_of["activations"]
     assert rank.total == rank.static + largest
 

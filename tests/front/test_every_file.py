@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from bridge.front.loader import RunValues
+    from bridge.preflight.run import Run
 
 MODEL = {
     "num_layers": 4,
@@ -178,7 +178,7 @@ def test_a_rehearsal_is_of_the_same_run_whatever_the_file(tmp_path, monkeypatch)
     class StoppedError(Exception):
         """Raised in the place of a launch."""
 
-    def stop(run: RunValues, **_: object) -> None:
+    def stop(run: Run, **_: object) -> None:
         seen[kind.__name__] = {role: values for role, values in run.prediction.values.items() if role in SECTIONS}
         raise StoppedError
 

@@ -8,8 +8,10 @@ import pytest
 from bridge.cli.main import main
 from bridge.convert.conversion import runs_of
 from bridge.errors import RunConfigError
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
 from bridge.precision.mode import mode_of
+from bridge.preflight.check import check
+from bridge.preflight.run import Run
 from bridge.read.text.document import Document
 
 MODEL = """\
@@ -49,7 +51,7 @@ modules:
 """
 
 
-def slime(tmp_path: Path, more: str = "", words: tuple[str, ...] = ()) -> RunValues:
+def slime(tmp_path: Path, more: str = "", words: tuple[str, ...] = ()) -> Run:
     """Return the run of a script in the style of slime."""
     (tmp_path / "models").mkdir(exist_ok=True)
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
@@ -57,7 +59,7 @@ def slime(tmp_path: Path, more: str = "", words: tuple[str, ...] = ()) -> RunVal
     return load_run(words, config_file=tmp_path / "run.sh")
 
 
-def miles(tmp_path: Path, more: str) -> RunValues:
+def miles(tmp_path: Path, more: str) -> Run:
     """Return the run of a script in the style of miles, which differs in a path alone."""
     (tmp_path / "models").mkdir(exist_ok=True)
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
@@ -65,7 +67,7 @@ def miles(tmp_path: Path, more: str) -> RunValues:
     return load_run(config_file=tmp_path / "run.sh")
 
 
-def primus(tmp_path: Path, *overrides: str, module: str = "", words: tuple[str, ...] = ()) -> RunValues:
+def primus(tmp_path: Path, *overrides: str, module: str = "", words: tuple[str, ...] = ()) -> Run:
     """Return the run of an experiment in the style of Primus, in a clone with a module file and a model file."""
     modules, models = (tmp_path / "primus" / "configs" / kind / "megatron" for kind in ("modules", "models"))
     for folder in (modules, models):
@@ -83,7 +85,7 @@ def primus(tmp_path: Path, *overrides: str, module: str = "", words: tuple[str, 
     return load_run(words, config_file=tmp_path / "exp.yaml")
 
 
-def formats_of_experts(run: RunValues) -> set[str]:
+def formats_of_experts(run: Run) -> set[str]:
     """Return the formats of the experts' forward GEMMs."""
     found = set()
     for row in run.plan.rows():
@@ -137,10 +139,10 @@ def test_lengths_of_samples_that_no_file_states_are_not_counted(tmp_path: Path) 
 
 def test_slime_gives_its_processes_a_variable_that_blackwell_refuses(tmp_path: Path) -> None:
     words = "--transformer-impl transformer_engine --fp8-format e4m3 --fp8-recipe blockwise"
-    on_blackwell = slime(tmp_path, words, ("target=b200x8",)).report
+    on_blackwell = check(slime(tmp_path, words, ("target=b200x8",)))
     assert [one.id for one in on_blackwell.findings if one.path.startswith("environment.")] == ["PB521"]
     variables = '--train-env-vars \'{"NVTE_FP8_BLOCK_SCALING_FP32_SCALES":"0"}\''
-    stated = slime(tmp_path, f"{words} {variables}", ("target=b200x8",)).report
+    stated = check(slime(tmp_path, f"{words} {variables}", ("target=b200x8",)))
     assert not [one for one in stated.findings if one.path.startswith("environment.")]
 
 
@@ -167,11 +169,11 @@ def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: 
     dropped = miles(tmp_path, f"{words} --megatron-to-hf-mode bridge")
     assert dropped.model["fp8"] == "hybrid"
     assert not {"fp8_amax_history_len", "first_last_layers_bf16"} & dropped.model.keys()
-    found = {one.path: one for one in dropped.report.findings if one.id == "PB801"}
+    found = {one.path: one for one in check(dropped).findings if one.id == "PB801"}
     assert found.keys() == {"--fp8-amax-history-len", "--first-last-layers-bf16"}
     assert "miles does not forward it" in found["--fp8-amax-history-len"].rule
     assert "model_provider.py" in found["--fp8-amax-history-len"].rule
-    assert not [one for one in forwarded.report.findings if one.id == "PB801"]
+    assert not [one for one in check(forwarded).findings if one.id == "PB801"]
 
 
 def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_a_launch_that_may_be_either_is_read_as_what_both_set(tmp_path: Path) ->
 
 def test_an_option_that_nobody_knows_is_dropped_by_slime_and_said_so(tmp_path: Path) -> None:
     run = slime(tmp_path, "--ffn-hidden-sise 4096 --rollout-seed 3")
-    (finding,) = [one for one in run.report.findings if one.id == "PB801"]
+    (finding,) = [one for one in check(run).findings if one.id == "PB801"]
     assert finding.path == "--ffn-hidden-sise"
     assert "slime's parser drops arguments that it does not know" in finding.rule
     assert run.model["ffn_hidden_size"] == 2816
@@ -275,12 +277,12 @@ def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -
     experts = ("num_experts: 4", "moe_grouped_gemm: true", "enable_primus_turbo: true", "use_turbo_grouped_gemm: true")
     run = primus(tmp_path, *experts)
     assert formats_of_experts(run) == {"bf16"}
-    (finding,) = [one for one in run.report.findings if one.id == "PB801"]
+    (finding,) = [one for one in check(run).findings if one.id == "PB801"]
     assert finding.path == "use_turbo_grouped_gemm"
     assert "State fp8_recipe tensorwise" in finding.remedy
     mended = primus(tmp_path, *experts, "fp8_recipe: tensorwise")
     assert formats_of_experts(mended) == {"e4m3"}
-    assert not [one for one in mended.report.findings if one.id == "PB801"]
+    assert not [one for one in check(mended).findings if one.id == "PB801"]
 
 
 def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.front.decode import container
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
 from bridge.precision.mode import label_of, scheme_of
 from bridge.precision.statements import recipe_name, source_of
+from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ def test_a_file_takes_the_same_overrides(file):
     assert values.model == {"num_layers": 8, "hidden_size": 64}
     assert values.precision is not None
     assert (values.precision.fp8, recipe_name(values.precision)) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
-    assert values.target == "b200x64"
+    assert values.sections["target"] == "b200x64"
     assert [values.origin_of(key) for key in ("model.num_layers", "model.hidden_size", "mixed_precision.fp8")] == [
         "command line",
         "run.yaml",
@@ -188,7 +189,7 @@ def test_values_are_read_without_torch_and_megatron(file):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert RunValues(precision=None).origin_of("model.x") == "default"
+    assert Run(precision=None).origin_of("model.x") == "default"
 
 
 def test_a_named_pipe_is_refused_instead_of_read_for_ever(tmp_path):

@@ -11,9 +11,11 @@ import yaml
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
 from bridge.precision.statements import is_stated
+from bridge.preflight.check import report_of
 from bridge.preflight.file_reading import MEGATRON_BRIDGE
+from bridge.preflight.run import Run
 from bridge.read.meaning import meaning
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.megatron_bridge import start as megatron_bridge_start
@@ -57,7 +59,7 @@ def saved_model(release: Version) -> dict[str, Any]:
     return {row.name: row.default for row in rows if row.has is None or row.has.holds(release)} | SIZES
 
 
-def read(folder: Path, content: dict[str, Any], *words: str, strict: bool = True) -> RunValues:
+def read(folder: Path, content: dict[str, Any], *words: str, strict: bool = True) -> Run:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return load_run(words, config_file=path, strict=strict)
@@ -230,7 +232,7 @@ def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tm
     saved = container(saved_model(newest))
     run = read(tmp_path, saved)
     assert run.reading.release == newest
-    assert run.target == f"mcore{newest}"
+    assert run.sections["target"] == f"mcore{newest}"
     assert re.fullmatch(
         rf"megatron-core {newest} \(model\.\w+ stands in the file, and {before} does not have it\)\.",
         run.reading.lines[0],
@@ -309,9 +311,9 @@ def test_the_precision_writes_the_optimizers_recipe_in_every_mode(
 ) -> None:
     run = read(tmp_path, container(optimizer={**AWARE, "fp8_recipe": held}, mixed_precision=precision), B200)
     assert run.prediction.values["optimizer"]["fp8_recipe"] == "tensorwise"
-    settings = run.report.setup.plan.settings
+    settings = run.plan.settings
     assert (settings.owns_masters, settings.master, settings.remainders) == (False, "fp32", False)
-    assert {one.id: one.severity for one in run.report.findings if one.id in ("PB347", "PB356")} == (
+    assert {one.id: one.severity for one in report_of(run).findings if one.id in ("PB347", "PB356")} == (
         {} if precision is FP4 else {"PB347": "info"}
     )
 
@@ -321,18 +323,18 @@ def test_fp4_weights_of_a_file_that_leaves_their_masters_to_the_fused_adam_are_a
     recipe: str | None, tmp_path: Path
 ) -> None:
     content = container(optimizer=AWARE, mixed_precision={**FP4, "fp8_recipe": recipe})
-    (finding,) = (one for one in read(tmp_path, content, B200).report.findings if one.id == "PB356")
+    (finding,) = (one for one in report_of(read(tmp_path, content, B200)).findings if one.id == "PB356")
     assert (finding.severity, finding.value) == ("error", recipe)
     assert finding.remedies[0] == "set mixed_precision.fp8_recipe=tensorwise"
     repaired = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=tensorwise")
-    assert "PB356" not in {one.id for one in repaired.report.findings}
+    assert "PB356" not in {one.id for one in report_of(repaired).findings}
 
 
 def test_the_remedy_for_masters_outside_the_fused_adam_works(tmp_path: Path) -> None:
     content = container(optimizer=AWARE, mixed_precision={**PRECISION, "fp8": None})
     run = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=null")
-    assert run.report.setup.plan.settings.remainders
-    assert "PB347" not in {one.id for one in run.report.findings}
+    assert run.plan.settings.remainders
+    assert "PB347" not in {one.id for one in report_of(run).findings}
 
 
 INSPECTED = "megatron.bridge.training.config.TensorInspectConfig"
@@ -369,7 +371,7 @@ def test_a_feature_of_the_debugger_that_changes_formats_leaves_no_plan(
         assert capsys.readouterr().err == f"{sentence}\n"
     assert main(["check", "--config", str(tmp_path / "run.yaml")]) == 0
     assert sentence in capsys.readouterr().out
-    assert read(tmp_path, content, "tensor_inspect.enabled=false").report.setup.plan.layers
+    assert read(tmp_path, content, "tensor_inspect.enabled=false").plan.layers
 
 
 @pytest.mark.parametrize(
@@ -386,7 +388,7 @@ def test_a_feature_of_the_debugger_that_changes_formats_leaves_no_plan(
 def test_a_debugger_that_only_looks_leaves_the_plan(tmp_path: Path, section: dict[str, Any]) -> None:
     run = read(tmp_path, container(**section))
     assert run.reading.unplanned is None
-    assert run.report.setup.plan.layers
+    assert run.plan.layers
 
 
 def test_the_features_of_the_debugger_are_read_from_their_file(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import torch
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
 from bridge.precision.mode import mode_of
+from bridge.preflight.check import report_of
+from bridge.preflight.run import Run
 
 SCRIPT = """
 HIDDEN=2048
@@ -29,13 +31,13 @@ ARGUMENTS = (
 )
 
 
-def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tuple[str, ...] = ()) -> RunValues:
+def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tuple[str, ...] = ()) -> Run:
     """Return the run of a file."""
     (tmp_path / name).write_text(text)
     return load_run(words, config_file=tmp_path / name)
 
 
-def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> RunValues:
+def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> Run:
     """Return the run of an argument file with further arguments."""
     given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
     return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
@@ -327,8 +329,8 @@ SIZED = f"{FOUND} --seq-length 64 --micro-batch-size 1 --vocab-size 96 --hidden-
 @pytest.mark.parametrize(("scale", "found"), [("0", []), ("0.0", []), ("-1", ["PB141"]), ("4096", [])])
 def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found) -> None:
     run = read(tmp_path, f"{SIZED} --fp16 --loss-scale {scale}\n", "train.sh")
-    assert [one.id for one in run.report.of("error")] == found
-    assert run.report.setup.has_dynamic_scale is (float(scale) == 0)
+    assert [one.id for one in report_of(run).of("error")] == found
+    assert report_of(run).context.has_dynamic_scale is (float(scale) == 0)
 
 
 @pytest.mark.parametrize(
@@ -337,5 +339,5 @@ def test_a_loss_scale_of_0_is_an_unset_one_to_the_parser(tmp_path, scale, found)
 def test_the_variables_of_attention_are_judged_by_a_stated_release_alone(tmp_path, target, severity) -> None:
     (tmp_path / "train.sh").write_text(f"export NVTE_FUSED_ATTN=0\n{SIZED} --bf16\n")
     words = [f"target='{target}'"] if target is not None else []
-    report = load_run(words, config_file=tmp_path / "train.sh").report
+    report = report_of(load_run(words, config_file=tmp_path / "train.sh"))
     assert [one.severity for one in report.findings if one.id == "PB528"] == ([severity] if severity else [])

@@ -31,7 +31,9 @@ from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.context import CheckContext
+from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.runtime.megatron.process import training_process
@@ -374,8 +376,10 @@ def test_interleaving_is_seen_wherever_it_is_stated(changes):
     model = {**SMALL, "hybrid_layer_pattern": None, "num_layers": 4, "pipeline_model_parallel_size": 2, **changes}
     model["num_layers"] = 5 if model["hybrid_layer_pattern"] else 4
     for overlaps, found in ((False, {"PB407"}), (True, set())):
-        setup = Setup("bf16_mixed", model={**model, "overlap_p2p_comm": overlaps, "batch_p2p_comm": not overlaps})
-        assert {finding.id for finding in check(setup).findings if finding.id == "PB407"} == found
+        setup = CheckContext(
+            Run.of("bf16_mixed", model={**model, "overlap_p2p_comm": overlaps, "batch_p2p_comm": not overlaps})
+        )
+        assert {finding.id for finding in check(setup.run).findings if finding.id == "PB407"} == found
     if "pipeline_model_parallel_layout" in changes:
-        single = Setup("bf16_mixed", model={**model, "pipeline_model_parallel_layout": "Ett|ttL"})
-        assert "PB407" not in {finding.id for finding in check(single).findings}
+        single = CheckContext(Run.of("bf16_mixed", model={**model, "pipeline_model_parallel_layout": "Ett|ttL"}))
+        assert "PB407" not in {finding.id for finding in check(single.run).findings}

@@ -39,7 +39,7 @@ def live(case: dict) -> dict[str, int]:
     if not isinstance(adapter.TELinear, type):  # without Transformer Engine there is no such layer
         adapter.TELinear = ()
     ddp = case.pop("ddp")
-    config = container(run_of(GivenRun(sections=case)))
+    config = container(*run_of(GivenRun(sections=case)))
     runtime_config_update(config)
     for name, value in ddp.items():
         setattr(config.ddp, name, value)

@@ -168,7 +168,7 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     backend, stated = "te_cpu", "te_cpu"
     if is_local:
         backend, stated = "local", "emulated"
-    config = container(run_of(GivenRun(sections={**case, "precision_backend": stated})))
+    config = container(*run_of(GivenRun(sections={**case, "precision_backend": stated})))
     runtime_config_update(config)
     gpt._WITHOUT_CUDA = {name: why for name, why in gpt._WITHOUT_CUDA.items() if name not in FUSED}
     with training_process(config.model, seed=1) as process, running(choose_backend(stated, config.model)):

@@ -24,7 +24,7 @@ VOCABULARY = 256
 def built(case: dict):
     """Build a case as a training run does; yields (settled config, model chunks, optimizer)."""
     config = container(
-        run_of(GivenRun(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")}))
+        *run_of(GivenRun(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")}))
     )
     runtime_config_update(config)
     with training_process(config.model, seed=1) as process:

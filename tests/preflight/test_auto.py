@@ -4,7 +4,8 @@ import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.preflight.auto import POLICIES, count_parameters, generations, matrix, resolve_auto, support
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.target.target import parse_target
 
@@ -112,7 +113,7 @@ def test_every_recipe_of_the_policy_exists_and_passes_the_check_where_it_is_chos
             for request in ("auto", "auto:stable", "auto:fastest"):
                 chosen = resolve_auto(request, target=target, parameters=BIG)
                 assert chosen.recipe in REGISTRY
-                assert check(Setup(chosen.recipe, target=target)).of("error") == ()
+                assert check(Run.of(chosen.recipe, target=target)).of("error") == ()
     assert [row.since for row in POLICIES] == sorted(row.since for row in POLICIES)
 
 
@@ -137,7 +138,7 @@ def test_the_matrix_agrees_with_the_rules() -> None:
     for name, row in matrix(["bf16_mixed", CURRENT, DELAYED, MXFP8, NVFP4]).items():
         for title, gpus in generations().items():
             target = parse_target(f"{gpus[0].name},te2.14,cuda12.9,mcore0.19.2")
-            errors = check(Setup(name, target=target)).of("error")
+            errors = check(Run.of(name, target=target)).of("error")
             refused = {one.id for one in errors} - {"PB604"}  # emulated without two of its parts, by environment
             assert bool(refused) == (row[title].verdict == "no"), f"{name} on {title}: {refused}"
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from bridge.errors import RunConfigError
 from bridge.model.section import ROLES
 from bridge.precision.statements import field_names
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.faults import faults_of
 from bridge.registry.registry import REGISTRY
@@ -19,31 +20,31 @@ from bridge.target.fields import FIELDS
 from bridge.target.target import GPUS, Target, parse_target
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import CURRENT, DENSE, H100, OVERLAP
-from tests.rules.situations import setup_of
+from tests.rules.situations import run_of, setup_of
 
 
 @pytest.mark.parametrize("name", sorted(set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}))
 def test_no_built_in_recipe_has_an_error_or_warning_of_its_own(name: str) -> None:
-    report = check(Setup(name))
+    report = check(Run.of(name))
     assert [str(one) for one in report.findings if one.severity != "info"] == []
 
 
 def test_a_report_is_sorted_and_counts_into_an_exit_code() -> None:
     said = dict(CURRENT, fp8_margin=2, fp8_recipe="tensorwize")
-    report = check(Setup(said, model=DENSE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(H100)))
+    report = check(Run.of(said, model=DENSE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(H100)))
     assert [one.severity for one in report.findings] == sorted(
         (one.severity for one in report.findings), key=["error", "warning", "info"].index
     )
     assert (report.verdict, report.exit_code(), report.exit_code(strict=True)) == ("error", 2, 2)
-    warned = check(Setup(dict(CURRENT, fp8_margin=2), target=parse_target(H100)))
+    warned = check(Run.of(dict(CURRENT, fp8_margin=2), target=parse_target(H100)))
     assert (warned.verdict, warned.exit_code(), warned.exit_code(strict=True)) == ("warning", 0, 1)
-    clean = check(Setup("bf16_mixed"))
+    clean = check(Run.of("bf16_mixed"))
     assert (clean.verdict, clean.exit_code(), clean.exit_code(strict=True)) == ("ok", 0, 0)
 
 
 def test_a_silenced_rule_is_kept_apart_with_its_reason() -> None:
     setup = setup_of(CASES["PB243"][0])
-    report = check(setup, {"PB243": "this branch of Megatron keeps its own copy"})
+    report = check(setup.run, silenced={"PB243": "this branch of Megatron keeps its own copy"})
     assert "PB243" not in {one.id for one in report.findings}
     (silenced,) = report.silenced
     assert (silenced.id, silenced.silenced) == ("PB243", "this branch of Megatron keeps its own copy")
@@ -62,7 +63,7 @@ def test_a_silenced_rule_is_kept_apart_with_its_reason() -> None:
 )
 def test_a_rule_is_silenced_by_its_id_with_a_reason(silenced: dict[str, str], message: str) -> None:
     with pytest.raises(RunConfigError) as error:
-        check(Setup("bf16_mixed"), silenced)
+        check(Run.of("bf16_mixed"), silenced=silenced)
     assert str(error.value) == message
 
 
@@ -72,8 +73,8 @@ def test_owners_may_be_mappings_objects_or_absent() -> None:
     for name, value in model.items():
         setattr(slotted, name, value)
     for owner in (model, SimpleNamespace(**model), slotted):
-        assert "PB263" in {one.id for one in check(Setup(model=owner)).findings}
-    assert check(Setup()).verdict == "ok"
+        assert "PB263" in {one.id for one in check(Run.of(model=owner)).findings}
+    assert check(Run.of()).verdict == "ok"
 
 
 def test_every_fault_of_a_config_alone_is_an_error_of_the_check() -> None:
@@ -115,7 +116,7 @@ def test_every_fault_of_a_config_alone_is_an_error_of_the_check() -> None:
     for values in faulty:
         config = MixedPrecisionConfig.from_dict(values)
         assert faults_of(config), values
-        assert check(Setup(config)).verdict == "error", values
+        assert check(Run.of(config)).verdict == "error", values
 
 
 NAMES = sorted({name for role in ("model", "optimizer", "ddp") for name in FIELDS[role]})
@@ -148,15 +149,15 @@ def test_no_values_make_the_check_raise_or_a_rule_stumble(
     name: str | None, sections: Any, gpu: str | None, environment: Any, backend: str | None
 ) -> None:
     target = Target(gpu=GPUS[gpu] if gpu else None, count=8)
-    report = check(Setup(name, **sections, target=target, environment=environment, backend=backend))
+    report = check(Run.of(name, **sections, target=target, environment=environment, backend=backend))
     assert [one for one in report.findings if "could not be judged" in one.rule] == []
-    assert report.setup.flow
+    assert report.context.flow
     assert report.precision
 
 
 @given(stated=st.dictionaries(st.sampled_from(field_names(MixedPrecisionConfig)), VALUES, max_size=8))
 def test_no_statements_make_the_check_raise(stated: dict[str, Any]) -> None:
-    report = check(Setup({name: value for name, value in stated.items() if value is not None}, model=DENSE))
+    report = check(Run.of({name: value for name, value in stated.items() if value is not None}, model=DENSE))
     assert [one for one in report.findings if "could not be judged" in one.rule] == []
 
 
@@ -167,5 +168,5 @@ def test_a_rule_that_stumbles_does_not_hide_the_others(monkeypatch: pytest.Monke
     module = sys.modules["bridge.preflight.check"]
     broken = dataclasses.replace(RULES[0], when=lambda run: run.no_such_thing)
     monkeypatch.setattr(module, "RULES", (broken, *RULES[1:]))
-    report = check(setup_of(CASES["PB243"][0]))
+    report = check(run_of(CASES["PB243"][0]))
     assert {one.id: one.severity for one in report.findings} == {"PB243": "error", RULES[0].id: "warning"}

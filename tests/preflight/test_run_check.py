@@ -1,6 +1,6 @@
 """A whole run checked at once: our container, a saved run, Megatron Bridge's YAML, the showcase."""
 
-from functools import partial
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from bridge.errors import RunConfigError
+from bridge.front.check import check as check_run
 from bridge.front.loader import load_run
-from bridge.preflight.check import check_run
+from bridge.preflight.check import check, report_of
+from bridge.preflight.run import Run
 from bridge.training.config import ConfigContainer
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, OVERLAP
 
@@ -47,7 +49,7 @@ def test_a_showcase_run_has_no_error_and_no_warning(path: Path) -> None:
     run = yaml.safe_load(path.read_text(encoding="utf-8"))
     report = check_run(run, target=None)
     assert [str(one) for one in report.findings if one.severity != "info"] == []
-    assert report.setup.target.count in (64, 512, 2048)
+    assert report.context.target.count in (64, 512, 2048)
 
 
 def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
@@ -73,11 +75,11 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
     def checked() -> Any:
         path = tmp_path / "run_config.yaml"
         path.write_text(yaml.safe_dump(run), encoding="utf-8")
-        return load_run([f"target='{B200}'"], config_file=path, strict=False).report
+        return report_of(load_run([f"target='{B200}'"], config_file=path, strict=False))
 
     report = checked()
     assert ids(report) == set()
-    assert report.setup.model.params_dtype == "bf16"
+    assert report.context.model.params_dtype == "bf16"
     run["mixed_precision"]["fp8"] = "hybrid"
     assert ids(checked()) == {"PB123", "PB306"}, "the peer's 0 and 0 win over the provider's layers"
 
@@ -85,7 +87,7 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
 def test_a_written_value_that_equals_megatrons_default_is_not_replaced_in_silence(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("mixed_precision: bf16_mixed\nmodel: {bf16: false}\nddp: {grad_reduce_in_fp32: false}\n")
-    found = load_run([], config_file=path, strict=False).report.findings
+    found = report_of(load_run([], config_file=path, strict=False)).findings
     places = {(one.path, one.where) for one in found if one.id == "PB123"}
     assert places == {("model.bf16", "mine.yaml"), ("ddp.grad_reduce_in_fp32", "mine.yaml")}
 
@@ -101,9 +103,13 @@ def test_what_is_misspelt_or_mistyped_in_a_mapping_is_found_beside_everything_el
 
 def test_a_file_that_loads_a_checkpoint_is_asked_about_the_state_of_delayed_scaling() -> None:
     run = {"mixed_precision": "bf16_with_fp8_delayed_scaling_mixed", "model": DENSE, "checkpoint": {"load": "/ckpt"}}
-    asked = partial(check_run, target="h100x8,te2.20,cuda12.9,mcore0.19.2", environment={"WORLD_SIZE": "8"})
-    assert "PB542" in ids(asked(run))
-    assert "PB542" not in ids(asked({**run, "checkpoint": {"load": None}}))
+
+    def asked(sections: dict[str, Any]) -> set[str]:
+        made = Run.of_container(sections, target="h100x8,te2.20,cuda12.9,mcore0.19.2")
+        return ids(check(dataclasses.replace(made, environment={"WORLD_SIZE": "8"})))
+
+    assert "PB542" in asked(run)
+    assert "PB542" not in asked({**run, "checkpoint": {"load": None}})
 
 
 def test_a_run_brings_its_own_target_silence_and_backend() -> None:
@@ -115,7 +121,7 @@ def test_a_run_brings_its_own_target_silence_and_backend() -> None:
         "precision_backend": "emulated",
     }
     report = check_run(run, target=None)
-    assert report.setup.is_emulated
+    assert report.context.is_emulated
     assert ids(report) == {"PB611"}
     run["precision_backend"] = "auto"
     report = check_run(run, target=None)
@@ -129,8 +135,8 @@ def test_auto_is_resolved_against_the_target_and_the_choice_is_kept() -> None:
     report = check_run(
         {"mixed_precision": "auto:fp8", "model": DENSE, "optimizer": OVERLAP, "ddp": OVERLAP}, target=B200
     )
-    assert report.setup.choice is not None
-    assert report.setup.choice.recipe == "bf16_with_mxfp8_mixed"
+    assert report.context.run.choice is not None
+    assert report.context.run.choice.recipe == "bf16_with_mxfp8_mixed"
     assert report.precision == "bf16_with_mxfp8_mixed"
     with pytest.raises(RunConfigError, match="declare the target"):
         check_run({"mixed_precision": "auto"}, target=None)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from bridge.precision.values import dtype_token
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.context import CheckContext
+from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
@@ -73,14 +75,14 @@ def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None
     for role, changes in zip(("model", "optimizer", "ddp"), owners, strict=True):
         for attribute, value in changes.items():
             setattr(made[role], attribute, value)
-    setup = Setup(precision, **made)
+    setup = CheckContext(Run.of(precision, **made))
     before = setup.prediction.values
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             synchronize(precision, **made)
     except ValueError:  # Megatron refuses this pair, and nothing is written: so does the check
-        assert check(setup).verdict == "error"
+        assert check(setup.run).verdict == "error"
         return
     for route in ROUTES:
         if route.attribute is not None and route.owner in made and hasattr(made[route.owner], route.attribute):
@@ -93,9 +95,9 @@ def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None
 
 def test_a_setup_made_after_the_sync_sees_the_owners_own_values(megatron_owners: Any) -> None:
     made = megatron_owners(first_last_layers_bf16=True)
-    first = Setup("bf16_with_fp8_current_scaling_mixed", **made)
+    first = CheckContext(Run.of("bf16_with_fp8_current_scaling_mixed", **made))
     synchronize("bf16_mixed", **made)
-    assert Setup("bf16_with_fp8_current_scaling_mixed", **made).model.values == first.model.values
+    assert CheckContext(Run.of("bf16_with_fp8_current_scaling_mixed", **made)).model.values == first.model.values
 
 
 def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> None:

@@ -15,11 +15,13 @@ import torch
 from omegaconf import OmegaConf
 
 from bridge.errors import PrecisionTypeError, UnknownFieldError
+from bridge.front.check import check as check_run
 from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated, source_of, untold_fields
 from bridge.precision.values import dtype_token
-from bridge.preflight.check import Setup, check_run
+from bridge.preflight.context import CheckContext
+from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.training import mixed_precision as ours
@@ -296,7 +298,7 @@ def test_a_providers_layers_are_kept_through_a_config_that_hands_attributes_on(t
     assert report.row("model.first_last_layers_bf16").verdict == "keep"
     assert held.fp8 == "e4m3"
     assert ours.bf16_with_mxfp8_mixed().setup(Proxy(held)).changes == ()
-    seen, direct = (Setup("bf16_with_mxfp8_mixed", model=model) for model in (Proxy(held), held))
+    seen, direct = (CheckContext(Run.of("bf16_with_mxfp8_mixed", model=model)) for model in (Proxy(held), held))
     assert seen.model.values == direct.model.values
 
 

@@ -2,12 +2,28 @@
 
 from typing import Any
 
-from bridge.preflight.check import Setup
+from bridge.preflight.context import CheckContext
+from bridge.preflight.run import Run
+from bridge.rules.program import Program
 from bridge.target.target import parse_target
 
 
-def setup_of(said: dict[str, Any]) -> Setup:
-    """The setup that a row of a topic in `cases` describes."""
+def run_of(said: dict[str, Any]) -> Run:
+    """The run that a row of a topic in `cases` describes."""
     said = dict(said)
     target = said.pop("target", None)
-    return Setup(said.pop("precision", None), target=parse_target(target) if target else None, **said)
+    known = {}
+    for name in ("is_own", "is_bridge", "is_resumed", "refused", "not_forwarded", "dropped"):
+        if name in said:
+            known[name] = said.pop(name)
+    program = Program(**known)
+    backend = said.pop("backend", None)
+    if backend is not None:
+        said["precision_backend"] = backend
+    place = parse_target(target) if target else None
+    return Run.of(said.pop("precision", None), target=place, program=program, **said)
+
+
+def setup_of(said: dict[str, Any]) -> CheckContext:
+    """The facts that the check of that run asks about."""
+    return CheckContext(run_of(said))

@@ -5,7 +5,8 @@ import pytest
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionConfigError
 from bridge.precision.mode import mode_of, scheme_of
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.run import Run
 from bridge.registry.faults import faults_of
 from bridge.rules.rulebook import RULES
 
@@ -220,7 +221,7 @@ def test_a_config_that_breaks_one_rule_is_refused_with_its_sentence(
     with pytest.raises(PrecisionConfigError) as caught:
         config.finalize()
     assert str(caught.value).splitlines()[1:] == [f"  {PREFIX}{message}"]
-    assert faults_of(config) == [one for one in check(Setup(config)).findings if one.id == rule]
+    assert faults_of(config) == [one for one in check(Run.of(config)).findings if one.id == rule]
 
 
 def test_every_rule_that_finalize_asks_has_a_config_that_breaks_it() -> None:
@@ -231,7 +232,7 @@ def test_every_rule_that_finalize_asks_has_a_config_that_breaks_it() -> None:
 def test_a_format_that_mxfp8_was_not_made_for_is_a_warning() -> None:
     config = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="mxfp8")
     config.finalize()
-    assert [one.severity for one in check(Setup(config)).findings if one.id == "PB206"] == ["warning"]
+    assert [one.severity for one in check(Run.of(config)).findings if one.id == "PB206"] == ["warning"]
 
 
 def test_finalize_raises_all_faults_at_once() -> None:

@@ -25,7 +25,7 @@ from tests.rules.cases.runs import (
     recipe,
     run,
 )
-from tests.rules.situations import setup_of
+from tests.rules.situations import run_of
 
 LATENT = {"multi_latent_attention": True, "q_lora_rank": 512, "kv_lora_rank": 512}
 ALL_EXPERTS = dict(MOE, **LATENT)
@@ -46,7 +46,7 @@ B200_MAIN = "b200x8,te2.16,cuda13.0,mcore0.20"
 
 def found(name: str, case: dict[str, Any]) -> RuleFinding | None:
     """Return the finding of a rule about a case; None where it has none."""
-    of_rule = [one for one in check(setup_of(case)).findings if one.id == name]
+    of_rule = [one for one in check(run_of(case)).findings if one.id == name]
     assert len(of_rule) <= 1
     return of_rule[0] if of_rule else None
 

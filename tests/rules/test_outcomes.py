@@ -6,7 +6,7 @@ import pytest
 
 from bridge.preflight.check import check
 from tests.rules.cases.runs import CURRENT, DENSE, H100, MEGATRON_FSDP, MOE, MXFP8, OVERLAP, PRECISION_AWARE, full
-from tests.rules.situations import setup_of
+from tests.rules.situations import run_of, setup_of
 
 MCORE = "mcore0.19.2"
 NARROW = dict(MEGATRON_FSDP, megatron_fsdp_main_grads_dtype=None)
@@ -16,7 +16,7 @@ FP32_SUMS = {"bf16": True, "grad_reduce_in_fp32": True}
 
 def severities(rule: str, **case: Any) -> list[str]:
     """Return the severities of a rule's findings in a case of `setup_of`."""
-    return [one.severity for one in check(setup_of(case)).findings if one.id == rule]
+    return [one.severity for one in check(run_of(case)).findings if one.id == rule]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_distributed_optimizer_makes_masters_by_the_dtype_of_the_weights(
     dtype: str, optimizer: Any, ddp: Any, found: str | None
 ) -> None:
     case = {"model": dict(DENSE, params_dtype=dtype), "optimizer": optimizer, "ddp": ddp}
-    rules = [one.rule for one in check(setup_of(case)).findings if one.id == "PB103"]
+    rules = [one.rule for one in check(run_of(case)).findings if one.id == "PB103"]
     assert rules == ([f"half-precision weights need the mode switched on, {found}"] if found else [])
 
 
@@ -99,7 +99,7 @@ def test_experts_on_one_rank_each_under_megatron_fsdp(version: str, changes: Any
         "ddp": {**MEGATRON_FSDP, "data_parallel_sharding_strategy": "optim_grads_params", **changes.get("ddp", {})},
         "train": {**STEPS, **changes.get("train", {})},
     }
-    found = [one.rule for one in check(setup_of(case)).findings if one.id == "PB336"]
+    found = [one.rule for one in check(run_of(case)).findings if one.id == "PB336"]
     assert [effect in rule for rule in found] == ([True] if effect else [])
 
 
@@ -143,5 +143,5 @@ def test_a_smaller_tensor_parallel_size_is_no_remedy_without_tensor_parallelism(
     narrow = {**DENSE, "hidden_size": 512, "ffn_hidden_size": 1024}
     for size, is_named in ((1, False), (2, True)):
         setup = setup_of(full(CURRENT, H100, dict(narrow, tensor_model_parallel_size=size)))
-        (found,) = [one for one in check(setup).findings if one.id == "PB506"]
+        (found,) = [one for one in check(setup.run).findings if one.id == "PB506"]
         assert ("use a smaller tensor-parallel size" in found.remedies) is is_named

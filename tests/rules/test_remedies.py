@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.context import CheckContext
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import BY_ID
 from bridge.target.fields import FIELDS
 from bridge.target.versions import TITLES, at_least, parse_version
 from tests.rules.cases import CASES
-from tests.rules.situations import setup_of
+from tests.rules.situations import run_of, setup_of
 
 ASSIGNED = re.compile(r"([A-Za-z_][\w.]*)=('[^']*'|[\w.+-]*\w)")
 SET_TO = re.compile(r"(?:set|leave) it (?:to|at) (?!the\b|package\b)('[^']*'|[\w.+-]*\w)")
@@ -44,7 +45,7 @@ class Step(NamedTuple):
     value: Any
 
 
-def steps_of(finding: RuleFinding, remedy: str, setup: Setup) -> list[Step]:
+def steps_of(finding: RuleFinding, remedy: str, setup: CheckContext) -> list[Step]:
     """Return what a remedy says to set, in its order."""
     steps = []
     for name, text in ASSIGNED.findall(remedy):
@@ -66,7 +67,7 @@ def _value(text: str) -> Any:
     return int(text) if text.isdecimal() else text
 
 
-def _places(name: str, finding: RuleFinding, remedy: str, setup: Setup) -> Iterator[tuple[str, str]]:
+def _places(name: str, finding: RuleFinding, remedy: str, setup: CheckContext) -> Iterator[tuple[str, str]]:
     section, _, field = name.rpartition(".")
     if section.startswith("data.") or section in OWNERS:
         root, _, rest = name.partition(".")
@@ -87,7 +88,7 @@ def _places(name: str, finding: RuleFinding, remedy: str, setup: Setup) -> Itera
     yield roles[0], field
 
 
-def held_by(setup: Setup, step: Step) -> Any:
+def held_by(setup: CheckContext, step: Step) -> Any:
     """Return what a run has where a step sets something."""
     if step.section == "precision":
         return setup.held(step.name)
@@ -101,7 +102,7 @@ def held_by(setup: Setup, step: Step) -> Any:
     return value
 
 
-def is_there_already(setup: Setup, step: Step) -> bool:
+def is_there_already(setup: CheckContext, step: Step) -> bool:
     """Return whether a run has what a step sets."""
     held = held_by(setup, step)
     if step.section == "target":
@@ -109,7 +110,7 @@ def is_there_already(setup: Setup, step: Step) -> bool:
     return held is not None and str(held) == str(step.value)
 
 
-def is_fulfilled(setup: Setup, finding: RuleFinding, step: Step) -> bool:
+def is_fulfilled(setup: CheckContext, finding: RuleFinding, step: Step) -> bool:
     """Return whether a run has what a remedy says to set; an earlier release may be the remedy for a later one."""
     if finding.path == f"{step.section}.{step.name}":  # as it was before the sync
         return str(finding.value) == str(step.value)
@@ -144,7 +145,7 @@ def _retargeted(target: str | None, step: Step) -> str:
 def remedies_of(name: str) -> list[tuple[RuleFinding, str, list[Step]]]:
     """Return each remedy of a rule's findings about the run that breaks it, with its steps."""
     setup = setup_of(CASES[name][0])
-    found = [one for one in check(setup).findings if one.id == name]
+    found = [one for one in check(setup.run).findings if one.id == name]
     return [(one, remedy, steps_of(one, remedy, setup)) for one in found for remedy in one.remedies]
 
 
@@ -152,7 +153,7 @@ def remedies_of(name: str) -> list[tuple[RuleFinding, str, list[Step]]]:
 def test_no_remedy_of_any_finding_is_what_the_run_has_already(name: str) -> None:
     for case in CASES[name]:
         setup = setup_of(case)
-        for finding in check(setup).findings:
+        for finding in check(setup.run).findings:
             for remedy in finding.remedies:
                 steps = steps_of(finding, remedy, setup)
                 there = [step for step in steps if is_fulfilled(setup, finding, step)]
@@ -164,7 +165,7 @@ def test_a_remedy_that_can_be_typed_silences_its_finding_or_leaves_an_info(name:
     for finding, remedy, steps in remedies_of(name):
         if not steps or (name, remedy) in NOT_ENOUGH:
             continue
-        after = check(setup_of(typed(CASES[name][0], steps))).findings
+        after = check(run_of(typed(CASES[name][0], steps))).findings
         same = [one for one in after if (one.id, one.path) == (name, finding.path)]
         left = [str(one) for one in same if one.severity != "info" or finding.severity == "info"]
         assert left == [], remedy

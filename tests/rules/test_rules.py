@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.context import CheckContext
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.rule import EVIDENCE, SEVERITIES, SYNC, ask, findings_of
@@ -17,7 +18,7 @@ from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from bridge.target.fields import DEFAULTS
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import BF16_MODEL, CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
-from tests.rules.situations import setup_of
+from tests.rules.situations import run_of, setup_of
 
 check_module = sys.modules["bridge.preflight.check"]
 EXAMPLES = Path(rulebook.__file__).with_name("examples.yaml")
@@ -25,13 +26,13 @@ MESSAGES = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
 IDS = [rule.id for rule in RULES]
 
 
-def said_by(setup: Setup) -> set[str]:
-    return {finding.id for finding in check(setup).findings}
+def said_by(setup: CheckContext) -> set[str]:
+    return {finding.id for finding in check(setup.run).findings}
 
 
 @pytest.mark.parametrize("name", IDS)
 def test_a_rule_speaks_word_for_word_of_the_run_that_breaks_it_and_of_nothing_beside_it(name: str) -> None:
-    breaks, passes = (check(setup_of(case)).findings for case in CASES[name])
+    breaks, passes = (check(run_of(case)).findings for case in CASES[name])
     assert MESSAGES[name]
     assert [f"{one.severity} {one}" for one in breaks if one.id == name] == MESSAGES[name]
     assert {one.id for one in breaks} - {one.id for one in passes} == {name}
@@ -115,7 +116,7 @@ def test_a_rule_for_other_versions_says_nothing() -> None:
 def test_where_the_version_is_unknown_a_finding_is_milder_and_says_on_which_it_depends() -> None:
     rule = BY_ID["PB241"]
     said = dict(CASES["PB241"][0], target="b200x8,te2.14,cuda12.9")
-    (finding,) = (one for one in check(setup_of(said)).findings if one.id == "PB241")
+    (finding,) = (one for one in check(run_of(said)).findings if one.id == "PB241")
     assert (rule.severity, finding.severity) == ("error", "warning")
     assert finding.depends_on == "megatron-core before 0.18"
     assert "(holds for megatron-core before 0.18; the target does not say which it is)" in finding.rule
@@ -133,7 +134,7 @@ def test_a_version_that_is_known_in_part_decides_where_it_can() -> None:
 
 
 def severities(case: dict[str, object], *names: str) -> list[str]:
-    return [one.severity for one in check(setup_of(case)).findings if one.id in names]
+    return [one.severity for one in check(run_of(case)).findings if one.id in names]
 
 
 def test_what_the_frameworks_own_recipes_hold_is_no_error_and_no_warning() -> None:
@@ -157,7 +158,7 @@ def test_what_the_frameworks_own_recipes_hold_is_no_error_and_no_warning() -> No
 def test_low_gradients_are_a_default_only_where_nobody_stated_them() -> None:
     run = {"model": BF16_MODEL, "optimizer": {"bf16": True}, "target": H100}
     found = {
-        name: [one.rule for one in check(setup_of({**run, "ddp": ddp})).findings if one.id == "PB361"]
+        name: [one.rule for one in check(run_of({**run, "ddp": ddp})).findings if one.id == "PB361"]
         for name, ddp in {"default": {}, "stated": {"grad_reduce_in_fp32": False}}.items()
     }
     ends = ": gradients are accumulated over micro-batches and ranks in BF16"
@@ -202,6 +203,6 @@ EXPERTS = {**DENSE, "num_moe_experts": 8, "moe_ffn_hidden_size": 1024}
     ],
 )
 def test_a_size_that_does_not_divide_over_its_ranks_is_an_error(model: dict, field: str, by: str | None) -> None:
-    said = check(setup_of(CASES["PB408"][0] | {"model": model}))
+    said = check(run_of(CASES["PB408"][0] | {"model": model}))
     found = [one.rule for one in said.findings if (one.id, one.path) == ("PB408", f"model.{field}")]
     assert found == ([] if by is None else [f"does not divide by {by}: each rank has to get the same part"])

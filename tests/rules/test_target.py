@@ -188,12 +188,12 @@ def test_the_memory_of_a_gpu_may_be_stated() -> None:
 
 def test_a_gpu_whose_memory_is_not_published_is_said_to_be_unknown() -> None:
     run = load_run(["model=gpt_5m", "target=r100x1"])
-    assert run.report.setup.planned.memory.notes[-1] == (
+    assert run.planned.memory.notes[-1] == (
         "The memory of R100 is not known here; state it in the target, as in r100,memory=80GiB."
     )
     run = load_run(["model=gpt_5m", "target='r100x1,memory=288GiB'"])
-    assert run.report.setup.planned.memory_bytes == 288 * 2**30
-    assert not any("is not known here" in note for note in run.report.setup.planned.memory.notes)
+    assert run.planned.memory_bytes == 288 * 2**30
+    assert not any("is not known here" in note for note in run.planned.memory.notes)
 
 
 def test_the_version_of_a_source_tree_of_megatron_core_is_the_one_on_the_path(tmp_path, monkeypatch) -> None:

@@ -1,14 +1,16 @@
 """An answer is as strong as its weakest origin: a rule that rests on an assumed or open value judges nothing."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 from bridge.model.reads import Values, View, kept_property, reads
 from bridge.preflight.check import check
+from bridge.preflight.run import Run
 from bridge.rules.rule import RuleFinding
 from bridge.rules.rulebook import BY_ID
 from tests.rules.cases import CASES
-from tests.rules.situations import setup_of
+from tests.rules.situations import run_of
 
 SECTIONS = ("model", "optimizer", "ddp", "train", "data", "peft")
 DECIDER = "train.py"
@@ -28,10 +30,26 @@ def without(case: dict[str, Any], path: str) -> dict[str, Any]:
     return {**case, section: {key: value for key, value in case[section].items() if key != name}}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OpenRun(Run):
+    """A run one of whose settings is open."""
+
+    open_path: str
+
+    has_weaknesses = True
+
+    def weakness(self, path: str) -> str | None:
+        return DECIDER if path == self.open_path else None
+
+
 def found(case: dict[str, Any], name: str, open_path: str | None = None) -> list[RuleFinding]:
     """Return what a rule finds in a run, one of whose settings may be open."""
-    weaknesses = None if open_path is None else {open_path: DECIDER}.get
-    return [one for one in check(setup_of({**case, "weaknesses": weaknesses})).findings if one.id == name]
+    run = run_of(case)
+    if open_path is not None:
+        run = OpenRun(
+            **{field.name: getattr(run, field.name) for field in dataclasses.fields(run)}, open_path=open_path
+        )
+    return [one for one in check(run).findings if one.id == name]
 
 
 def places(findings: list[RuleFinding]) -> set[tuple[str, str]]:

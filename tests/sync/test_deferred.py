@@ -9,7 +9,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizer
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import SyncCheckError
-from bridge.preflight.check import check_run
+from bridge.front.check import check as check_run
 from bridge.preflight.last_sync import last_sync
 from bridge.sync import synchroniser
 from bridge.sync.owner import Owner
@@ -140,7 +140,7 @@ def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since
     )
     for change in (False, True):
         config = ConfigContainer(**owners(megatron_owners), mixed_precision=MixedPrecisionConfig(bf16=True))
-        foreseen = check_run(config, target=None).setup.prediction
+        foreseen = check_run(config, target=None).context.prediction
         if change:
             config.optimizer.loss_scale = 1024.0
         report = last_sync(config, config.mixed_precision, foreseen)

@@ -25,7 +25,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import ROUTES
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
+    from bridge.preflight.run import Run
 
 SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 FOLDERS = ("checkpoint.save", "checkpoint.load")
@@ -66,7 +66,7 @@ def write_twin(chosen: argparse.Namespace) -> None:
     print(_proof(path, values, twin, differences))
 
 
-def _difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
+def _difference(values: Run, twin: Run) -> Iterator[dict[str, Any]]:
     before, after = _flat(values), _flat(twin)
     for field in before | after:
         if before.get(field) != after.get(field):
@@ -74,13 +74,13 @@ def _difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
             yield {"field": field, "run": before.get(field), "twin": after.get(field), "precision": precision}
 
 
-def _flat(values: RunValues) -> dict[str, Any]:
+def _flat(values: Run) -> dict[str, Any]:
     sections = {name: _section(values, name) for name in SECTIONS}
     sections[PRECISION] = values.precision.to_dict(full=True) if values.precision is not None else {}
     return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
-def _section(values: RunValues, name: str) -> dict[str, Any]:
+def _section(values: Run, name: str) -> dict[str, Any]:
     """Return a section without the folders of checkpoints; that of checkpoints whole, so that the twin can be saved."""
     section = dict(values.section(name))
     if name == "checkpoint":
@@ -90,19 +90,19 @@ def _section(values: RunValues, name: str) -> dict[str, Any]:
     return {key: None if f"{name}.{key}" in FOLDERS else value for key, value in section.items()}
 
 
-def _text(values: RunValues, recipe: str) -> str:
+def _text(values: Run, recipe: str) -> str:
     """Return the twin as YAML: the recipe decides what other sections state about precision."""
     import yaml
 
     whole: dict[str, Any] = {PRECISION: recipe}
     for name in SECTIONS:
         whole[name] = {key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
-    whole = {name: one for name, one in (whole | {"target": values.target}).items() if one}
+    whole = {name: one for name, one in (whole | {"target": values.sections.get("target")}).items() if one}
     label = label_of(values.precision) if values.precision is not None else "its own settings"
     return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
 
 
-def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
+def _plans(values: Run, twin: Run) -> dict[str, Any]:
     """Return how many linear layers compute in FP8 or FP4 in each of the two, None where the model has no plan."""
     counts: dict[str, str | None] = {}
     for name, each in (("run", values), ("twin", twin)):
@@ -113,7 +113,7 @@ def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
     return counts
 
 
-def _proof(path: Path, values: RunValues, twin: RunValues, differences: list[dict[str, Any]]) -> str:
+def _proof(path: Path, values: Run, twin: Run, differences: list[dict[str, Any]]) -> str:
     same = len(_flat(values).keys() | _flat(twin).keys()) - len(differences)
     counts = _plans(values, twin)
     lines = [

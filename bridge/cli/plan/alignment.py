@@ -17,6 +17,6 @@ def show_alignment(chosen: argparse.Namespace) -> int:
     from bridge.report.plan_table import align_table  # rich is heavy
 
     run = read_run(chosen)
-    planned = run.report.setup.planned
+    planned = run.planned
     report = align_report(planned.plan, planned.workload)
     return answer_planned(chosen, run, report.to_dict(), align_table(report))

@@ -18,8 +18,8 @@ from bridge.precision.statements import field_value
 from bridge.rules.topics import modules as module_rules
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.preflight.run import Run
     from bridge.rules.rule import RuleFinding
 
 IDS = frozenset(rule.id for rule in module_rules.RULES)
@@ -51,9 +51,11 @@ def show_modules(chosen: argparse.Namespace) -> int:
     run = read_run(chosen)
     if chosen.file:
         run = _with_file(run, chosen.file)
-    plan = run.report.setup.plan
+    from bridge.preflight.check import report_of
+
+    plan = run.plan
     found = plan.selection
-    findings = [finding for finding in run.report.findings if finding.id in IDS]
+    findings = [finding for finding in report_of(run).findings if finding.id in IDS]
     if not found.rows:
         _list(run, plan, findings, as_json=chosen.json)
         return planned_code(run)
@@ -71,7 +73,7 @@ def show_modules(chosen: argparse.Namespace) -> int:
     return planned_code(run)
 
 
-def _with_file(run: RunValues, path: str) -> RunValues:
+def _with_file(run: Run, path: str) -> Run:
     """Return the run with a file's recipe as it stands; RunConfigError for a run with rows of `modules`."""
     from bridge.read.megatron_lm.precision_file import FIELD
     from bridge.read.megatron_lm.te_precision_file import read
@@ -94,7 +96,7 @@ def _layout(plan: PrecisionPlan) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes if size > 1 or name == "PP")
 
 
-def _list(run: RunValues, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool) -> None:
+def _list(run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool) -> None:
     """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
     names = [module.path for module in plan.selection.left]
     if as_json:

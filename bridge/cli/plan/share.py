@@ -10,8 +10,7 @@ from bridge.cli.planned_answer import plan_of, planned_code
 from bridge.cli.several import RunAnswer, answer_several, precision_dict, precision_text
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
-    from bridge.front.several import FileRun
+    from bridge.preflight.run import Run
 
 
 def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
@@ -19,11 +18,14 @@ def show_shares(chosen: argparse.Namespace, paths: Sequence[str]) -> int:
     return answer_several(chosen, paths, _share)
 
 
-def _share(_found: FileRun, run: RunValues) -> RunAnswer:
+def _share(run: Run) -> RunAnswer:
     """Return how many linear layers of a run compute in each scaling scheme."""
-    run.require_strict()
+    from bridge.front.loader import require_strict
+    from bridge.preflight.check import report_of
+
+    require_strict(run)
     plan = plan_of(run)
-    setup = run.report.setup
+    setup = report_of(run).context
     _, linears = plan.linears()
     schemes = plan.schemes()
     parts = [f"{count} of {linears} linear layers in {scheme}" for scheme, count in schemes.items()]

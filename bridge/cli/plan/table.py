@@ -16,8 +16,8 @@ from bridge.extras import require_extra
 from bridge.precision.mode import label_of
 
 if TYPE_CHECKING:
-    from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.preflight.run import Run
     from bridge.registry.schedule import Phase
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -65,7 +65,7 @@ def show_difference(chosen: argparse.Namespace) -> None:
     answer(chosen, content, difference_table(plan.label, other.label, rows))
 
 
-def _first_plan(run: RunValues) -> PrecisionPlan:
+def _first_plan(run: Run) -> PrecisionPlan:
     """Return the plan of a run; of a precision schedule that of its first phase, which a line on stderr says."""
     plan = plan_of(run)
     if _later_plans(run):
@@ -73,14 +73,12 @@ def _first_plan(run: RunValues) -> PrecisionPlan:
     return plan
 
 
-def _later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
+def _later_plans(run: Run) -> list[tuple[Phase, PrecisionPlan]]:
     """Return the later phases of the run's precision schedule, each with its plan."""
-    from bridge.preflight.check import phases_of
-
-    return [(phase, plan_of(run, phase.precision)) for phase in phases_of(run.sections, run.prediction)[1:]]
+    return [(phase, plan_of(run, phase.precision)) for phase in run.phases[1:]]
 
 
-def _answer(run: RunValues) -> dict[str, Any]:
+def _answer(run: Run) -> dict[str, Any]:
     """Return the plan of a run as plain data."""
     content = plan_of(run).to_dict()
     phases = []
@@ -93,7 +91,7 @@ def _answer(run: RunValues) -> dict[str, Any]:
     return content
 
 
-def _show(run: RunValues) -> None:
+def _show(run: Run) -> None:
     """Print the plan of a run for people."""
     from bridge.report.plan_table import difference_table, plan_table  # rich is heavy
 

@@ -32,13 +32,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "with --support: one target only (h100x8,te2.8,cuda12.9), with the reasons"
     parser.add_argument("--target", metavar="TARGET", help=text)
     parser.add_argument("--markdown", action="store_true", help="with --support: print a Markdown table")
+    text = "print the JSON Schema of a recipe in YAML, or of a run's file, for editors"
+    parser.add_argument("--schema", choices=("recipe", "run"), nargs="?", const="recipe", help=text)
     parser.epilog = fields_by_subject()
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Print the list, a recipe, the difference of two, or the GPUs on which they run."""
+    """Print the list, a recipe, the difference of two, the GPUs on which they run, or a schema."""
     require_option(chosen, "--support", ("--target", "--markdown"))
     _refuse_without_effect(chosen)
+    if chosen.schema is not None:
+        from bridge.front.json_schema import SCHEMAS  # of editors alone
+
+        print_json(SCHEMAS[chosen.schema]())
+        return
     if chosen.support:
         from bridge.cli.recipes.support import show_support  # asks every rule about every GPU
 
@@ -60,6 +67,8 @@ def _refuse_without_effect(chosen: argparse.Namespace) -> None:
     if chosen.name is not None and (chosen.support or chosen.tag is not None):
         option = "--support" if chosen.support else "--tag"
         raise RunConfigError(f"{option}: lists recipes, got the name {chosen.name!r} too. Leave one of them out.")
+    if chosen.schema is not None and (chosen.name is not None or chosen.support):
+        raise RunConfigError("--schema: is about no recipe by its name. Write precision-bridge recipes --schema.")
     if chosen.support and (chosen.tag is not None or chosen.config_dir is not None):
         option = "--tag" if chosen.tag is not None else "--config-dir"
         raise RunConfigError(f"{option}: has no effect with --support. Leave it out.")

@@ -1,10 +1,10 @@
-"""Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
+"""Sizes that low-precision GEMMs take: tokens of a rank, widths after sharding, narrow GEMMs."""
 
 import math
 from collections.abc import Iterator
 
-from bridge.rules.gemm_sizes import Width, alignment, low_modules, tokens, widths
-from bridge.rules.packing import packing
+from bridge.rules.facts.gemm_sizes import Width, alignment, low_modules, tokens, widths
+from bridge.rules.facts.packing import packing
 from bridge.rules.rule import error, info, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
@@ -23,7 +23,7 @@ _PROJECTED = {
         "the heads of the layer or their widths",
     ),
 }
-"""Mixer -> the field that decides most of its input projection, and the fields that can be changed."""
+"""Mixer -> the field that decides most of its input projection, and the fields to change."""
 
 
 def refused_tokens(run: RunContext) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def ragged_blocks(run: RunContext) -> Iterator[Violation]:
 
 
 def odd_packs(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of packed batches whose padding leaves no multiple of an alignment on a rank.
+    """Yield the setting whose padding of packed batches leaves no aligned size on a rank.
 
     Blockwise scaling runs ragged blocks, which PB503 is about: a warning; a remedy avoids them too.
     """
@@ -176,7 +176,8 @@ RULES = (
         title="width that the GEMMs do not take",
         setting="model.hidden_size",
         when=refused_widths,
-        message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {run.scheme}",
+        message="its part on one rank ({size}{how}) must be a multiple of "
+        "{multiple} under {run.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; "
         "NVIDIA/TransformerEngine issue 1422, 2025-01-25",
@@ -189,7 +190,8 @@ RULES = (
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
         "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
-        source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
+        source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; "
+        "ROCm/Megatron-LM issue 130, 2026-05-15",
         evidence="reported",
     ),
     error(
@@ -197,11 +199,12 @@ RULES = (
         title="input projection of Mamba or a gated delta net that FP8 does not take",
         setting="model.mamba_num_heads",
         when=odd_projection,
-        message="the input projection is {width} wide, and must be a multiple of {multiple} under {run.scheme}",
+        message="the input projection is {width} wide, and must be a multiple of "
+        "{multiple} under {run.scheme}",
         remedies=("change {others}",),
         source="megatron-core 0.16.1 ssm/mamba_mixer.py:241 and ssm/gated_delta_net.py:131, "
-        "assertions; Transformer Engine 2.20 pytorch/csrc/quantizer.cpp: MXFP8, of the part on a "
-        "rank",
+        "assertions; Transformer Engine 2.20 pytorch/csrc/quantizer.cpp: "
+        "MXFP8, of the part on a rank",
     ),
     info(
         id="PB506",

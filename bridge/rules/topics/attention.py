@@ -9,7 +9,7 @@ from bridge.target.versions import at_least, dotted
 
 
 def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of FP8 attention under current scaling, and the GPU or cuDNN that it needs."""
+    """Yield the GPU or the cuDNN that FP8 attention under current scaling needs."""
     if not run.is_tensorwise or not run.model.fp8_dot_product_attention or run.is_emulated:
         return
     if run.capability is not None and run.target.is_before(10):
@@ -26,7 +26,8 @@ def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:
 def softmax_dtype_of_te(run: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
 
-    A framework's model class can have another default than Megatron's, which nobody stated: an info.
+    A framework's model class can have another default than Megatron's. Nobody stated it then, and
+    the finding is an info.
     """
     if run.model.transformer_impl != "transformer_engine" or run.is_emulated:
         return
@@ -44,7 +45,8 @@ RULES = (
         title="no FP8 attention for current scaling",
         setting="fp8_dot_product_attention",
         when=fp8_attention_without_backend,
-        message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
+        message="FP8 attention under current scaling needs {what}: there is no backend at the "
+        "first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
         source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
         "attention/dot_product_attention/utils.py",
@@ -56,7 +58,8 @@ RULES = (
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.18"),),
         when=lambda run: run.is_mxfp8 and run.model.fp8_dot_product_attention,
-        message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
     ),
@@ -66,7 +69,8 @@ RULES = (
         setting="fp8_dot_product_attention",
         versions=(mcore(until="0.17"),),
         when=lambda run: run.is_fp4 and run.model.fp8_dot_product_attention and run.is_nvfp4,
-        message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
     ),
@@ -74,7 +78,9 @@ RULES = (
         id="PB444",
         title="softmax dtype overruled",
         setting="model.attention_softmax_in_fp32",
-        when=lambda run: run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32,
+        when=lambda run: (
+            run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32
+        ),
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
         source=MODEL_CHECK,

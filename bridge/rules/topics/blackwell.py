@@ -12,7 +12,13 @@ from bridge.target.versions import at_least
 
 def _gathers_through_the_buffer(run: RuleContext) -> bool:
     """Return whether MXFP8 weights are gathered through the gradient buffer of DDP."""
-    return run.is_mxfp8 and run.gathers_fp8 and run.reuses_buffer and not run.has_megatron_fsdp and not run.is_emulated
+    return (
+        run.is_mxfp8
+        and run.gathers_fp8
+        and run.reuses_buffer
+        and not run.has_megatron_fsdp
+        and not run.is_emulated
+    )
 
 
 def _overlaps(run: RuleContext) -> bool:
@@ -41,7 +47,7 @@ def buffer_without_mxfp8_weights(run: RuleContext) -> bool:
 
 
 def wrong_fp4_weights(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of weights stored in FP4, with the releases that are right and not there."""
+    """Yield the releases without which weights stored in FP4 come out wrong."""
     if not run.is_fp4 or not run.gathers_fp4 or run.is_emulated:
         return
     missing = []
@@ -72,13 +78,15 @@ RULES = (
         setting="ddp.overlap_param_gather",
         versions=(mcore(until="0.18"),),
         when=lambda run: run.has_ddp and _gathers_through_the_buffer(run) and not _overlaps(run),
-        message="MXFP8 weights gathered through the gradient buffer became NaN without overlapped gathering",
+        message="MXFP8 weights gathered through the gradient buffer became NaN "
+        "without overlapped gathering",
         remedies=(
             "set overlap_param_gather=True in optimizer and ddp",
             "use megatron-core 0.18",
             "set fp8_param_gather=False",
         ),
-        source="NVIDIA/Megatron-LM issue 2272, 2025-11-17; fixed by pull request 4800 in core_v0.18.0",
+        source="NVIDIA/Megatron-LM issue 2272, 2025-11-17; fixed by pull "
+        "request 4800 in core_v0.18.0",
         evidence="reported",
         explanation="The advice changed with the version: in November 2025 overlapping was first "
         "the cure, then the requirement, and from 0.18 on it is neither.",
@@ -115,15 +123,21 @@ RULES = (
         title="shared buffer without MXFP8 weights",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         when=buffer_without_mxfp8_weights,
-        message="the gradient buffer can be reused only where weights are gathered as MXFP8 (fp8_param_gather)",
+        message="the gradient buffer can be reused only where weights are gathered as MXFP8 "
+        "(fp8_param_gather)",
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),
-        source="megatron-core 0.16.1 distributed_data_parallel_config.py __post_init__: an assertion",
+        source="megatron-core 0.16.1 distributed_data_parallel_config.py __post_init__: "
+        "an assertion",
     ),
     error(
         id="PB245",
         title="shared buffer with gathering inside the step",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
-        when=lambda run: run.is_mxfp8 and run.reuses_buffer and run.optimizer.overlap_param_gather_with_optimizer_step,
+        when=lambda run: (
+            run.is_mxfp8
+            and run.reuses_buffer
+            and run.optimizer.overlap_param_gather_with_optimizer_step
+        ),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
@@ -167,9 +181,14 @@ RULES = (
         id="PB249",
         title="no late layers in BF16 under FP4",
         setting="num_layers_at_end_in_bf16",
-        when=lambda run: run.is_fp4 and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16),
+        when=lambda run: (
+            run.is_fp4
+            and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)
+        ),
         message="the published NVFP4 runs keep their last layers in BF16",
-        remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",),
+        remedies=(
+            "state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, for example",
+        ),
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
         "nemotron_3_super_bf16_with_nvfp4_mixed keeps 14",
     ),
@@ -181,7 +200,8 @@ RULES = (
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 "
         "context only, so it runs in {run.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
-        source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py (a TODO there)",
+        source="megatron-core 0.16.1 and 0.19.2 "
+        "transformer/multi_token_prediction.py (a TODO there)",
     ),
     warning(
         id="PB251",
@@ -198,7 +218,8 @@ RULES = (
         title="NVFP4 outside BF16",
         setting="fp4",
         when=nvfp4_transform_outside_bf16,
-        message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {run.mode}",
+        message="NVFP4's random Hadamard transform takes BF16 tensors only, "
+        "and this run is {run.mode}",
         remedies=("choose a bf16 recipe",),
         source="Transformer Engine 2.8, 2.14 and 2.20 pytorch/csrc/quantizer.cpp",
     ),

@@ -27,7 +27,7 @@ def odd_adapter_rank(run: RunContext) -> Iterator[Violation]:
 
 
 def frozen_stored_weights(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of frozen weights that are stored in FP8: reports of a crash name blockwise scaling."""
+    """Yield the violation of frozen weights stored in FP8; an info where not blockwise."""
     if not run.has_peft or not run.gathers_fp8 or run.is_emulated:
         return
     if run.is_blockwise:
@@ -48,7 +48,8 @@ RULES = (
             and run.has_environment
             and run.environment.get(UNSAFE_PICKLE) != "1"
         ),
-        message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
+        message="Transformer Engine reads delayed scaling's state from a "
+        "checkpoint with this set to 1 only",
         remedies=(
             "set it to 1 for checkpoints of your own",
             "use fp8_recipe='tensorwise', which has no state",

@@ -1,4 +1,7 @@
-"""Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
+"""Environment variables that change a precision behind the config's back.
+
+Transformer Engine reads its variables when it is imported.
+"""
 
 from collections.abc import Iterator
 
@@ -12,7 +15,7 @@ ACCELERATE_MODES = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"
 """Value of ACCELERATE_MIXED_PRECISION -> the mode."""
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 BACKENDS = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}
-"""Attention backend -> the values that Megatron sets or asserts for the variables of `ATTENTION`."""
+"""Attention backend -> the values that Megatron asserts for the variables of `ATTENTION`."""
 
 
 def _is_on(run: RuleContext, name: str) -> bool:
@@ -24,7 +27,7 @@ def _refuses_fp32_scales(run: RuleContext) -> bool:
 
 
 def another_precision(run: RuleContext) -> bool:
-    """Return whether Accelerate's variable states another mode than the run's, and no FP8 of its own."""
+    """Return whether Accelerate's variable states another precision than the run's."""
     stated = run.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
     if not stated or ACCELERATE_MODES.get(stated) == run.mode:
         return False
@@ -32,23 +35,23 @@ def another_precision(run: RuleContext) -> bool:
 
 
 def changed_numbers(run: RuleContext) -> Iterator[Violation]:
-    """Yield the variables that change a keyword of the recipe, apart from those that other rules refuse."""
+    """Yield the variables that change a keyword of the recipe and that no other rule refuses."""
     if not run.is_low:
         return
-    given = concerning(run.scheme, run.environment, attention=False)
+    variables = concerning(run.scheme, run.environment, attention=False)
     refused = set()
-    for row, _ in given:
+    for row, _ in variables:
         if run.scheme in row.refused_by:
             refused.add(row.name)
     if _refuses_fp32_scales(run):
         refused.add(FP32_SCALES)
-    for row, text in given:
+    for row, text in variables:
         if row.keyword and row.is_active(text) is not False and row.name not in refused:
             yield Violation(f"environment.{row.name}")
 
 
 def attention_in_two_places(run: RuleContext) -> Iterator[Violation]:
-    """Yield the variables that are not as Megatron asserts them under the chosen attention backend."""
+    """Yield the variables that Megatron refuses under the chosen attention backend."""
     stated = run.model.attention_backend
     chosen = str(getattr(stated, "name", stated) or "auto").lower()
     if chosen not in BACKENDS:
@@ -59,7 +62,7 @@ def attention_in_two_places(run: RuleContext) -> Iterator[Violation]:
 
 
 def query_key_scaling_in_one_place(run: RuleContext) -> bool:
-    """Return whether the config and Transformer Engine's variable differ about query-key scaling."""
+    """Return whether config and variable differ about query-key scaling."""
     if not run.has_environment or run.is_emulated:
         return False
     if run.model.transformer_impl != "transformer_engine":
@@ -83,7 +86,8 @@ RULES = (
         when=lambda run: run.is_blockwise and _refuses_fp32_scales(run),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("set it to 0", "use Hopper", "choose an MXFP8 recipe"),
-        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
+        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: "
+        "an error",
     ),
     error(
         id="PB522",
@@ -116,9 +120,11 @@ RULES = (
         title="another source says another precision",
         setting="environment.ACCELERATE_MIXED_PRECISION",
         when=another_precision,
-        message="says another precision than this run's {run.mode}; Megatron does not read it, other libraries do",
+        message="says another precision than this run's {run.mode}; Megatron does not read it, "
+        "other libraries do",
         remedies=("unset it", "make it agree"),
-        source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
+        source="huggingface/transformers issue 29510; huggingface/accelerate "
+        "issue 3139, 2024-10-02",
         evidence="reported",
     ),
     warning(
@@ -126,9 +132,11 @@ RULES = (
         title="FP8 attention overruled by a variable",
         setting="environment.NVTE_DPA_FP8_RECIPE",
         when=overruled_fp8_attention,
-        message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
+        message="replaces the attention's scheme, and F16 turns FP8 attention off, "
+        "whatever the config says",
         remedies=("unset it",),
-        source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
+        source="Transformer Engine 2.20 "
+        "pytorch/attention/dot_product_attention/dot_product_attention.py",
     ),
     error(
         id="PB526",
@@ -144,7 +152,8 @@ RULES = (
         title="a variable changes the numbers",
         setting="environment.NVTE_BACKWARD_OVERRIDE",
         when=changed_numbers,
-        message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
+        message="gives {run.scheme} scaling other numbers than the config shows, on "
+        "every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
     ),

@@ -1,4 +1,4 @@
-"""First and last layers in BF16: counts that act, counts that Megatron refuses, and layers that do not listen."""
+"""First and last layers in BF16: counts without effect, refused counts, and other layers."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def _kept(run: RuleContext) -> int:
 
 
 def both_counts_are_zero(run: RuleContext) -> bool:
-    """Return whether layers are to be kept in BF16, and both counts are 0; a recipe has to state both."""
+    """Return whether layers are kept in BF16 by two counts of 0; a recipe has to state both."""
     if not run.is_low:
         return False
     if not run.stated.get("first_last_layers_bf16", run.model.first_last_layers_bf16):
@@ -44,7 +44,10 @@ def both_counts_are_zero(run: RuleContext) -> bool:
 
 
 def counts_without_switch(run: RuleContext) -> Iterator[Violation]:
-    """Yield the first of the counts that act on nothing; Megatron's own are what a saved config has anyway."""
+    """Yield the first of the counts without effect.
+
+    Megatron's defaults are an info, since a saved config has them anyway.
+    """
     severity: str | None = "info"
     for name in LAYER_COUNTS:
         default = DEFAULTS["model"][name]
@@ -61,7 +64,8 @@ def counts_without_switch(run: RuleContext) -> Iterator[Violation]:
 def more_layers_than_a_stage_has(run: RunContext) -> Iterator[Violation]:
     """Yield the counts that are beyond a pipeline stage's share of the layers.
 
-    It is Megatron's own check under FP8, stricter than what runs: the counts are those of the model.
+    It is Megatron's own check under FP8, and stricter than needed: the counts are those of the
+    whole model.
     """
     if run.is_fp8 and run.model.first_last_layers_bf16:
         yield from _beyond(run, run.model.num_layers // run.parallel.pipeline)
@@ -83,7 +87,7 @@ def _beyond(run: RuleContext, limit: int) -> Iterator[Violation]:
 
 
 def no_layer_left_in_low_precision(run: RuleContext) -> bool:
-    """Return whether the counts, none of which is beyond the model, keep all layers in BF16 together."""
+    """Return whether both counts together, each of them possible, keep all layers in BF16."""
     if not run.is_low or not run.model.first_last_layers_bf16 or run.model.num_layers <= 0:
         return False
     most = max(run.model.num_layers_at_start_in_bf16, run.model.num_layers_at_end_in_bf16)
@@ -121,8 +125,8 @@ RULES = (
             "set it to False",
         ),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; "
-        "NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22, whose 0 and 0 "
-        "switch it off",
+        "NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22, whose "
+        "0 and 0 switch it off",
     ),
     no_effect(
         id="PB262",
@@ -167,7 +171,8 @@ RULES = (
         setting="first_last_layers_bf16",
         sync="reported",
         when=no_layer_left_in_low_precision,
-        message="all {run.model.num_layers} layers are kept in BF16, so nothing of this run is in {run.scheme}",
+        message="all {run.model.num_layers} layers are kept in BF16, so nothing of "
+        "this run is in {run.scheme}",
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
@@ -198,8 +203,11 @@ RULES = (
         id="PB268",
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
-        when=lambda run: run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid,
-        message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
+        when=lambda run: (
+            run.is_fp8 and _keeps_layers(run) and run.shape.has_mtp and not run.shape.is_hybrid
+        ),
+        message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in "
+        "FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer "
         "number -1 (0.16.1: line 775, which enters the FP8 context without one)",
@@ -218,7 +226,9 @@ RULES = (
         title="captured graphs ignore the layers in BF16",
         setting="model.cuda_graph_impl",
         versions=(te(until="2.8"),),
-        when=lambda run: run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine",
+        when=lambda run: (
+            run.is_fp8 and _keeps_layers(run) and run.model.cuda_graph_impl == "transformer_engine"
+        ),
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=(
             "use Transformer Engine 2.8",

@@ -1,4 +1,4 @@
-"""FP16's loss scale: numbers the grad scaler can work with, and checks that would end the run at its first overflow."""
+"""FP16's loss scale: numbers for the grad scaler, and checks that an overflow would trip."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -70,7 +70,7 @@ def checks_that_end_the_run(run: RunContext) -> Iterator[Violation]:
 
 
 def optimizers_of_experts(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of experts that are spread over other ranks than the layers, which parts their optimizers.
+    """Yield the layout whose experts lie on other ranks than the layers: two optimizers.
 
     Before megatron-core 0.19 expert parallelism alone counts.
     """
@@ -132,7 +132,8 @@ RULES = (
             and not run.is_sharded
             and run.optimizer.use_distributed_optimizer is False
         ),
-        message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
+        message="has no effect: Megatron's FP32 optimizer has no loss scale "
+        "unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
     ),
@@ -141,7 +142,8 @@ RULES = (
         title="NaN check ends the run at the first overflow",
         setting="ddp.check_for_nan_in_grad",
         when=checks_that_end_the_run,
-        message="a dynamic loss scale overflows by design, from 2**32 down, and this check is fatal",
+        message="a dynamic loss scale overflows by design, from 2**32 "
+        "down, and this check is fatal",
         remedies=(
             "set it to False, as Megatron-LM's argument parser does",
             "choose a recipe, which does",
@@ -161,8 +163,11 @@ RULES = (
         id="PB148",
         title="loss scale reaches only part of the optimizer",
         setting="loss_scale",
-        when=lambda run: run.is_bf16 and bool(run.optimizer.loss_scale) and run.has_emerging_optimizer,
-        message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
+        when=lambda run: (
+            run.is_bf16 and bool(run.optimizer.loss_scale) and run.has_emerging_optimizer
+        ),
+        message="the emerging optimizer's part has no scaler while its Adam companion has, so "
+        "they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),

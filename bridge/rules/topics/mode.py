@@ -29,7 +29,11 @@ def several_modes(run: RuleContext) -> Iterator[Violation]:
     if len(on) > 1:
         yield Violation(on[-1], value=on)
         return
-    both = [role for role in ("model", "optimizer") if run.views[role].fp16 and run.views[role].bf16]
+    both = []
+    for role in ("model", "optimizer"):
+        owner = run.views[role]
+        if owner.fp16 and owner.bf16:
+            both.append(role)
     if both:
         yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
 
@@ -63,7 +67,7 @@ def dtype_of_another_mode(run: RuleContext) -> Iterator[Violation]:
 
 
 def received_in_another_dtype(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of a stage that receives its input in another dtype than it was sent in."""
+    """Yield the dtype that a pipeline stage sends where the next one receives another."""
     if not run.has_model or run.model.pipeline_dtype is None or run.parallel.pipeline <= 1:
         return
     if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
@@ -102,7 +106,7 @@ def half_precision_without_masters(run: RuleContext) -> Iterator[Violation]:
 
 
 def low_precision_without_mode(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of FP8 or FP4 without a mode, where neither a recipe nor the model states one."""
+    """Yield the FP8 or FP4 format of a run whose mode nothing states."""
     if not run.is_low or not run.is_fp32:
         return
     family = "fp4"
@@ -162,8 +166,8 @@ RULES = (
         message="half-precision weights need the mode switched on, {missing}",
         remedies=("set model.{dtype} and optimizer.{dtype} to True", "choose a recipe"),
         source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, optimizer/__init__.py: "
-        "FP32Optimizer is chosen by optimizer.fp16 and optimizer.bf16, DistributedOptimizer "
-        "before them",
+        "FP32Optimizer is chosen by optimizer.fp16 and optimizer.bf16, "
+        "DistributedOptimizer before them",
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a "
         "BF16 weight (one part in 256 or less), so that it rounds away and the weight never "
         "moves. FP32 master weights keep the sum.",
@@ -173,10 +177,14 @@ RULES = (
         title="autocast to FP32",
         setting="autocast_enabled",
         sync="reported",
-        when=lambda run: run.model.enable_autocast and (run.model.autocast_dtype or run.model.params_dtype) == "fp32",
+        when=lambda run: (
+            run.model.enable_autocast
+            and (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
+        ),
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
-        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, "
+        "pipeline_parallel/schedules.py",
     ),
     no_effect(
         id="PB105",
@@ -209,34 +217,42 @@ RULES = (
         id="PB108",
         title="pipeline without a dtype",
         setting="model.pipeline_dtype",
-        when=lambda run: run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None,
+        when=lambda run: (
+            run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None
+        ),
         message="pipeline stages need the dtype of what they receive",
         remedies=(
             "set it to the dtype of the activations ({run.mode})",
             "choose a recipe, which does",
         ),
-        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, "
+        "pipeline_parallel/p2p_communication.py",
     ),
     error(
         id="PB109",
         title="stage that receives another dtype than was sent",
         setting="pipeline_dtype",
         when=received_in_another_dtype,
-        message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
+        message="a pipeline stage receives its input in this dtype, and the "
+        "stage before it sends {sent}",
         remedies=("state pipeline_dtype='{sent}'",),
         source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
         "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
         explanation="No message says its dtype: over gloo the run goes on with other numbers, "
         "over NCCL it can hang. With FP32 weights under autocast a stage sends autocast's dtype "
         "before megatron-core 0.17 (FP32 where a local layer adds a bias), and FP32 since. "
-        "fp32_residual_connection reaches the next stage since 0.17, where Megatron corrects the "
-        "dtype itself.",
+        "fp32_residual_connection reaches the next stage since 0.17, where Megatron "
+        "corrects the dtype itself.",
     ),
     warning(
         id="PB110",
         title="autocast under expert-parallel overlap",
         setting="model.enable_autocast",
-        when=lambda run: run.model.enable_autocast and run.model.overlap_moe_expert_parallel_comm and run.shape.is_moe,
+        when=lambda run: (
+            run.model.enable_autocast
+            and run.model.overlap_moe_expert_parallel_comm
+            and run.shape.is_moe
+        ),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters "
         "another context instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),
@@ -256,7 +272,8 @@ RULES = (
         title="batch-invariant mode outside BF16",
         setting="model.batch_invariant_mode",
         when=lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16",
-        message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from 0.20 on",
+        message="batch-invariant kernels are made for BF16 weights, which "
+        "Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
@@ -273,8 +290,11 @@ RULES = (
         id="PB114",
         title="BF16 sums outside BF16",
         setting="disable_bf16_reduced_precision_matmul",
-        when=lambda run: run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16,
-        message="has no effect: Megatron sets the switch in bf16 runs only, and this one is {run.mode}",
+        when=lambda run: (
+            run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16
+        ),
+        message="has no effect: Megatron sets the switch in bf16 runs only, "
+        "and this one is {run.mode}",
         remedies=("drop it", "choose a bf16 recipe"),
         source="megatron-core 0.16.1 transformer/transformer_config.py:921",
     ),
@@ -284,7 +304,9 @@ RULES = (
         setting="mamba_training_ssm_states_dtype",
         versions=(mcore(since="0.19"),),
         when=lambda run: (
-            run.stands_out("mamba_training_ssm_states_dtype") and run.has_model and not run.shape.is_hybrid
+            run.stands_out("mamba_training_ssm_states_dtype")
+            and run.has_model
+            and not run.shape.is_hybrid
         ),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),
@@ -299,7 +321,8 @@ RULES = (
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, "
         "weights and activations too",
         remedies=("{state}", "{confirm}"),
-        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
     ),
     contradiction(
         id="PB117",
@@ -308,6 +331,7 @@ RULES = (
         when=only_mode_is_off,
         message="is off, and {name} is {dtype}: without a mode a run is in fp32",
         remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),
-        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
     ),
 )

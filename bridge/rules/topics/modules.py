@@ -1,4 +1,4 @@
-"""Precision of single modules: rows and matchers that do not select what they say, and payloads without effect."""
+"""Precision of single modules: rows and matchers that select something else, idle payloads."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,10 +6,8 @@ from bridge.precision.matchers import Effect, matchers_in
 from bridge.precision.module_schemes import row_matchers, stage_recipes
 from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.rules.context import RuleContext
-from bridge.rules.payloads import missing_factories
-from bridge.rules.rule import error, mcore, no_effect, sync_error, sync_warning, warning
-from bridge.rules.run_context import RunContext
-from bridge.rules.selected_modules import (
+from bridge.rules.facts.payloads import missing_factories
+from bridge.rules.facts.selected_modules import (
     MOST,
     about,
     empty_rows,
@@ -21,6 +19,8 @@ from bridge.rules.selected_modules import (
     stated_rows,
     stored_in_another_scheme,
 )
+from bridge.rules.rule import error, mcore, no_effect, sync_error, sync_warning, warning
+from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 from bridge.target.versions import dotted
 
@@ -29,7 +29,7 @@ PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQu
 
 
 def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
-    """Yield the rows without FP8 and FP4 of a run without either, unless a later row chooses one of them."""
+    """Yield the rows of a run without FP8 and FP4 where none of them chooses either."""
     if run.is_low:
         return
     rows = stated_rows(run)
@@ -42,7 +42,7 @@ def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
 
 
 def _effects(run: RuleContext) -> dict[str, Effect]:
-    """Return row or matcher -> effect in training, of each row, or of each foreign matcher that is on."""
+    """Return row, or foreign matcher that is on -> its effect in training."""
     rows = stated_rows(run)
     found: dict[str, Effect] = {}
     if rows:
@@ -57,7 +57,7 @@ def _effects(run: RuleContext) -> dict[str, Effect]:
 
 
 def schemes_without_effect(run: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes of a recipe that changes nothing, since the run enters no FP8 or FP4 context."""
+    """Yield the schemes of modules that act nowhere, since the run enters no FP8 or FP4 context."""
     if run.is_low:
         return
     low = [effect for effect in _effects(run).values() if effect.family is not None]
@@ -68,7 +68,7 @@ def schemes_without_effect(run: RuleContext) -> Iterator[Violation]:
 
 
 def stale_weights(run: RuleContext) -> Iterator[Violation]:
-    """Yield the rows that choose FP8 in a run without it, whose quantised weights are those of the first step."""
+    """Yield the rows in FP8 of a run without it, which keeps the first quantised weights."""
     if run.is_low or run.is_emulated or run.model.disable_parameter_transpose_cache:
         return
     acting = [name for name, effect in _effects(run).items() if effect.chooses_in_high]
@@ -77,7 +77,10 @@ def stale_weights(run: RuleContext) -> Iterator[Violation]:
 
 
 def schemes_beyond_the_gpu(run: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes of single modules that the GPU cannot run; PB602 and PB603 are about that of the run."""
+    """Yield the schemes of single modules that the GPU cannot run.
+
+    PB602 and PB603 are about the scheme of the run.
+    """
     if run.capability is None or not run.has_gpu or run.is_emulated:
         return
     chosen = set()
@@ -174,7 +177,8 @@ RULES = (
         title="a choice per module behind an earlier one",
         setting="model.quant_recipe",
         when=hidden_rows,
-        message="{noun} {name} decides for no module: each that it selects is taken before, by {noun} {by}",
+        message="{noun} {name} decides for no module: each that it selects is "
+        "taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
         source=MATCHING,
     ),
@@ -195,7 +199,9 @@ RULES = (
         when=other_layers_in_other_stages,
         message="matcher {name} chooses {precision} for {here} under PP={run.parallel.pipeline}, "
         "and for {there} under PP={stages}: its numbers count within a stage",
-        remedies=("state the layers in mixed_precision.modules, whose numbers count over the model",),
+        remedies=(
+            "state the layers in mixed_precision.modules, whose numbers count over the model",
+        ),
         source=MATCHING,
     ),
     sync_warning(
@@ -205,8 +211,8 @@ RULES = (
         sync="reported",
         when=chunks_with_recipes_of_their_own,
         message="the {chunks} chunks of stage {stages} need different recipes, and Megatron gives "
-        "all chunks of a stage one: a trainer that does not hand each chunk its own stops when it "
-        "builds the model",
+        "all chunks of a stage one: a trainer that does not hand each chunk its own stops "
+        "when it builds the model",
         remedies=(
             "train with scripts/train.py, which does",
             "build each chunk with model.quant_recipe.of_chunk(number)",
@@ -267,7 +273,8 @@ RULES = (
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are "
         "built without the names that payloads are matched by",
         remedies=("state fp8_param_gather for the whole run", "drop it"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, extensions/transformer_engine.py",
+        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, "
+        "extensions/transformer_engine.py",
     ),
     warning(
         id="PB290",
@@ -283,7 +290,8 @@ RULES = (
         title="scheme of a module that the GPU does not run",
         setting="model.quant_recipe",
         when=schemes_beyond_the_gpu,
-        message="{value} of single modules needs compute capability {needs}, and the target has {has}",
+        message="{value} of single modules needs compute capability {needs}, "
+        "and the target has {has}",
         remedies=("choose another scheme for them", "use other GPUs"),
         source="Transformer Engine 2.20 pytorch/quantization.py",
     ),
@@ -325,7 +333,8 @@ RULES = (
         when=missing_factories,
         message="the factory is not found on this machine: {why}",
         remedies=("correct the import path", "install the package where the run starts"),
-        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",
+        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports "
+        "it when the model is built",
     ),
     error(
         id="PB296",
@@ -335,14 +344,16 @@ RULES = (
         message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, "
         "which Transformer Engine refuses in the first step",
         remedies=("store the weights in {run.mode} ({unstored})", "choose bf16"),
-        source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
+        source="Transformer Engine 2.20 pytorch/module/base.py "
+        "_check_weight_tensor_recipe_correspondence",
     ),
     error(
         id="PB297",
         title="no module left in low precision",
         setting="modules",
         when=no_module_left,
-        message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in {run.mode}",
+        message="no linear layer is left in {run.scheme}: the {noun}s keep "
+        "all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.plan.precision_plan, 2026-11",
     ),

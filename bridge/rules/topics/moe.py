@@ -1,4 +1,4 @@
-"""Mixture of experts: token counts per expert, the router's dtype, schedules and dispatchers that know less."""
+"""Mixture of experts: token counts, the router's dtype, schedules and dispatchers."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,8 @@ EXACT_BF16 = 256
 WRONG_SIGN = "the sign of an update is wrong near balance"
 _OPEN = {
     "bf16": f"{WRONG_SIGN}: at 40,000 tokens, for example, two counts are 256 apart",
-    "fp16": f"their sum is inf where the tokens of a step x top-k are above {LARGEST_FP16:,}, and nothing is balanced",
+    "fp16": "their sum is inf where the tokens of a step x top-k are above "
+    f"{LARGEST_FP16:,}, and nothing is balanced",
 }
 """Mode -> the effect where the tokens of a step are not known."""
 
@@ -26,7 +27,7 @@ def _pads(run: RuleContext) -> bool:
 
 
 def fused_experts_in_another_scheme(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 where a variable says so."""
+    """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 by a variable."""
     if not run.has_experts or not run.model.use_transformer_engine_op_fuser:
         return
     if not run.is_low or run.is_mxfp8:
@@ -40,7 +41,7 @@ def fused_experts_in_another_scheme(run: RunContext) -> Iterator[Violation]:
 
 
 def low_precision_transport(run: RunContext) -> Iterator[Violation]:
-    """Yield the dtypes of dispatch and combine that need a dispatcher and kernels which the run lacks."""
+    """Yield the dtypes of dispatch and combine for which the run has no dispatcher or kernel."""
     if not run.has_experts:
         return
     model = run.model
@@ -107,12 +108,12 @@ def half_precision_counts(run: RunContext) -> Iterator[Violation]:
 
 
 def _bf16_spacing(number: int) -> int:
-    """Return the distance of two neighbours in BF16 above 256: 2 from there on, 4 from 512 on, and so on."""
+    """Return the distance of two neighbours in BF16: 2 above 256, 4 above 512, and so on."""
     return 1 << (number.bit_length() - 8)
 
 
 def _balanced_by_loss(run: RuleContext) -> str:
-    """Return the words that balance a run without a bias of experts; none where a loss balances it already."""
+    """Return the words that balance a run without a bias; none where a loss balances it already."""
     if run.model.moe_router_load_balancing_type in ("none", ["none"], None):
         return " and model.moe_router_load_balancing_type=aux_loss"
     return ""
@@ -144,7 +145,9 @@ RULES = (
         title="router padding under this dispatcher",
         setting="model.moe_token_dispatcher_type",
         when=lambda run: (
-            run.has_experts and _pads(run) and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+            run.has_experts
+            and _pads(run)
+            and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
         ),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
@@ -164,7 +167,8 @@ RULES = (
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
         when=lambda run: run.has_experts and run.model.moe_router_padding_for_fp8,
-        message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
+        message="is the old name of moe_router_padding_for_quantization, "
+        "which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
     ),
@@ -172,8 +176,11 @@ RULES = (
         id="PB426",
         title="router below FP32",
         setting="model.moe_router_dtype",
-        when=lambda run: run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64"),
-        message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
+        when=lambda run: (
+            run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
+        ),
+        message="the router's probabilities are computed in {run.mode}; FP32 is "
+        "what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; "
         "pytorch/torchtitan issue 2389, 2026-02",
@@ -182,7 +189,9 @@ RULES = (
         id="PB427",
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
-        when=lambda run: run.has_experts and run.model.overlap_moe_expert_parallel_comm and run.is_fp32,
+        when=lambda run: (
+            run.has_experts and run.model.overlap_moe_expert_parallel_comm and run.is_fp32
+        ),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source=f"{MODEL_CHECK}: an assertion",
@@ -192,7 +201,9 @@ RULES = (
         title="FP4 does not reach the overlapped schedule",
         setting="fp4",
         versions=(mcore(until="0.19.2"),),
-        when=lambda run: run.has_experts and run.is_fp4 and run.model.overlap_moe_expert_parallel_comm,
+        when=lambda run: (
+            run.has_experts and run.is_fp4 and run.model.overlap_moe_expert_parallel_comm
+        ),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, "
         "so GEMMs run in {run.mode}",
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
@@ -221,7 +232,8 @@ RULES = (
             and run.is_low
             and run.scheme not in ("mxfp8", "nvfp4")
         ),
-        message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this run is {run.scheme}",
+        message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this "
+        "run is {run.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
     ),
@@ -280,7 +292,8 @@ RULES = (
         when=settings_of_absent_experts,
         message="has no effect: the model has no experts",
         remedies=("drop it", "set model.num_moe_experts"),
-        source="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",
+        source="megatron-core 0.16.1 transformer/moe/router.py:96, "
+        "transformer/moe/token_dispatcher.py:617",
     ),
     error(
         id="PB436",
@@ -297,8 +310,8 @@ RULES = (
             and run.mcore is not None
         ),
         message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the "
-        "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it by expert "
-        "without looking",
+        "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it "
+        "by expert without looking",
         remedies=(
             "use megatron-core 0.19",
             "use Transformer Engine 2.17",
@@ -317,7 +330,8 @@ RULES = (
         message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron "
         "takes one of them for the moe_flex_dispatcher_num_sms that is not set",
         remedies=("set moe_flex_dispatcher_num_sms alone",),
-        source="megatron-core main of 2026-08-22 transformer/transformer_config.py:1806 __post_init__",
+        source="megatron-core main of 2026-08-22 "
+        "transformer/transformer_config.py:1806 __post_init__",
     ),
     error(
         id="PB438",
@@ -325,7 +339,9 @@ RULES = (
         setting="model.expert_tensor_parallel_size",
         versions=(mcore(until="0.19"),),
         when=lambda run: (
-            run.has_experts and run.parallel.expert == 1 and run.parallel.expert_tensor != run.parallel.tensor
+            run.has_experts
+            and run.parallel.expert == 1
+            and run.parallel.expert_tensor != run.parallel.tensor
         ),
         message="must be tensor_model_parallel_size, which is {run.parallel.tensor}, without "
         "expert parallelism: each tensor-parallel rank updates its copy of the experts with the "
@@ -340,8 +356,8 @@ RULES = (
         "over gloo, whose first gradient norm was 8.143, and 8.276 in one process",
         explanation="Without expert parallelism Megatron reduces the experts' gradients with "
         "those of the dense layers, over the data-parallel ranks. Experts that tensor parallelism "
-        "does not split have copies on the tensor-parallel ranks too, which see other tokens each "
-        "and drift apart.",
+        "does not split have copies on the tensor-parallel ranks too, which see other "
+        "tokens each and drift apart.",
     ),
     warning(
         id="PB439",

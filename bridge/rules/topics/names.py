@@ -8,7 +8,7 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import COMMAND_LINE, LAYER_COUNTS
 from bridge.precision.statements import recipe_name, untold_fields
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.near_names import nearest_fields
+from bridge.rules.facts.near_names import nearest_fields
 from bridge.rules.rule import (
     contradiction,
     error,
@@ -50,9 +50,9 @@ def wrong_types(run: RunContext) -> Iterator[Violation]:
 
 
 def misspelt_fields(run: RunContext) -> Iterator[Violation]:
-    """Yield the keys that are no field, of the precision all of them, of a config those near to one.
+    """Yield the keys that are no field: all of the precision, of a config those near to a field.
 
-    A field of a model provider's own may be near to a field that is stated together with it.
+    A key that is near to a field stated together with it is a model provider's own.
     """
     for name, value in run.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
@@ -67,7 +67,7 @@ def misspelt_fields(run: RunContext) -> Iterator[Violation]:
 
 
 def replaced_values(run: RunContext) -> Iterator[Violation]:
-    """Yield the owners' own values that the recipe's win over, and every other that somebody wrote down."""
+    """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
     for row in run.rows:
         is_overridden = row.verdict == "override" and row.replaces_own
         is_replaced = is_overridden or (row.changes and _is_written(run, row))
@@ -96,7 +96,10 @@ def _kept_by(row: SyncRow) -> str:
 
 
 def _is_written(run: RunContext, row: SyncRow) -> bool:
-    """Return whether the command line states the value of a row, or a file that does not simply list every field."""
+    """Return whether the command line states the value of a row, or a file that is written by hand.
+
+    A file that lists most fields was saved by a program.
+    """
     where = run.where(row.path) or ""
     if where == COMMAND_LINE:
         return True
@@ -109,8 +112,9 @@ def _is_written(run: RunContext, row: SyncRow) -> bool:
 def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
     """Yield the settings that two configs hold with two values.
 
-    The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default. It may
-    be None too where weights are stored in BF16: the distributed optimizer asks for it of FP8 weights alone.
+    The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default.
+    It may be None too where weights are stored in BF16: the distributed optimizer asks for it of
+    FP8 weights alone.
     """
     is_whole = isinstance(run, RunContext)
     for pair in PAIRS:
@@ -127,7 +131,7 @@ def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
 
 
 def _is_compared(run: RuleContext, pair: Pair, *, is_whole: bool) -> bool:
-    """Return whether a pair stands in two configs that are both there, and that this asker compares."""
+    """Return whether both configs of a pair are there, and this asker compares them."""
     role, name = pair.one
     other_role, _ = pair.two
     if role == other_role or role not in run.given or other_role not in run.given:
@@ -210,7 +214,7 @@ def default_dropouts(run: RunContext) -> Iterator[Violation]:
 
 
 def left_open_values(run: RuleContext) -> Iterator[Violation]:
-    """Yield the values that owners keep, where the precision is an object that holds its class's default there."""
+    """Yield the values that owners keep where a foreign precision holds a class default."""
     if run.precision is None:
         return
     left_open = untold_fields(run.precision)
@@ -242,8 +246,11 @@ RULES = (
         setting="model",
         when=wrong_types,
         message="{why}",
-        remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
-        source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
+        remedies=(
+            "write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",
+        ),
+        source="huggingface/accelerate issue 1386, 2023-05-04; "
+        "AMD-AGI/Primus issue 886, 2026-07-20",
         evidence="reported",
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a "
         "string; a quoted "
@@ -255,7 +262,8 @@ RULES = (
         title="misspelt field",
         setting="model",
         when=misspelt_fields,
-        message="there is no such field: an unknown key is dropped, or lands where nothing reads it",
+        message="there is no such field: an unknown key is dropped, or "
+        "lands where nothing reads it",
         remedies=("{hint}",),
         source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); "
         "NVIDIA-NeMo/Megatron-Bridge issue 2957, 2026-03-23",
@@ -268,7 +276,8 @@ RULES = (
         when=replaced_values,
         message="{recipe} and wins over the owner's own value",
         remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
-        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
+        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the "
+        "peer does it silently",
     ),
     sync_error(
         id="PB124",
@@ -286,7 +295,8 @@ RULES = (
         title="recipe's name says something else",
         setting="fp8_recipe",
         when=misnamed_recipe,
-        message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
+        message="the recipe is called {name}, which promises {promised}, "
+        "and its values are {actual}",
         remedies=(
             "choose the recipe whose name says it",
             "give the changed recipe a name of its own",
@@ -301,7 +311,8 @@ RULES = (
         when=off_that_is_not_none,
         message="must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
-        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
+        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: "
+        "`config.fp8 is not None`",
     ),
     error(
         id="PB127",
@@ -345,7 +356,8 @@ RULES = (
         title="field that no config has",
         setting="mixed_precision",
         when=fields_of_no_config,
-        message="no config that the recipe is written into has a field of this name, so it changes nothing",
+        message="no config that the recipe is written into has a field of this "
+        "name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),
         source="this project: bridge.sync.prediction",
     ),
@@ -365,7 +377,8 @@ RULES = (
         setting="model.first_last_layers_bf16",
         sync="reported",
         when=left_open_values,
-        message="stays: Megatron Bridge's object holds the default of its class in {field}, which may have been stated",
+        message="stays: Megatron Bridge's object holds the default of its class in {field}, which "
+        "may have been stated",
         remedies=(
             "state {field} in a MixedPrecisionConfig of this package",
             "leave it, where the owner's value is meant",
@@ -379,6 +392,7 @@ RULES = (
         when=refused_words,
         message="{why}",
         remedies=("{remedy}",),
-        source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, training/argument_utils.py",
+        source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, "
+        "training/argument_utils.py",
     ),
 )

@@ -81,7 +81,7 @@ def masters_outside_the_fused_adam(run: RunContext) -> Iterator[Violation]:
 
 
 def stored_blocks(run: RuleContext) -> Iterator[Violation]:
-    """Yield the setting under which the fused Adam would have to hold the masters of weights in blocks."""
+    """Yield the setting by which the fused Adam would hold the masters of weights in blocks."""
     if not run.has_precision_aware or run.has_megatron_fsdp:
         return
     optimizer = run.optimizer
@@ -139,7 +139,11 @@ RULES = (
         id="PB341",
         title="offloaded optimizer that is not precision-aware",
         setting="optimizer.optimizer_cpu_offload",
-        when=lambda run: run.has_optimizer and run.optimizer.optimizer_cpu_offload and not run.has_precision_aware,
+        when=lambda run: (
+            run.has_optimizer
+            and run.optimizer.optimizer_cpu_offload
+            and not run.has_precision_aware
+        ),
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=(
             "set optimizer.use_precision_aware_optimizer=True",
@@ -151,14 +155,17 @@ RULES = (
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        when=lambda run: run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed,
+        when=lambda run: (
+            run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed
+        ),
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=(
             "set fp8_param_gather=False",
             "use fp8_recipe='delayed'",
             "keep the optimizer on the GPU",
         ),
-        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",
+        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that "
+        f"contradict each other",
     ),
     error(
         id="PB343",
@@ -192,7 +199,9 @@ RULES = (
         title="precision-aware optimizer that is not distributed",
         setting="optimizer.use_distributed_optimizer",
         when=lambda run: (
-            run.has_precision_aware and not run.optimizer.use_distributed_optimizer and not run.has_megatron_fsdp
+            run.has_precision_aware
+            and not run.optimizer.use_distributed_optimizer
+            and not run.has_megatron_fsdp
         ),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
@@ -221,14 +230,17 @@ RULES = (
             "keep it for exp_avg_dtype and exp_avg_sq_dtype",
             "use fp8_recipe='delayed' for the fused path",
         ),
-        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, distrib_optimizer.py",
+        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, "
+        "distrib_optimizer.py",
     ),
     error(
         id="PB350",
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
         when=lambda run: (
-            run.has_precision_aware and run.target.has_te is False and not run.optimizer.optimizer_cpu_offload
+            run.has_precision_aware
+            and run.target.has_te is False
+            and not run.optimizer.optimizer_cpu_offload
         ),
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
@@ -239,7 +251,8 @@ RULES = (
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
         when=gathering_inside_the_step,
-        message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
+        message="needs the distributed optimizer, overlap_param_gather and "
+        "interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
         source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which "
         f"gathers "
@@ -249,7 +262,9 @@ RULES = (
         id="PB352",
         title="precision-aware optimizer by layers",
         setting="optimizer.use_layer_wise_distributed_optimizer",
-        when=lambda run: run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer,
+        when=lambda run: (
+            run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer
+        ),
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
@@ -269,7 +284,9 @@ RULES = (
         title="precision of Muon without Muon",
         setting="muon_fp32_matmul_prec",
         when=lambda run: (
-            run.stands_out("muon_fp32_matmul_prec") and run.has_optimizer and "muon" not in str(run.optimizer.optimizer)
+            run.stands_out("muon_fp32_matmul_prec")
+            and run.has_optimizer
+            and "muon" not in str(run.optimizer.optimizer)
         ),
         message="has no effect: the optimizer is {run.optimizer.optimizer}",
         remedies=("drop it", "use muon"),
@@ -302,8 +319,8 @@ RULES = (
         "keeps FP32 masters and FP32 moments, on the host and on the GPU",
         remedies=("set it to fp32, which says the same", "set optimizer_cpu_offload=False"),
         source="megatron-core 0.16.1 optimizer/__init__.py:336-346, and the same in 0.17.1, "
-        "0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22; radixark/Megatron-LM pull request 67 "
-        "measured it",
+        "0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22; radixark/Megatron-LM "
+        "pull request 67 measured it",
     ),
     sync_warning(
         id="PB360",
@@ -311,7 +328,9 @@ RULES = (
         setting="optimizer.optimizer_offload_fraction",
         sync="reported",
         when=lambda run: (
-            run.has_optimizer and run.optimizer.optimizer_cpu_offload and not run.optimizer.optimizer_offload_fraction
+            run.has_optimizer
+            and run.optimizer.optimizer_cpu_offload
+            and not run.optimizer.optimizer_offload_fraction
         ),
         message="leaves masters and moments on the GPU, in FP32, although optimizer_cpu_offload "
         "is on; 0 is the default of OptimizerConfig, and only Megatron-LM's parser has 1",

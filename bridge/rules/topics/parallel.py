@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 from bridge.errors import RunConfigError
 from bridge.precision.fields import COMMAND_LINE
-from bridge.rules.divisions import uneven_sizes
-from bridge.rules.gemm_sizes import tokens
+from bridge.rules.facts.divisions import uneven_sizes
+from bridge.rules.facts.gemm_sizes import tokens
+from bridge.rules.facts.weight_shards import unsharded
 from bridge.rules.rule import MODEL_CHECK, PARSER, error, mcore, te, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.weight_shards import unsharded
 
 
 def gathered_blocks(run: RunContext) -> bool:
-    """Return whether sequence parallelism gathers blockwise tensors whose sides are no multiples of 128."""
+    """Return whether sequence parallelism gathers blockwise tensors of ragged blocks."""
     if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
         return False
     return _has_odd_size(run.model.hidden_size, tokens(run))
@@ -51,7 +51,7 @@ def sharded_without_fp4_weights(run: RunContext) -> Iterator[Violation]:
 
 
 def sharded_without_mxfp8_weights(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of sharded MXFP8 weights: the first of the settings that are missing, and all."""
+    """Yield the first of the settings that sharded MXFP8 weights lack."""
     if not run.is_mxfp8:
         return
     settings = unsharded(run)
@@ -77,7 +77,7 @@ def sharded_under_megatron_fsdp(run: RunContext) -> Iterator[Violation]:
 
 
 def broken_replicas(run: RunContext) -> Iterator[Violation]:
-    """Yield the number of GPUs that is no whole number of replicas of the model, or of its experts."""
+    """Yield the number of GPUs that holds no whole number of replicas of model or experts."""
     if not run.has_model or not run.target.count:
         return
     count, ranks = run.target.count, run.parallel
@@ -85,15 +85,18 @@ def broken_replicas(run: RunContext) -> Iterator[Violation]:
         what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {ranks.replica}"
         yield Violation(what=what, rests_on=_sizes_named(what))
     elif run.has_experts and count % ranks.expert_replica:
-        what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {ranks.expert_replica}"
+        what = (
+            f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = "
+            f"{ranks.expert_replica}"
+        )
         yield Violation(what=what, rests_on=["model.num_moe_experts", *_sizes_named(what)])
 
 
 def broken_batch(run: RunContext) -> Iterator[Violation]:
     """Yield the global batch that is no whole number of micro-batches on every replica.
 
-    A run of scripts/train.py is judged by its launch, which knows the ranks; configs whose model has
-    no sequence length are not yet a run, and their batch is a class default.
+    A run of scripts/train.py is judged by its launch, which knows the ranks. Configs whose model
+    has no sequence length are not yet a run, and their batch is a class default.
     """
     whole, micro, count = run.train.global_batch_size, run.train.micro_batch_size, run.target.count
     replica = run.parallel.replica
@@ -108,7 +111,7 @@ def broken_batch(run: RunContext) -> Iterator[Violation]:
 
 
 def two_lengths(run: RunContext) -> Iterator[Violation]:
-    """Yield the data's sequence length that is not the model's, in a run of another program than Megatron Bridge."""
+    """Yield the data's sequence length that is not the model's, outside of Megatron Bridge."""
     if not run.program.is_bridge:
         yield from _two_lengths(run)
 
@@ -187,7 +190,8 @@ RULES = (
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
         when=overlap_without_sequence_parallelism,
-        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
+        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
+        "Bridge sets it to False",
         remedies=("{needed}", "set tp_comm_overlap=False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
@@ -207,7 +211,8 @@ RULES = (
         setting="fp4_param_gather",
         versions=(mcore(since="0.19"),),
         when=sharded_without_fp4_weights,
-        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
+        message="weights sharded for tensor parallelism are gathered in FP4, so "
+        "they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set {unsharded}, which shards no weight further"),
         source=PARSER,
     ),
@@ -236,11 +241,14 @@ RULES = (
         title="two interleaved stages without overlapped messages",
         setting="model.overlap_p2p_comm",
         when=lambda run: (
-            run.has_model and not run.model.overlap_p2p_comm and run.parallel.virtual > 1 and run.parallel.pipeline == 2
+            run.has_model
+            and not run.model.overlap_p2p_comm
+            and run.parallel.virtual > 1
+            and run.parallel.pipeline == 2
         ),
         message="two interleaved pipeline stages send activations and gradients between the same "
-        "two ranks in one batch, where they are taken for each other: the run goes on, and does "
-        "not learn",
+        "two ranks in one batch, where they are taken for each other: the run "
+        "goes on, and does not learn",
         remedies=(
             "set overlap_p2p_comm=True and batch_p2p_comm=False",
             "use more than two stages",
@@ -263,9 +271,11 @@ RULES = (
         title="batch that does not divide over the replicas",
         setting="train.global_batch_size",
         when=broken_batch,
-        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel ranks = {step}",
+        message="must be a multiple of {micro} samples of a micro-batch x {data} data-parallel "
+        "ranks = {step}",
         remedies=("choose a multiple of {step}", "change the GPUs or the parallel sizes"),
-        source="megatron-core 0.16.1 num_microbatches_calculator.py: ConstantNumMicroBatchesCalculator",
+        source="megatron-core 0.16.1 num_microbatches_calculator.py: "
+        "ConstantNumMicroBatchesCalculator",
     ),
     warning(
         id="PB410",
@@ -274,14 +284,16 @@ RULES = (
         when=two_lengths,
         message="is not model.seq_length, which is {length} and counts here",
         remedies=("give both the same value",),
-        source="Megatron-LM training/arguments.py, main of 2026-08-22: one length for model and data",
+        source="Megatron-LM training/arguments.py, main of 2026-08-22: one "
+        "length for model and data",
     ),
     error(
         id="PB411",
         title="two sequence lengths, which Megatron Bridge refuses",
         setting="data.seq_length",
         when=two_lengths_in_megatron_bridge,
-        message="must be model.seq_length, which is {length}: Megatron Bridge asserts it when the run starts",
+        message="must be model.seq_length, which is {length}: Megatron Bridge "
+        "asserts it when the run starts",
         remedies=("give both the same value",),
         source="Megatron Bridge training/config.py:1644 ConfigContainer.validate, 2026-08-22",
     ),
@@ -296,7 +308,8 @@ RULES = (
             and bool(run.parallel.layout)
             and run.model.virtual_pipeline_model_parallel_size != run.parallel.virtual
         ),
-        message="must be the {run.parallel.virtual} chunks of a stage in model.pipeline_model_parallel_layout",
+        message="must be the {run.parallel.virtual} chunks of a stage in "
+        "model.pipeline_model_parallel_layout",
         remedies=("set it to None, and Megatron takes that of the layout", "correct the layout"),
         source=MODEL_CHECK,
     ),
@@ -305,7 +318,8 @@ RULES = (
         title="layers that do not divide over the pipeline stages",
         setting="model.num_layers",
         when=unsplittable_layers,
-        message="{rule}, which Megatron Core asserts; plan and memory count a split as even as it can be",
+        message="{rule}, which Megatron Core asserts; plan and memory count a "
+        "split as even as it can be",
         remedies=(
             "change the number of layers or of stages",
             "say how many the first and the last stage have",

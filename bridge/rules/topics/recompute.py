@@ -10,7 +10,7 @@ from bridge.target.versions import at_least
 
 
 def recomputes_fp8_attention(run: RuleContext) -> bool:
-    """Return whether a core of attention in FP8 is recomputed by itself, outside of the FP8 context.
+    """Return whether attention in FP8 is recomputed by itself, outside of the FP8 context.
 
     It is where nothing says which modules are recomputed. An empty list says that none is.
     """
@@ -40,7 +40,7 @@ def captured_experts(run: RunContext) -> Iterator[Violation]:
 
 
 def _parts(stated: object) -> set[str]:
-    """Return the parts of a layer that a setting of CUDA graphs names, as text or as an enum of Megatron's."""
+    """Return the parts of a layer that a setting of CUDA graphs names, as text or as enums."""
     if stated is None:
         return set()
     if not isinstance(stated, list | tuple | set | frozenset):
@@ -79,7 +79,9 @@ RULES = (
         id="PB461",
         title="recomputed norm or activation under delayed scaling",
         setting="model.recompute_modules",
-        when=lambda run: run.is_delayed and ("moe_act" in run.recomputed or "layernorm" in run.recomputed),
+        when=lambda run: (
+            run.is_delayed and ("moe_act" in run.recomputed or "layernorm" in run.recomputed)
+        ),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
         source=MODEL_CHECK,
@@ -118,7 +120,8 @@ RULES = (
         setting="model.inference_cuda_graph_scope",
         versions=(mcore(since="0.18"),),
         when=fp8_blocks_captured_for_inference,
-        message="FP8 blocks are captured for inference with transformer_impl=inference_optimized and mxfp8 only",
+        message="FP8 blocks are captured for inference with "
+        "transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
         source=PARSER,
     ),
@@ -127,7 +130,8 @@ RULES = (
         title="inference-optimised MXFP8 needs FlashInfer",
         setting="model.transformer_impl",
         when=lambda run: run.is_mxfp8 and run.model.transformer_impl == "inference_optimized",
-        message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
+        message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which "
+        "this check does not know of",
         remedies=(
             "make sure that FlashInfer is 0.6.4 or later",
             "use transformer_impl='transformer_engine'",
@@ -145,7 +149,8 @@ RULES = (
             and "shared_experts" in run.recomputed
             and (run.model.gtp_weight_remat_size or 1) > 1
         ),
-        message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with sharded weights",
+        message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA "
+        "graphs with sharded weights",
         remedies=("take it out", "set cuda_graph_impl=none"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__: an assertion",
     ),
@@ -174,8 +179,8 @@ RULES = (
             and not run.is_emulated
         ),
         message="under FP8 full recomputation hands the inputs of a prediction layer to "
-        "Transformer Engine by keyword, which it does not differentiate, so that the layer gets "
-        "no gradients",
+        "Transformer Engine by keyword, which it does not differentiate, so that "
+        "the layer gets no gradients",
         remedies=(
             "use megatron-core 0.18",
             "set model.recompute_granularity=selective",
@@ -189,7 +194,11 @@ RULES = (
         id="PB473",
         title="captured layers outside BF16",
         setting="model.cuda_graph_impl",
-        when=lambda run: run.is_fp16 and run.model.cuda_graph_impl == "transformer_engine" and not run.is_emulated,
+        when=lambda run: (
+            run.is_fp16
+            and run.model.cuda_graph_impl == "transformer_engine"
+            and not run.is_emulated
+        ),
         message="Transformer Engine captures layers with BF16 inputs, whatever the mode, and "
         "layers with {run.mode} weights refuse them",
         remedies=("set model.cuda_graph_impl=none", "choose a bf16 recipe"),

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 
 from bridge.rules.context import RuleContext
+from bridge.rules.facts.weight_shards import unsharded
 from bridge.rules.rule import PARSER, error, info, mcore, no_effect, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
-from bridge.rules.weight_shards import unsharded
 
 SENT_IN_FP32 = "reduce_scatter_with_fp32_accumulation"
 KEPT_IN_FP32 = "param_name_patterns_for_fp32_local_accumulation"
 
 
 def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
-    """Yield the violation of a BF16 run without a recipe whose gradients are accumulated in BF16."""
+    """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
     if not run.is_bf16 or not run.has_ddp or run.precision is not None:
         return
     if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
@@ -21,10 +21,10 @@ def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
     if run.optimizer.main_grads_dtype != "fp32":
         return
     ddp = run.sections["ddp"]
-    held = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
+    origin = "is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16"
     if ddp.is_mapping and "grad_reduce_in_fp32" in ddp.stated:
-        held = "is stated as False"
-    yield Violation(held=held)
+        origin = "is stated as False"
+    yield Violation(origin=origin)
 
 
 def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
@@ -57,7 +57,7 @@ RULES = (
         title="gradients summed in BF16",
         setting="ddp.grad_reduce_in_fp32",
         when=gradients_summed_in_bf16,
-        message="{held}: gradients are accumulated over micro-batches and ranks in BF16",
+        message="{origin}: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=(
             "set it to True",
             "choose a recipe: the bf16 ones state True",
@@ -70,7 +70,10 @@ RULES = (
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
         when=lambda run: (
-            run.is_bf16 and run.stated.get("grad_reduce_in_fp32") is False and run.has_ddp and not run.has_megatron_fsdp
+            run.is_bf16
+            and run.stated.get("grad_reduce_in_fp32") is False
+            and run.has_ddp
+            and not run.has_megatron_fsdp
         ),
         message="gradients go {run.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
@@ -94,7 +97,11 @@ RULES = (
         id="PB364",
         title="FP32 accumulation in the reduce-scatter turned off",
         setting="ddp.reduce_scatter_with_fp32_accumulation",
-        when=lambda run: run.has_ddp and run.ddp.reduce_scatter_with_fp32_accumulation and run.ddp.grad_reduce_in_fp32,
+        when=lambda run: (
+            run.has_ddp
+            and run.ddp.reduce_scatter_with_fp32_accumulation
+            and run.ddp.grad_reduce_in_fp32
+        ),
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
@@ -109,9 +116,11 @@ RULES = (
             and bool(run.ddp.param_name_patterns_for_fp32_local_accumulation)
             and run.ddp.grad_reduce_in_fp32
         ),
-        message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
+        message="chooses parameters to accumulate in FP32 where "
+        "grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
-        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
+        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: "
+        "an assertion",
     ),
     no_effect(
         id="PB366",

@@ -10,7 +10,7 @@ from bridge.target.versions import at_least
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")
 """Kinds of layers whose first linear layer normalises its input itself."""
 _FUSED_ATTENTION = (*_FUSED, DENSE, f"{DENSE}_{MOE}")
-"""The same in a model whose attention has no latent: a norm in front of latent attention is separate."""
+"""The same without latent attention, in front of which the norm is separate."""
 
 
 def keeps_fp32_residual(run: RuleContext) -> bool:
@@ -19,7 +19,7 @@ def keeps_fp32_residual(run: RuleContext) -> bool:
 
 
 def fp32_residual_into_fused_norms(run: RunContext) -> bool:
-    """Return whether a fused norm of Transformer Engine receives the stream in FP32, without autocast."""
+    """Return whether a fused norm of Transformer Engine receives the stream in FP32."""
     return (
         keeps_fp32_residual(run)
         and run.model.transformer_impl == "transformer_engine"
@@ -33,9 +33,9 @@ def fp32_residual_into_fused_norms(run: RunContext) -> bool:
 def _reaches_a_fused_norm(run: RunContext) -> bool:
     """Return whether a layer whose norm is fused gets the FP32 stream.
 
-    The embedding gives the first layer an FP32 stream in every release. Further layers get one where
-    the sum keeps it. Mamba casts the stream itself; a separate norm, in front of latent attention or
-    experts, takes any dtype.
+    The embedding gives the first layer an FP32 stream in every release. Further layers get one
+    where the sum keeps it. Mamba casts the stream itself. A separate norm, in front of latent
+    attention or experts, takes any dtype.
     """
     shape = run.shape
     fused: tuple[str, ...] = _FUSED_ATTENTION
@@ -67,8 +67,8 @@ RULES = (
         "models/common/embeddings/language_model_embedding.py, extensions/transformer_engine.py "
         "TELayerNormColumnParallelLinear.forward; fixed in Megatron-LM main of 2026-08-22; "
         "Transformer Engine 2.7 to 2.20 pytorch/module/base.py set_activation_dtype (a TypeError "
-        "since 2.14, an AssertionError before); executed with 2.20.2 on a CPU; NVIDIA/Megatron-LM "
-        "issue 1402",
+        "since 2.14, an AssertionError before); executed with 2.20.2 on a CPU; "
+        "NVIDIA/Megatron-LM issue 1402",
     ),
     warning(
         id="PB153",
@@ -91,7 +91,8 @@ RULES = (
         message="cannot be on with model.enable_mhc_connections, whose residual streams are mixed "
         "in the dtype of the activations: Megatron refuses it when the config is made",
         remedies=("set fp32_residual_connection=False", "set model.enable_mhc_connections=False"),
-        source="Megatron-LM main of 2026-08-22 transformer/transformer_config.py:2103 __post_init__",
+        source="Megatron-LM main of 2026-08-22 "
+        "transformer/transformer_config.py:2103 __post_init__",
     ),
     warning(
         id="PB157",
@@ -99,13 +100,15 @@ RULES = (
         setting="fp32_residual_connection",
         versions=(mcore(since=RESIDUAL_IS_KEPT),),
         when=lambda run: (
-            keeps_fp32_residual(run) and run.model.cuda_graph_impl == "transformer_engine" and not run.is_emulated
+            keeps_fp32_residual(run)
+            and run.model.cuda_graph_impl == "transformer_engine"
+            and not run.is_emulated
         ),
         message="graphs that Transformer Engine captures take BF16 inputs, to which the FP32 "
         "stream is cast before each captured layer",
         remedies=("set model.cuda_graph_impl=none", "set fp32_residual_connection=False"),
         source="megatron-core 0.17.1, 0.19.2 and Megatron-LM main of 2026-08-22 "
-        "transformer/module.py get_layer_static_inputs; NVIDIA/Megatron-LM pull request 6508, "
-        "2026-08-13",
+        "transformer/module.py get_layer_static_inputs; NVIDIA/Megatron-LM pull "
+        "request 6508, 2026-08-13",
     ),
 )

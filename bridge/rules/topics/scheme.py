@@ -6,8 +6,8 @@ from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.facts.payloads import next_to_stored_weights, wrong_payloads
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.payloads import next_to_stored_weights, wrong_payloads
 from bridge.rules.rule import (
     MODEL_CHECK,
     contradiction,
@@ -27,7 +27,7 @@ _OTHER = {"fp8": "fp4", "fp4": "fp8"}
 """Family -> the other one."""
 _ALGORITHMS = ("most_recent", "max")
 ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
-"""Fields that ask for less than the default; where nothing of it is done, the outcome is the one that was asked for."""
+"""Fields that ask for less than the default: without effect the outcome is as asked."""
 
 
 def _hint(value: object, known: tuple[str, ...]) -> str:
@@ -49,7 +49,7 @@ def unknown_format(run: RuleContext) -> Iterator[Violation]:
 
 
 def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes that are none of their family's, where the run is in it or a recipe states one."""
+    """Yield the schemes, read by the run or stated, that are none of their family's."""
     for family, known in _SCHEMES.items():
         name = f"{family}_recipe"
         scheme = run.held(name)
@@ -108,7 +108,9 @@ def _settings_of_schemes(run: RuleContext) -> list[str]:
     settings = []
     for name in (*SCHEME_SETTINGS, PADDING):
         # A model's own FP8 output head and router padding are errors (PB215, PB423).
-        is_error = name == BUFFER or (name in ("fp8_output_proj", PADDING) and name not in run.stated)
+        is_error = name == BUFFER or (
+            name in ("fp8_output_proj", PADDING) and name not in run.stated
+        )
         if not is_error:
             settings.append(name)
     if not run.is_fp8:
@@ -141,8 +143,8 @@ def _left_without_format(run: RuleContext, family: str) -> list[str]:
 def _is_left_out(run: RuleContext, family: str) -> bool:
     """Return whether a family is stated to be off, or the run is in the other one.
 
-    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205, PB305,
-    PB244).
+    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205,
+    PB305, PB244).
     """
     return not run.format_of(family) and (family in run.stated or run.is_low)
 
@@ -173,7 +175,8 @@ RULES = (
         when=unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked "
+        "at the first layer",
     ),
     contradiction(
         id="PB203",
@@ -200,7 +203,8 @@ RULES = (
         when=scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: "
+        "accepted silently",
     ),
     sync_warning(
         id="PB206",
@@ -219,7 +223,8 @@ RULES = (
         title="format under blockwise scaling",
         setting="fp8",
         when=lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3"),
-        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise "
+        "scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its "
         "followers train in e4m3",
@@ -241,7 +246,8 @@ RULES = (
         when=lambda run: run.is_custom and run.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
+        "Engine 2.20 CustomRecipe",
     ),
     no_effect(
         id="PB210",
@@ -251,23 +257,29 @@ RULES = (
         message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
-        explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
+        explanation="Transformer Engine's recipe classes ignore keywords they do not know, so "
+        "nothing complains later.",
     ),
     no_effect(
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
         when=lambda run: run.is_fp8 and run.model.fp8_wgrad is False,
-        message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
+        message="has no effect: Transformer Engine 2.0 and later run the "
+        "weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
-        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
+        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 "
+        "extensions/transformer_engine.py",
     ),
     warning(
         id="PB212",
         title="local layers run no FP8",
         setting="model.transformer_impl",
-        when=lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated,
-        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
+        when=lambda run: (
+            run.is_low and run.model.transformer_impl == "local" and not run.is_emulated
+        ),
+        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run "
+        "would be {run.mode}",
         remedies=(
             "use transformer_impl='transformer_engine'",
             "choose a recipe without FP8 and FP4",
@@ -282,7 +294,8 @@ RULES = (
         when=wrong_payloads,
         message="{key}: {what}",
         remedies=("correct the entry",),
-        source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
+        source="megatron-core 0.19.2 extensions/transformer_engine.py "
+        "TEQuantizationRecipe.parse_from_config",
     ),
     warning(
         id="PB214",
@@ -321,7 +334,9 @@ RULES = (
         id="PB217",
         title="FP8 activation input without SwiGLU",
         setting="model.activation_func_fp8_input_store",
-        when=lambda run: run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit,
+        when=lambda run: (
+            run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit
+        ),
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         source=MODEL_CHECK,
@@ -333,7 +348,8 @@ RULES = (
         when=refused_values,
         message="must be {legal}",
         remedies=("use one of these",),
-        source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
+        source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: "
+        "the choices of each",
     ),
     no_effect(
         id="PB219",
@@ -357,7 +373,9 @@ DELAYED_RULES = (
         title="largest of one amax",
         setting="fp8_amax_history_len",
         when=lambda run: (
-            run.is_delayed and run.model.fp8_amax_compute_algo == "max" and run.model.fp8_amax_history_len == 1
+            run.is_delayed
+            and run.model.fp8_amax_compute_algo == "max"
+            and run.model.fp8_amax_history_len == 1
         ),
         message="the largest of a history of one step is the most recent",
         remedies=(
@@ -371,7 +389,8 @@ DELAYED_RULES = (
         title="first step without a scale",
         setting="model.fp8_param",
         when=lambda run: run.is_delayed and run.model.fp8_param,
-        message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
+        message="delayed scaling begins with scale 1, and weights stored in "
+        "FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
     ),

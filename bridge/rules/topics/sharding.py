@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
+from bridge.rules.facts.off_switches import SHARDED, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.off_switches import SHARDED, off_switches
 from bridge.rules.rule import PARSER, error, mcore, no_effect, sync_warning, warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
@@ -72,7 +72,7 @@ def buffer_under_megatron_fsdp(run: RuleContext) -> Iterator[Violation]:
 
 
 def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
-    """Yield the reduction dtype that Megatron-FSDP does not read: an info where its gradients are in it anyway."""
+    """Yield the reduction dtype that Megatron-FSDP does not read; an info where it holds anyway."""
     if not run.has_megatron_fsdp or "grad_reduce_in_fp32" not in run.stated:
         return
     main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
@@ -93,7 +93,7 @@ def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
 
 
 def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of main gradients in half precision: an info where the reduction was asked for in it."""
+    """Yield the violation of main gradients in half precision; an info where that was asked for."""
     if not run.has_megatron_fsdp or not run.is_half or run.ddp.megatron_fsdp_main_grads_dtype:
         return
     if "grad_reduce_in_fp32" in run.stated and not run.held("grad_reduce_in_fp32"):
@@ -103,7 +103,7 @@ def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
 
 
 def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
-    """Yield the stated settings of Megatron-FSDP that a run without it, or without stored weights, does not read."""
+    """Yield the stated settings of Megatron-FSDP that the run does not read."""
     if not run.has_ddp:
         return
     stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name)]
@@ -118,7 +118,7 @@ def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
 
 
 def lone_experts(run: RunContext) -> Iterator[Violation]:
-    """Yield the layout whose experts lie on one data-parallel rank each, with the effect on their gradients."""
+    """Yield the layout with one data-parallel rank per expert, and its effect on gradients."""
     if not run.has_megatron_fsdp or run.ddp.megatron_fsdp_version == 2 or not run.target.count:
         return
     if run.ddp.data_parallel_sharding_strategy not in GATHERED:
@@ -156,7 +156,8 @@ RULES = (
         title="FSDP2 turns FP8 weights off",
         setting="fp8_param_gather",
         when=lambda run: run.gathers_fp8 and run.ddp.use_torch_fsdp2,
-        message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
+        message="Megatron-LM sets it to False under torch FSDP2 with "
+        "Transformer Engine 2.0 and later",
         remedies=(
             "use the distributed optimizer instead",
             "set fp8_param_gather=False, as it will be",
@@ -177,7 +178,8 @@ RULES = (
         title="Megatron-FSDP turns the shared buffer off",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         when=buffer_under_megatron_fsdp,
-        message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
+        message="has no effect: Megatron-FSDP does not implement it, and it "
+        "is turned off before a run",
         remedies=(
             "set it to False, as runtime_config_update does",
             "use the distributed optimizer",
@@ -232,7 +234,8 @@ RULES = (
         when=switches_off_in_one_place,
         message="has to be on: {why}",
         remedies=("set {path}=True, as runtime_config_update does",),
-        source="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
+        source="Megatron Bridge 0.6.2 training/config.py "
+        "_validate_and_sync_distributed_optimizer_settings",
     ),
     no_effect(
         id="PB331",
@@ -258,7 +261,8 @@ RULES = (
         ),
         message="hands gradients to the precision-aware optimizer, which is off",
         remedies=("set use_precision_aware_optimizer=True", "set it to False"),
-        source="megatron-core 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
+        source="megatron-core 0.19.2 "
+        "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
     ),
     warning(
         id="PB333",
@@ -273,7 +277,8 @@ RULES = (
             and not run.gathers_fp8
             and run.ddp.megatron_fsdp_main_params_dtype in (run.mode, None)
         ),
-        message="the optimizer steps on {run.mode} weights: an update that is small against a weight rounds away",
+        message="the optimizer steps on {run.mode} weights: an update that is small against a "
+        "weight rounds away",
         remedies=("set megatron_fsdp_main_params_dtype=fp32", "accept {run.mode} weights"),
         source="megatron-core 0.17.1 to 0.19.2 "
         "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: the main weights have this "
@@ -297,8 +302,8 @@ RULES = (
             and not run.ddp.megatron_fsdp_use_decoupled_grad
         ),
         message="must be on under the precision-aware optimizer: FusedAdam reads "
-        "param.decoupled_grad, the gradient is in param.grad, and the step changes nothing "
-        "without a word",
+        "param.decoupled_grad, the gradient is in param.grad, and the step "
+        "changes nothing without a word",
         remedies=(
             "set ddp.megatron_fsdp_use_decoupled_grad=True",
             "set optimizer.use_precision_aware_optimizer=False",
@@ -315,8 +320,8 @@ RULES = (
         setting="model.expert_model_parallel_size",
         when=lone_experts,
         message="leaves one data-parallel rank to each expert, whose gradient buffer is not "
-        "sharded then: Megatron-FSDP {effect} in each micro-batch of a step, and expert gradients "
-        "are wrong",
+        "sharded then: Megatron-FSDP {effect} in each micro-batch of a step, and "
+        "expert gradients are wrong",
         remedies=("set model.expert_model_parallel_size={fewer}", "use the distributed optimizer"),
         source="NVIDIA/Megatron-LM issue 6660, 2026-08-19; megatron-core 0.16.1, 0.17.1, 0.18.2, "
         "0.19.2 and main of 2026-08-22, "

@@ -51,7 +51,7 @@ def fp4_weights_unsharded(run: RuleContext) -> Iterator[Violation]:
 
 
 def _lacks_sharding(run: RuleContext, family: str) -> bool:
-    """Return whether weights are stored in a family, and the optimizer is known not to be sharded."""
+    """Return whether weights are stored in a family, and no optimizer is known to be sharded."""
     is_known = False
     for role in ("optimizer", "ddp"):
         if role in run.given and run.views[role].use_distributed_optimizer is not None:
@@ -70,7 +70,7 @@ def _is_by_layer(run: RuleContext) -> bool:
 
 
 def half_known_storage(run: RuleContext) -> Iterator[Violation]:
-    """Yield the families of which only the model or only DDP knows that weights are stored in them."""
+    """Yield the families in which weights are stored by the model alone, or by DDP alone."""
     if not run.has_model or not run.has_ddp:
         return
     gathers = {"fp8": run.ddp.fp8_param_gather, "fp4": run.ddp.fp4_param_gather}
@@ -133,7 +133,8 @@ RULES = (
             "set use_distributed_optimizer=True in optimizer and ddp",
             "set fp4_param_gather=False",
         ),
-        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
+        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that "
+        "updates FP4 weights",
     ),
     error(
         id="PB303",
@@ -156,7 +157,8 @@ RULES = (
         when=two_answers,
         message="is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one "
+        "set wins silently",
     ),
     contradiction(
         id="PB305",
@@ -171,14 +173,17 @@ RULES = (
         id="PB306",
         title="FP8 that takes more memory",
         setting="fp8_param_gather",
-        when=lambda run: run.is_fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated,
+        when=lambda run: (
+            run.is_fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated
+        ),
         message="weights stay in {run.mode} and are cast again in every step: expect more memory "
         "than {run.mode} alone, not less",
         remedies=(
             "store them in FP8 (fp8_param_gather=True)",
             "count it with `precision-bridge memory`",
         ),
-        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 (2024-10-16)",
+        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to "
+        "2026-01-15) and 1261 (2024-10-16)",
         evidence="reported",
     ),
     warning(
@@ -186,7 +191,11 @@ RULES = (
         title="FP16 weights that pass through BF16",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         when=lambda run: (
-            run.is_mxfp8 and run.is_fp16 and run.gathers_fp8 and run.reuses_buffer and run.ddp.grad_reduce_in_fp32
+            run.is_mxfp8
+            and run.is_fp16
+            and run.gathers_fp8
+            and run.reuses_buffer
+            and run.ddp.grad_reduce_in_fp32
         ),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the "
         "mode, so FP16 weights lose three bits",
@@ -194,18 +203,20 @@ RULES = (
             "use BF16",
             "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False",
         ),
-        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
+        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured "
+        "on a run",
     ),
     error(
         id="PB308",
         title="stored weights with masters of nothing",
         setting="model.use_cpu_initialization",
         when=lambda run: run.gathers_fp8 and run.model.use_cpu_initialization and run.calls_te,
-        message="must be off where weights are stored in FP8, whose masters would be memory that nothing has written",
+        message="must be off where weights are stored in FP8, whose masters would be memory that "
+        "nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py:836-853, "
-        "optimizer/distrib_optimizer.py:385; measured on a run with Transformer Engine 2.20.2 on "
-        "a CPU",
+        "optimizer/distrib_optimizer.py:385; measured on a run with "
+        "Transformer Engine 2.20.2 on a CPU",
         explanation="Transformer Engine keeps a stored weight's first value for the master when "
         "it makes the weight. Megatron initialises the weight on the CPU after that.",
     ),
@@ -242,7 +253,10 @@ RULES = (
         ),
         message="under overlap_param_gather the training loop has to copy the master weights into "
         "the shared buffer before each step, or the loss stays where it was, without an error",
-        remedies=("call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",),
+        remedies=(
+            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() "
+            "in a loop of your own",
+        ),
         source="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; "
         "Megatron-LM main of 2026-08-22 training/training.py train_step; measured on a run",
         explanation="Weights and gradients share the buffer, and zeroing the gradients zeroes the "

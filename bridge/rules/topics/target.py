@@ -20,7 +20,7 @@ FORMATS = {
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }
-"""Scheme -> the format of its GEMMs, as `Gpu.formats` calls it. NVIDIA's GPUs are judged by their capability."""
+"""Scheme -> the format of its GEMMs in `Gpu.formats`. NVIDIA's GPUs are judged by capability."""
 NVFP4_VARIABLES = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
 
 
@@ -72,7 +72,7 @@ def _below(version: Version | None, floor: str | None) -> Iterator[Violation]:
 
 
 def te_older_than_the_rules(run: RuleContext) -> bool:
-    """Return whether Transformer Engine is older than the rules know, and no rule names it already."""
+    """Return whether Transformer Engine is older than the rules know, and not named already."""
     if not run.is_low or run.is_emulated or at_least(run.te, SUPPORTED) is not False:
         return False
     return not [*te_too_old(run)]
@@ -156,7 +156,8 @@ RULES = (
         title="no target declared",
         setting="target",
         when=lambda run: run.is_low and run.target.gpu is None,
-        message="whether a GPU, its CUDA and its Transformer Engine run {run.scheme} was not checked",
+        message="whether a GPU, its CUDA and its Transformer Engine run "
+        "{run.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, for example",),
         source="this check",
     ),
@@ -178,9 +179,11 @@ RULES = (
         title="GPU too new for the scheme",
         setting="target.gpu",
         when=gpu_too_new,
-        message="Transformer Engine runs {run.scheme} below compute capability {limit}, and the target has {has}",
+        message="Transformer Engine runs {run.scheme} below compute capability {limit}, "
+        "and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
-        source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
+        source="Transformer Engine 2.20 pytorch/quantization.py; "
+        "NVIDIA/Megatron-LM issue 4175, 2026-04-07",
     ),
     error(
         id="PB604",
@@ -236,7 +239,8 @@ RULES = (
         message="{run.scheme} needs Transformer Engine: without it Megatron's local layers run "
         "{run.mode} and say nothing",
         remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
-        source="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, whatever is asked for",
+        source="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, "
+        "whatever is asked for",
     ),
     warning(
         id="PB609",
@@ -266,7 +270,8 @@ RULES = (
         title="emulated low precision",
         setting="target.gpu",
         when=lambda run: run.is_low and run.is_emulated and run.backend != "te",
-        message="nothing there runs {run.scheme} natively: the values can be emulated, the speed cannot",
+        message="nothing there runs {run.scheme} natively: the values can be "
+        "emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.runtime.numerics",
     ),
@@ -284,9 +289,13 @@ RULES = (
         title="no native BF16",
         setting="target.gpu",
         when=lambda run: (
-            run.is_bf16 and run.has_gpu and run.target.gpu is not None and not run.target.gpu.has_native_bf16
+            run.is_bf16
+            and run.has_gpu
+            and run.target.gpu is not None
+            and not run.target.gpu.has_native_bf16
         ),
-        message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
+        message="BF16 is emulated before compute capability 8.0, whatever "
+        "torch.cuda.is_bf16_supported() says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),
         source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; "
         "huggingface/accelerate issue 1693, 2023-07-07",
@@ -316,7 +325,8 @@ RULES = (
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
         when=lambda run: run.is_custom and run.is_emulated,
-        message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
+        message="a custom factory makes Transformer Engine's objects, which the "
+        "emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
         source="this project: bridge.runtime.megatron.emulation.linear",
     ),
@@ -340,7 +350,8 @@ RULES = (
             "choose among the changes of `precision-bridge memory --fit`",
             "use more or larger GPUs",
         ),
-        source="this project: bridge.plan.memory, 2026-08, which leaves out the CUDA context, messages, workspaces",
+        source="this project: bridge.plan.memory, 2026-08, which leaves out the CUDA context, "
+        "messages, workspaces",
     ),
     info(
         id="PB619",
@@ -356,7 +367,8 @@ RULES = (
         title="Transformer Engine before 2.7",
         setting="target.te",
         when=te_older_than_the_rules,
-        message="the rules know Transformer Engine from 2.7 on; what this release refuses or ignores is not found",
+        message="the rules know Transformer Engine from 2.7 on; what this release refuses or "
+        "ignores is not found",
         remedies=("use Transformer Engine 2.7",),
         source="this project: the releases that it supports",
     ),

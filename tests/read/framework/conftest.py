@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import load_run
+from bridge.preflight.run import Run
 
 
 @pytest.fixture
-def run_of(tmp_path: Path) -> Callable[..., RunValues]:
+def run_of(tmp_path: Path) -> Callable[..., Run]:
     """Return a function that writes a file and returns its run as `check` has it."""
 
-    def read(text: str, name: str, *overrides: str) -> RunValues:
+    def read(text: str, name: str, *overrides: str) -> Run:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

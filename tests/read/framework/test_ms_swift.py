@@ -4,6 +4,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
+from bridge.preflight.check import check
 
 COMMAND = "NPROC_PER_NODE=8 megatron sft --model org/a-model --dataset d --micro_batch_size 1 --max_length 2048"
 FP8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
@@ -13,7 +14,7 @@ def test_a_mode_that_nothing_states_is_the_checkpoints(run_of, capsys, tmp_path)
     run = run_of(f"#!/bin/bash\n{COMMAND} {FP8}\n", "run.sh")
     assert run.reading.mode_decided_by == "the torch_dtype of org/a-model"
     assert "bf16" not in run.model
-    assert [one for one in run.report.findings if one.severity == "error"] == []
+    assert [one for one in check(run).findings if one.severity == "error"] == []
     assert main(["plan", "--config", str(tmp_path / "run.sh")]) == 2
     assert "the mode is not stated; the torch_dtype of org/a-model decides" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
+from bridge.preflight.check import check
 
 SIZES = ("model.num_layers=4", "model.hidden_size=512", "model.num_attention_heads=8")
 BASE = """
@@ -96,24 +97,24 @@ def test_values_set_at_start_have_nemo_rl_as_their_origin(child: Path) -> None:
 
 
 def test_a_recipe_that_does_not_reach_the_optimizer_is_an_error(child: Path) -> None:
-    report = load_run(config_file=child, strict=False).report
+    report = check(load_run(config_file=child, strict=False))
     (finding,) = [one for one in report.findings if one.id == "PB124"]
     assert finding.severity == "error"
     assert "must equal optimizer.fp8_recipe, which is None" in finding.rule
     for key in ("policy.megatron_cfg.optimizer.fp8_recipe", "optimizer.fp8_recipe"):
-        mended = load_run([f"{key}=mxfp8"], config_file=child, strict=False).report
+        mended = check(load_run([f"{key}=mxfp8"], config_file=child, strict=False))
         assert [one for one in mended.findings if one.id == "PB124"] == []
 
 
 def test_weights_in_bf16_do_not_ask_for_the_recipe_in_the_optimizer(child: Path) -> None:
     child.write_text(CHILD.replace("fp8_param: true", "fp8_param: false"))
-    report = load_run(config_file=child, strict=False).report
+    report = check(load_run(config_file=child, strict=False))
     assert [one for one in report.findings if one.id == "PB124"] == []
 
 
 def test_layers_in_bf16_and_a_per_module_file_that_are_dropped_are_warned_of(child: Path) -> None:
     run = load_run(config_file=child, strict=False)
-    dropped = {one.path: one for one in run.report.findings if one.id == "PB801"}
+    dropped = {one.path: one for one in check(run).findings if one.id == "PB801"}
     assert dropped.keys() == {
         *("model.first_last_layers_bf16", "model.quant_recipe", "model.moe_router_enable_expert_bias"),
     }
@@ -133,14 +134,14 @@ def test_the_place_that_a_remedy_names_is_forwarded(child: Path) -> None:
     child.write_text(text)
     run = load_run(config_file=child, strict=False)
     assert (run.model["first_last_layers_bf16"], run.model["num_layers_at_start_in_bf16"]) == (True, 2)
-    assert "model.first_last_layers_bf16" not in {one.path for one in run.report.findings if one.id == "PB801"}
+    assert "model.first_last_layers_bf16" not in {one.path for one in check(run).findings if one.id == "PB801"}
 
 
 def test_a_dropped_setting_of_fp8_is_no_finding_in_a_run_without_it(child: Path) -> None:
     child.write_text(CHILD.replace("fp8_cfg: {enabled: true", "fp8_cfg: {enabled: false"))
     run = load_run(config_file=child, strict=False)
     assert run.model.get("fp8") is None
-    assert {one.path for one in run.report.findings if one.id == "PB801"} == {"model.moe_router_enable_expert_bias"}
+    assert {one.path for one in check(run).findings if one.id == "PB801"} == {"model.moe_router_enable_expert_bias"}
 
 
 def test_sizes_are_the_checkpoints_and_the_plan_rests_on_it(child: Path, capsys) -> None:
@@ -178,7 +179,7 @@ def test_a_base_that_is_not_there_leaves_the_back_end_open(tmp_path: Path) -> No
     assert run.weakness("optimizer.use_distributed_optimizer") == (
         "gone.yaml, which `defaults` names and which is not found"
     )
-    assert run.report.findings == () or all(one.severity == "info" for one in run.report.findings)
+    assert check(run).findings == () or all(one.severity == "info" for one in check(run).findings)
 
 
 @pytest.mark.parametrize(("precision", "mode"), [("float16", "fp16"), ("float32", None), ("bfloat16", "bf16")])
@@ -191,7 +192,7 @@ def test_the_precision_is_the_mode(child: Path, precision: str, mode: str | None
 
 def test_a_precision_that_its_setup_does_not_know_is_an_error(child: Path) -> None:
     child.write_text(CHILD.replace("policy:\n", "policy:\n  precision: bf16\n", 1))
-    (finding,) = [one for one in load_run(config_file=child, strict=False).report.findings if one.id == "PB134"]
+    (finding,) = [one for one in check(load_run(config_file=child, strict=False)).findings if one.id == "PB134"]
     assert (finding.path, finding.value) == ("policy.precision", "bf16")
 
 
@@ -202,7 +203,7 @@ def test_what_its_setup_refuses_is_an_error(child: Path) -> None:
         )
     )
     (child.parent / "base.yaml").write_text(BASE.replace(", fp8_param: false", ""))
-    found = [one.path for one in load_run(config_file=child, strict=False).report.findings if one.id == "PB134"]
+    found = [one.path for one in check(load_run(config_file=child, strict=False)).findings if one.id == "PB134"]
     assert found == [
         "policy.megatron_cfg.fp8_cfg.fp8_param",
         "policy.megatron_cfg.model_overrides.first_last_layers_bf16",
@@ -220,14 +221,14 @@ def test_a_script_is_read_with_its_file_and_its_overrides(child: Path) -> None:
     run = load_run(config_file=script, strict=False)
     assert (run.model["fp16"], run.model["bf16"]) == (True, False)
     assert "fp8" not in run.model
-    assert [one for one in run.report.findings if one.id == "PB134"] == []
+    assert [one for one in check(run).findings if one.id == "PB134"] == []
     assert "$@: may hold further overrides, which are not read." in run.reading.unknown
 
 
 def test_an_override_without_a_key_in_the_configuration_is_refused_as_hydra_does(child: Path) -> None:
     script = child.parent / "run.sh"
     script.write_text("uv run examples/run_grpo.py --config run.yaml policy.megatron_cfg.fp8_cfg.amax=1\n")
-    (finding,) = [one for one in load_run(config_file=script, strict=False).report.findings if one.id == "PB134"]
+    (finding,) = [one for one in check(load_run(config_file=script, strict=False)).findings if one.id == "PB134"]
     assert finding.path == "policy.megatron_cfg.fp8_cfg.amax"
     assert finding.remedy == "Write +policy.megatron_cfg.fp8_cfg.amax=VALUE."
 

@@ -6,6 +6,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
+from bridge.preflight.check import check
 
 SCRIPT = """#!/bin/bash
 set -xeuo pipefail
@@ -42,7 +43,7 @@ def test_overrides_reach_the_configs_of_megatron(run_of) -> None:
     assert (model["seq_length"], run.section("train")["micro_batch_size"]) == (8192, 1)
     assert run.reading.generation["actor_rollout_ref.rollout.quantization"] == "fp8"
     assert run.weakness("model.num_layers") == "the checkpoint org/a-model"
-    assert [one for one in run.report.findings if one.severity == "error"] == []
+    assert [one for one in check(run).findings if one.severity == "error"] == []
 
 
 def test_defaults_of_its_own_files_are_set_at_start(run_of) -> None:
@@ -91,7 +92,7 @@ def test_float16_takes_the_precision_aware_optimizer_and_a_loss_scale(run_of) ->
 
 def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
     run = run_of(script("actor_rollout_ref.actor.megatron.dtype=float32"), "run.sh")
-    (finding,) = [one for one in run.report.findings if one.id == "PB134"]
+    (finding,) = [one for one in check(run).findings if one.id == "PB134"]
     assert (finding.path, finding.value) == ("actor_rollout_ref.actor.megatron.dtype", "float32")
 
 

@@ -17,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig
 from bridge.errors import RunConfigError, TrainingError
 from bridge.front.decode import container, require_startable
 from bridge.front.loader import load_run
-from bridge.preflight.check import check_run
+from bridge.preflight.check import check
 from bridge.rules.own_run import KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, TRIED, unhonoured
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.fields import FIELDS
@@ -296,7 +296,7 @@ OWN = (
 @pytest.mark.parametrize("words", OWN)
 def test_a_check_of_a_run_says_what_the_run_says(words):
     run = load_run(["model=gpt_tiny", "precision_backend=emulated", *words], strict=False)
-    report = check_run({**run.sections, "mixed_precision": run.precision}, target=None, origins=run.origin_of)
+    report = check(run)
     checked = {f"{one.id} {one}" for one in report.findings if one.id.startswith("PB7")}
     with pytest.raises(RunConfigError) as raised:
         require_startable(container(run), run)
@@ -304,7 +304,7 @@ def test_a_check_of_a_run_says_what_the_run_says(words):
     assert checked == refused
     assert len(checked) >= 2
     foreign = {key: value for key, value in run.sections.items() if key != "precision_backend"}
-    others = check_run({**foreign, "mixed_precision": run.precision}, target=None).findings
+    others = check(dataclasses.replace(run, sections=foreign)).findings
     assert [one for one in others if one.id.startswith("PB7")] == []
 
 

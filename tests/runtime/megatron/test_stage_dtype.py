@@ -17,7 +17,8 @@ from megatron.core.transformer import TransformerConfig
 from bridge.model.layout import sent_between_stages
 from bridge.model.section import read_section
 from bridge.precision.values import dtype_token
-from bridge.preflight.check import Setup, check
+from bridge.preflight.check import check
+from bridge.preflight.run import Run
 from bridge.runtime.megatron.process import training_process
 from bridge.target.target import Target
 from bridge.target.versions import installed
@@ -69,7 +70,7 @@ def values_of(config: Any) -> Mapping[str, Any]:
 
 
 def is_refused(config: TransformerConfig) -> bool:
-    found = check(Setup(None, model=config, target=Target(mcore=MCORE))).findings
+    found = check(Run.of(None, model=config, target=Target(mcore=MCORE))).findings
     return "PB109" in {one.id for one in found}
 
 

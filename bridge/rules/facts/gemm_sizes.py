@@ -19,7 +19,7 @@ GEMMS_OF = {
 
 
 def tokens(run: RunContext) -> int | None:
-    """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known.
+    """Return the tokens of a micro-batch on a rank (M of its GEMMs); None where they are not known.
 
     Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own
     (PB408).
@@ -35,14 +35,14 @@ def tokens(run: RunContext) -> int | None:
 
 
 def alignment(run: RunContext) -> tuple[int, ...]:
-    """Return the multiples that the scheme's GEMMs need of tokens and widths; none without a scheme."""
+    """Return the multiples of tokens and of widths that the scheme's GEMMs need."""
     if run.row is None:
         return ()
     return run.row.alignment or ()
 
 
 def low_modules(run: RunContext) -> set[str] | None:
-    """Return the modules that compute in FP8 or FP4 somewhere under a per-module recipe; None without one."""
+    """Return the modules in FP8 or FP4 in a layer under a per-module recipe; None without one."""
     if run.model.quant_recipe is None or run.selection is None:
         return None
     modules = [*run.selection.left]
@@ -105,7 +105,7 @@ def _whole_widths(run: RunContext) -> Iterator[_Whole]:
 
 
 def _qkv_width(run: RunContext, heads: int) -> int:
-    """Return the width of the projection to queries, keys and values; 0 where there is no such layer."""
+    """Return the width of the projection to queries, keys and values; 0 without such a layer."""
     model = run.model
     if not model.hidden_size or not heads or heads % run.parallel.tensor:
         return 0

@@ -21,7 +21,7 @@ class Packing(NamedTuple):
 
 
 def packing(run: RuleContext) -> Packing | None:
-    """Return the padding of a run that packs sequences; None where it packs none, or to a fixed length."""
+    """Return the padding of packed batches; None without packing, or to a fixed length."""
     data = run.data
     if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
         # The rows of a micro-batch become one.
@@ -43,7 +43,7 @@ def packing(run: RuleContext) -> Packing | None:
 
 
 def _has_packs(specs: object) -> bool:
-    """Return whether releases of Megatron Bridge before 0.6 pack with these specs; a size of -1 packs nothing."""
+    """Return whether Megatron Bridge before 0.6 packs with these specs; -1 packs nothing."""
     if specs is None:
         return False
     size = 1

@@ -5,9 +5,9 @@ from typing import Any
 
 from bridge.precision.matchers import EVALUATION, TRAINING, payload_faults, quant_recipes
 from bridge.rules.context import FAMILIES, RuleContext
-from bridge.rules.import_paths import why_not_found
+from bridge.rules.facts.import_paths import why_not_found
+from bridge.rules.facts.selected_modules import about
 from bridge.rules.run_context import RunContext
-from bridge.rules.selected_modules import about
 from bridge.rules.violation import Violation
 
 
@@ -54,7 +54,7 @@ def missing_factories(run: RuleContext) -> Iterator[Violation]:
 
 
 def next_to_stored_weights(run: RunContext) -> Iterator[Violation]:
-    """Yield the patterns of a hybrid model's recipes in a run that stores its weights in FP8 or FP4.
+    """Yield the patterns of a hybrid model's recipes in a run with stored weights.
 
     A GPT reads no fp8_param of a payload (PB289).
     """

@@ -19,7 +19,9 @@ class Division(NamedTuple):
     """Number of equal parts that it has to have."""
 
 
-def uneven_sizes(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None) -> Iterator[Division]:
+def uneven_sizes(
+    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+) -> Iterator[Division]:
     """Yield each size of `model` that does not divide by its ranks."""
     for division in _divisions(model, shape, ranks, seq_length):
         size = division.size
@@ -27,7 +29,9 @@ def uneven_sizes(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int
             yield division
 
 
-def _divisions(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None) -> Iterator[Division]:
+def _divisions(
+    model: Any, shape: ModelShape, ranks: Parallel, seq_length: int | None
+) -> Iterator[Division]:
     """Yield the sizes of a model that ranks share; one that a model does not have is None or 0."""
     tensor = f"TP {ranks.tensor}"
     yield Division("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor)
@@ -39,7 +43,8 @@ def _divisions(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int |
         experts = f"expert TP {ranks.expert_tensor}"
         width = model.moe_ffn_hidden_size
         yield Division("model.moe_ffn_hidden_size", width, experts, ranks.expert_tensor)
-    yield Division("model.num_moe_experts", model.num_moe_experts, f"EP {ranks.expert}", ranks.expert)
+    of_experts = f"EP {ranks.expert}"
+    yield Division("model.num_moe_experts", model.num_moe_experts, of_experts, ranks.expert)
     space = shape.state_space
     if shape.is_hybrid and space is not None:
         yield Division("model.mamba_num_heads", space.num_heads, tensor, ranks.tensor)
@@ -48,7 +53,7 @@ def _divisions(model: Any, shape: ModelShape, ranks: Parallel, seq_length: int |
 
 
 def _of_sequence(model: Any, ranks: Parallel, seq_length: int | None) -> Division:
-    """Return the division of a sequence: a context-parallel rank has one chunk of each half of it."""
+    """Return the division of a sequence; a context-parallel rank has a chunk of each half."""
     path = "data.seq_length"
     if model.seq_length:
         path = "model.seq_length"

@@ -1,4 +1,4 @@
-"""Violations of rows of `modules`, and of matchers of a foreign recipe, by the modules that they take."""
+"""Violations of rows of `modules` and of foreign matchers, by the modules that they take."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -25,14 +25,18 @@ MOST = 6
 """Names that a message lists."""
 
 
-def about(run: RuleContext, value: object, *, severity: str | None = None, **words: Any) -> Violation:
+def about(
+    run: RuleContext, value: object, *, severity: str | None = None, **words: Any
+) -> Violation:
     """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
     if run.precision is not None and is_stated(run.precision, "modules"):
         return Violation("modules", value=value, severity=severity, noun="row", **words)
     return Violation(PATH, value=value, severity=severity, noun="matcher", **words)
 
 
-def _about_row(run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any) -> Violation:
+def _about_row(
+    run: RuleContext, row: Selected, *, severity: str | None = None, **words: Any
+) -> Violation:
     matcher = row.matcher
     return about(run, matcher.select, severity=severity, name=matcher.name, **words)
 
@@ -70,7 +74,7 @@ def empty_rows(run: RuleContext) -> Iterator[Violation]:
 
 
 def _rows_of_no_model(run: RuleContext) -> Iterator[Violation]:
-    """Yield the rows that take no linear layer of any Megatron model, for a sync, which has no plan."""
+    """Yield the rows that take no linear layer of any Megatron model; a sync has no plan."""
     names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
     for number, row in enumerate(stated_rows(run)):
         if takes_a_linear_layer(row):
@@ -108,9 +112,13 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def missed_layers(run: RuleContext) -> Iterator[Violation]:
-    """Yield the rows that name layers in which they take nothing; a foreign matcher names no layers."""
+    """Yield the rows that name layers in which they take nothing."""
     if not isinstance(run, RunContext):
-        is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
+        is_hybrid = (
+            run.model.is_hybrid_model
+            or run.model.hybrid_override_pattern
+            or run.model.hybrid_layer_pattern
+        )
         if not is_hybrid:  # a pattern counts a hybrid model's layers
             yield from _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
         return
@@ -130,7 +138,7 @@ def missed_layers(run: RuleContext) -> Iterator[Violation]:
 
 
 def _beyond_the_model(run: RuleContext, num_layers: int) -> Iterator[Violation]:
-    """Yield the rows that name layers which the model does not have; none where its layers are not known."""
+    """Yield the rows that name layers which the model does not have, where its layers are known."""
     if num_layers < 1:
         return
     reason = f"the model's layers are 0 to {num_layers - 1}"
@@ -155,7 +163,7 @@ def hidden_rows(run: RunContext) -> Iterator[Violation]:
 
 
 def low_precision_of_unread_modules(run: RunContext) -> Iterator[Violation]:
-    """Yield the rows that choose FP8 or FP4, and that select modules too which read no such choice."""
+    """Yield the rows that choose FP8 or FP4 for modules too which read no such choice."""
     for row in _selected(run):
         precision = row.matcher.precision
         if row.unread and not row.is_empty and precision != HIGH:

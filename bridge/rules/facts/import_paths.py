@@ -1,4 +1,4 @@
-"""`why_not_found`: the reason why an import path leads nowhere, found without importing its module."""
+"""`why_not_found`: the reason why an import path leads nowhere; its module is not imported."""
 
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec

@@ -45,7 +45,7 @@ def _by_length(names: frozenset[str]) -> dict[int, list[tuple[str, frozenset[str
 
 
 def _distance(first: str, second: str) -> int:
-    """Return how many letters are inserted, deleted, replaced or swapped to turn one into the other."""
+    """Return how many letters are inserted, deleted, replaced or swapped between two names."""
     rows = [list(range(len(second) + 1))]
     for i, letter in enumerate(first, 1):
         row = [i]

@@ -1,0 +1,141 @@
+"""The JSON Schema of the YAML that is read here: of a recipe, and of a run's file.
+
+Editors complete and check a YAML file by it. It is made of the tables of fields, and takes every value that they take:
+a switch as ``true`` or ``"yes"``, a dtype in any spelling, and an interpolation of OmegaConf in the place of any value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bridge.precision.config import FIELDS
+from bridge.precision.field_docs import FieldDoc, field_docs
+from bridge.precision.fields import StatedField
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.values import NO, SPELLINGS, YES
+from bridge.read.keys import MADE_BY, OWNERS, PRECISION, RECIPES, SECTIONS
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.target.fields import FIELDS as OWNER_FIELDS
+
+Schema = dict[str, Any]
+
+DIALECT = "http://json-schema.org/draft-07/schema#"
+"""The one that yaml-language-server knows."""
+INTERPOLATION = r"\$\{"
+"""In a text that OmegaConf replaces by a value."""
+DTYPES = ("bf16", "fp16", "fp32")
+NAMES = {"fp8_recipe": tuple(FP8_SCHEMES), "fp4_recipe": tuple(FP4_SCHEMES)}
+"""Field with the name of a scaling scheme -> the known ones."""
+
+
+def recipe_schema() -> Schema:
+    """Return the schema of a recipe in YAML, a file of the group `mixed_precision`."""
+    return {"$schema": DIALECT, "title": "A mixed-precision recipe", **_recipe(extra={"defaults": _defaults()})}
+
+
+def run_schema() -> Schema:
+    """Return the schema of a file of sections that describes a run."""
+    sections: Schema = {name: _section(name) for name in (*OWNERS, *SECTIONS)}
+    precision = {
+        "description": "The precision: a recipe's name, or its fields.",
+        "anyOf": [{"type": ["string", "null"]}, _recipe(extra={MADE_BY: {"type": "string"}})],
+    }
+    others: Schema = {
+        "defaults": _defaults(),
+        "target": _of("The machines of the run: h100x64,te2.9,cuda12.9.", "string", "array", "null"),
+        "silence": _of("Id of a rule -> the reason for which it is silenced.", "object", "null"),
+        "precision_backend": _of("What runs FP8 and FP4 matrix multiplications.", "string", "null"),
+        "precision_schedule": _of("The precisions of a run in phases.", "array", "object", "null"),
+        RECIPES: _of("Modules or files of recipes, which are Python and run with --trust.", "string", "array", "null"),
+    }
+    return {
+        "$schema": DIALECT,
+        "title": "A run, in sections",
+        "type": "object",
+        "properties": {PRECISION: precision, **sections, **others},
+        "additionalProperties": False,
+    }
+
+
+def _recipe(extra: Schema) -> Schema:
+    """Return the schema of a mapping of a precision's fields."""
+    docs = field_docs(MixedPrecisionConfig)
+    properties = {name: _described(_of_field(field), docs[name]) for name, field in FIELDS.items()}
+    return {"type": "object", "properties": {**properties, **extra}, "additionalProperties": False}
+
+
+def _section(name: str) -> Schema:
+    """Return the schema of a section: the known fields by their types; a model's provider may have more."""
+    properties = {field: _of_kind(row.kind) for field, row in OWNER_FIELDS.get(name, {}).items()}
+    if name in SECTIONS:
+        docs = field_docs(SECTIONS[name])
+        for field in dataclasses.fields(SECTIONS[name]):
+            properties[field.name] = _described(_any(), docs.get(field.name))
+    return {"type": ["object", "null"], "properties": properties}
+
+
+def _defaults() -> Schema:
+    return {"description": "The configs that this one is composed of, in Hydra's words.", "type": "array"}
+
+
+def _of(description: str, *types: str) -> Schema:
+    return {"description": description, "type": list(types)}
+
+
+def _described(schema: Schema, doc: FieldDoc | None) -> Schema:
+    """Return a schema with the sentence below its field."""
+    return schema if doc is None else {"description": doc.text, **schema}
+
+
+def _of_field(field: StatedField) -> Schema:
+    """Return the schema of a field of the precision."""
+    schema = _of_kind(field.kind)
+    if field.kind == "dtype":
+        schema = _of_dtype([spelling for spelling, _ in field.spellings])
+    examples = field.choices or field.examples or NAMES.get(field.name, ())
+    if examples:
+        schema["examples"] = list(examples)
+    return schema
+
+
+def _of_kind(kind: str) -> Schema:
+    """Return the schema of the values of a kind; null is no value, or takes a statement back."""
+    if kind == "bool":
+        return {"anyOf": [{"type": ["boolean", "null"]}, _text_pattern((*YES, *NO))]}
+    if kind in ("int", "float"):
+        text = {"type": "string", "pattern": rf"[0-9]|[Ii][Nn][Ff]|{INTERPOLATION}"}
+        return {"anyOf": [{"type": ["number", "null"]}, text]}
+    if kind == "dtype":
+        return _of_dtype(())
+    if kind == "rows":
+        row = {"type": "object", "description": "select, and precision or a scheme: docs/howto/per-module.md"}
+        return {"anyOf": [{"type": "array", "items": row}, {"type": ["null", "string"]}]}
+    if kind in ("name", "format"):
+        return {"type": ["string", "boolean", "null"]}
+    return _any()
+
+
+def _of_dtype(further: Iterable[str]) -> Schema:
+    """Return the schema of a dtype, which may have further spellings in one field."""
+    text = _text_pattern((*SPELLINGS, *further), before=r"(?:torch\.)?")
+    return {"anyOf": [{"type": "null"}, text], "examples": list(DTYPES)}
+
+
+def _any() -> Schema:
+    """Return the schema of any value."""
+    return {}
+
+
+def _text_pattern(words: Iterable[str], before: str = "") -> Schema:
+    """Return the schema of some words in any case, or of an interpolation; the dialect has no flag for the case."""
+    spellings = []
+    for word in sorted(words):
+        letters = [f"[{letter.upper()}{letter.lower()}]" if letter.isalpha() else letter for letter in word]
+        spellings.append("".join(letters))
+    return {"type": "string", "pattern": rf"^\s*{before}(?:{'|'.join(spellings)})\s*$|{INTERPOLATION}"}
+
+
+SCHEMAS: Mapping[str, Any] = {"recipe": recipe_schema, "run": run_schema}
+"""Kind of a YAML file -> the function that returns its schema."""

@@ -1,0 +1,196 @@
+"""`CheckContext`: a run as the rules of a check see it, after the precision has been written into the owners."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridge.errors import BridgeError, RunConfigError
+from bridge.model.layout import Parallel
+from bridge.model.reads import View, kept_property, reads
+from bridge.model.section import Section
+from bridge.model.shape import ModelShape
+from bridge.preflight.run import Run
+from bridge.registry.nearest import label_of_owners, nearest_label
+from bridge.rules.module_selection import ModuleSelection
+from bridge.rules.run_context import RunContext
+from bridge.rules.unknown import settings_text
+from bridge.rules.violation import Violation
+from bridge.sync.prediction import Prediction
+from bridge.target.fields import gradient_dtypes
+from bridge.target.target import Target
+
+if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.run import PlannedRun
+
+OF_LAYERS = frozenset({"model.num_layers"})
+"""Settings that say how many layers a language model has; who reads its shape reads them too."""
+
+
+class CheckContext(RunContext):
+    """The facts of a run that its check asks about. Made again for each check.
+
+    Args:
+        run: The run.
+        prediction: The run after the sync, where it is another than the run's own: with changed settings, for example.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states, or else Transformer
+            Engine where the target has a GPU.
+    """
+
+    def __init__(self, run: Run, *, prediction: Prediction | None = None, backend: str | None = None) -> None:
+        self.run = run
+        self.prediction = prediction or run.prediction
+        views = {role: View(values) for role, values in self.prediction.values.items()}
+        super().__init__(
+            self.prediction.precision,
+            sections=self.prediction.sections,
+            views=views,
+            rows=self.prediction.rows,
+            target=self.prediction.target,
+            program=run.program,
+            unknown=run.unknown,
+            malformed=run.malformed,
+            origins=run.origin_of if run.origins is not None else None,
+            weaknesses=run.weakness_after_sync if run.has_weaknesses else None,
+            backend=backend or run.backend,
+            environment=_environment(run),
+        )
+        self.not_asked: list[str] = []
+
+    def leaves_out(self, rule: str, paths: Collection[str]) -> bool:
+        """Return whether a rule is not asked, as it read the layers of a model that has others; and note that."""
+        if self.run.reading.other_layers is None or OF_LAYERS.isdisjoint(paths):
+            return False
+        self.not_asked.append(rule)
+        return True
+
+    def is_own_known(self, path: str) -> bool:
+        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+        return not self.run.has_weaknesses or self.run.weakness(path) is None
+
+    # -- the model ---------------------------------------------------------------------------------------------
+
+    @kept_property
+    def built_model(self) -> Section:
+        """The model that this Megatron Core builds."""
+        return self.prediction.model
+
+    @kept_property
+    def shape(self) -> ModelShape:
+        """The model; a size that is impossible is replaced."""
+        return self.prediction.shape_and_faults[0]
+
+    @kept_property
+    def parallel(self) -> Parallel:
+        """The layout; the parts of it that cannot be read are left out."""
+        return self.prediction.layout_and_faults[0]
+
+    @kept_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
+        from bridge.plan.precision_plan import plan_of  # most checks do without it
+
+        return plan_of(self.prediction)
+
+    @kept_property
+    def planned(self) -> PlannedRun:
+        """The run as the calculators take it."""
+        from bridge.plan.run import PlannedRun  # heavy for an import of the config classes
+
+        return PlannedRun(prediction=self.prediction)
+
+    @kept_property
+    def prediction_schemes(self) -> Sequence[str | None]:
+        """The scheme of each linear layer of multi-token prediction; none for a model that cannot be planned."""
+        try:
+            layers = self.plan.layers
+        except RunConfigError:  # PB619 names it
+            return ()
+        schemes = []
+        for layer in layers:
+            if layer.is_mtp:
+                schemes += [module.scheme for module in layer.modules if module.kind == "linear"]
+        return schemes
+
+    @kept_property
+    def selection(self) -> ModuleSelection | None:
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+
+        None without any, and for a model that cannot be planned, which other findings name.
+        """
+        if self.model.quant_recipe is not None:
+            with suppress(RunConfigError):
+                return self.plan.selection
+        return None
+
+    @kept_property
+    def overflow(self) -> Violation | None:
+        """The fullest rank, where it needs more memory than its GPU has.
+
+        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of models that cannot
+        be planned.
+        """
+        if self.has_model and self.has_optimizer and self.has_gpu and not self.is_emulated:
+            with suppress(BridgeError):
+                return self.planned.overflow
+        return None
+
+    # -- in a few words ----------------------------------------------------------------------------------------
+
+    @property
+    def mode_decided_by(self) -> str | None:
+        """What decides the mode where nothing states it, as a noun."""
+        return self.run.reading.mode_decided_by
+
+    @property
+    def target_text(self) -> str:
+        """The target as text, with a release that nothing states as assumed."""
+        if self.target.mcore is None or not self.unknown_among(["target.mcore"]):
+            return str(self.target)
+        rest = replace(self.target, mcore=None)
+        assumed = f"megatron-core {self.target.mcore} assumed"
+        return assumed if rest == Target() else f"{rest}, {assumed}"
+
+    @property
+    def label(self) -> str:
+        """The precision in a few words; one without a recipe's name is named by the nearest."""
+        if self.mode_decided_by is not None:
+            return f"mode not stated ({self.mode_decided_by} decides)"
+        if self.precision is None:
+            return label_of_owners(self.prediction.values["model"])
+        return nearest_label(self.precision)
+
+    @property
+    def flow(self) -> str | None:
+        """The dtypes of a gradient, from the weight gradient to the master weight; None where no mode is stated."""
+        if self.mode_decided_by is not None:
+            return None
+        with reads() as paths:
+            text = self._flow()
+        unknown = self.unknown_among(paths)
+        if unknown:
+            verb = "is" if len(unknown) == 1 else "are"
+            text += f" ({settings_text(unknown)} {verb} assumed)"
+        return text
+
+    def _flow(self) -> str:
+        weights = self.mode
+        main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
+        owns_dtype = self.has_precision_aware and not self.optimizer.optimizer_cpu_offload
+        master = self.optimizer.main_params_dtype if owns_dtype else "fp32"
+        wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
+        return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
+
+
+def _environment(run: Run) -> Mapping[str, str] | None:
+    """Return the variables that the run sets itself, under those of this machine where it is the target."""
+    variables = dict(run.reading.environment)
+    if run.environment is not None:
+        variables = dict(run.environment)
+    if run.target.is_detected:
+        variables |= os.environ
+    return variables if variables or run.environment is not None else None

@@ -1,0 +1,383 @@
+"""`Run`: a run before it starts, made once and asked by every command.
+
+    run = load_run(config_file="run_config.yaml")                    # of a file, by `bridge.front.loader`
+    run = Run.of("bf16_mixed", model={"num_layers": 80}, target=parse_target("h100x8"))
+    run.prediction.values["model"]["bf16"]                           # as the last sync before it leaves it
+    run.plan, run.planned.memory                                     # what follows from that
+
+It holds the sections as they were given, the precision, the target and the source of each value. Nothing is written
+into it. Its check is `bridge.preflight.check.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import Finding, PrecisionTypeError, RunConfigError
+from bridge.model.reads import reads
+from bridge.model.section import ROLES
+from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.statements import field_names
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.origins import NOT_KNOWN, Origins
+from bridge.registry.config import MixedPrecisionConfig, PeerConfig
+from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.rules.context import PRECISION_OWNERS
+from bridge.rules.program import Program
+from bridge.sync.prediction import Prediction, predict
+from bridge.target.target import Target, target_of
+
+if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.run import PlannedRun
+    from bridge.preflight.auto import Choice
+    from bridge.registry.schedule import Phase
+
+MODE_SWITCHES = ("model.bf16", "model.fp16", "optimizer.bf16", "optimizer.fp16")
+SAME_AS = {
+    "model.hybrid_override_pattern": "model.hybrid_layer_pattern",
+    "data.vocab_size": "model.vocab_size",
+    "data.seq_length": "model.seq_length",
+    "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
+}
+"""Setting that has another name of the same meaning -> that name; where one of them is stated, both are known."""
+BYTES = 256
+"""Vocabulary of text that is tokenised to bytes."""
+LAYERS = (
+    *("model.num_layers", "model.hybrid_layer_pattern", "model.pipeline_model_parallel_size"),
+    *("model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
+)
+"""Settings that say which layers there are, and on which stage."""
+BACKENDS = ("te", "emulated", "te_cpu")
+"""What runs low-precision GEMMs, where a run states it; with "auto" the place decides."""
+OF_A_RUN = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence", "checkpoint")
+"""Keys of a run besides the sections that a plan is made of."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A run before it starts."""
+
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """Every key but the precision: the sections, each a mapping of Megatron's fields, Megatron's object or None, and
+    `target`, `silence`, `precision_backend` and `precision_schedule`."""
+    precision: MixedPrecisionConfig | None = None
+    """The precision with what was stated and by whom; None: the owners keep their own settings."""
+    target: Target = field(default_factory=Target)
+    """The machines and releases of the run; empty where nothing states them."""
+    choice: Choice | None = None
+    """The choice that ``mixed_precision=auto`` was resolved to."""
+    origins: Origins | None = None
+    """The sources of each key; None: a finding names no source."""
+    reading: FileReading = field(default_factory=FileReading)
+    """What a file says besides its sections: its framework, its release, what it leaves open."""
+    environment: Mapping[str, str] | None = None
+    """Environment variables of the run; None: those of the file, if any."""
+    started_by: Program | None = None
+    """The program that starts it; None: what the sections and the file show of it."""
+    name: str = "config"
+    """The file, or the primary config, that was read."""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the precision that are no field -> their values."""
+    malformed: Sequence[Finding] = ()
+    """Values of the precision that are not of their field's type."""
+
+    @classmethod
+    def of(
+        cls,
+        precision: str | MixedPrecisionConfig | PeerConfig | Mapping[str, Any] | None = None,
+        *,
+        target: Target | None = None,
+        environment: Mapping[str, str] | None = None,
+        origins: Origins | None = None,
+        program: Program | None = None,
+        **sections: Any,
+    ) -> Run:
+        """Return the run of a precision and of the configs that it is written into.
+
+        Args:
+            precision: A recipe's name, ``auto``, a config, a mapping of stated fields, or None.
+            target: The machines and releases; None: nothing is known of them.
+            environment: Environment variables of the run; None: not known.
+            origins: The sources of each key; None: not known.
+            program: The program that starts it; None: what the sections show of it.
+            **sections: model, optimizer, ddp, train, data, peft, checkpoint and the other keys of a run.
+
+        Raises:
+            RunConfigError: ``auto`` without a GPU.
+            UnknownRecipeError: No such recipe.
+        """
+        place = target or Target()
+        unknown: dict[str, Any] = {}
+        malformed: list[Finding] = []
+        config, choice = precision, None
+        if is_auto(config):
+            config, choice = resolve_precision(config, sections.get("model"), place)
+        if isinstance(config, Mapping):
+            config = _stated(config, unknown, malformed)
+        if config is not None:
+            config = get_mixed_precision_config(config)
+        return cls(
+            sections=sections,
+            precision=config,
+            target=place,
+            choice=choice,
+            origins=origins,
+            environment=environment,
+            started_by=program,
+            unknown=unknown,
+            malformed=malformed,
+        )
+
+    @classmethod
+    def of_container(cls, container: Any, *, target: Target | str | None = None) -> Run:
+        """Return the run of a `ConfigContainer`, or of a mapping of its sections.
+
+        Args:
+            container: Its `target` counts where the argument says nothing.
+            target: What `parse_target` reads, "auto" for this machine, or None.
+
+        Raises:
+            RunConfigError: An unreadable target, or ``auto`` without a GPU.
+            UnknownRecipeError: No such recipe.
+        """
+        sections = {name: section_of(container, name) for name in (*ROLES, *OF_A_RUN)}
+        precision = sections.pop("mixed_precision")
+        stated_target = sections.pop("target")
+        place = target_of(target if target is not None else stated_target)
+        set_by = section_of(container, "set_by")
+        origins = Origins(values=set_by) if set_by else None
+        run = cls.of(precision, target=place, origins=origins, **sections)
+        return replace(run, sections={**sections, "target": stated_target})
+
+    # -- its settings ------------------------------------------------------------------------------------------
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the values of a section that is a mapping; none where it is absent or an object."""
+        values = self.sections.get(name)
+        return values if isinstance(values, dict) else {}
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model's values."""
+        return self.section("model")
+
+    @property
+    def states_target(self) -> bool:
+        """Whether the run states its target."""
+        return self.sections.get("target") is not None
+
+    @property
+    def program(self) -> Program:
+        """The program that starts it: scripts/train.py is shown by a backend and a length of sequences."""
+        if self.started_by is not None:
+            return self.started_by
+        states_backend = self.sections.get("precision_backend") is not None
+        is_own = states_backend and section_of(self.sections.get("model"), "seq_length") is not None
+        loads = section_of(self.sections.get("checkpoint"), "load") is not None
+        return Program(
+            is_own=is_own,
+            is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
+            is_resumed=loads and not is_own,  # ours reads its own checkpoints so that no variable is needed
+            refused=self.reading.refused,
+            not_forwarded=self.reading.not_forwarded,
+            dropped=self.reading.dropped,
+        )
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of low-precision GEMMs that the run states; None: the place decides."""
+        stated = self.sections.get("precision_backend")
+        return stated if stated in BACKENDS else None
+
+    # -- what follows from them --------------------------------------------------------------------------------
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The run as the last sync before it leaves it."""
+        given = {name: self.sections.get(name) for name in ROLES}
+        data = self.section("data")
+        if data and self.sections.get("precision_backend") is not None:  # text of our own runs
+            given["data"] = {**data, "vocab_size": data.get("vocab_size") or BYTES}
+        return predict(
+            self.precision,
+            given,
+            target=self.target,
+            unplanned=self.reading.unplanned,
+            uncounted=self.reading.uncounted,
+        )
+
+    @cached_property
+    def planned(self) -> PlannedRun:
+        """The run as the calculators take it."""
+        from bridge.plan.run import PlannedRun  # most checks do without it
+
+        return PlannedRun(prediction=self.prediction)
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
+        from bridge.plan.precision_plan import plan_of  # most checks do without it
+
+        return plan_of(self.prediction)
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """The phases of the precision schedule, the first of them the run's own precision; none without one."""
+        rows = self.sections.get("precision_schedule")
+        if rows is None:
+            return ()
+        own: Any = self.precision
+        train_iters = self.prediction.sections["train"].given("train_iters")
+        if train_iters is None:
+            rule = "a precision schedule needs the number of steps"
+            raise RunConfigError.of("train.train_iters", rule, None, "State it.")
+        from bridge.registry.schedule import planned_phases  # few runs have one
+
+        owners = [owner for owner in self.prediction.owners if owner.role in PRECISION_OWNERS]
+        return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
+
+    def under(self, precision: MixedPrecisionConfig | None) -> Run:
+        """Return the same run in another precision."""
+        return replace(self, precision=precision)
+
+    # -- where its values come from ----------------------------------------------------------------------------
+
+    def origin_of(self, path: str) -> str:
+        """Return who set a setting ("model.hidden_size"); "default", "assumed" or "open" where nobody did."""
+        if self.weakness(path) is not None:
+            is_open = path in self.reading.opened or path in self.reading.open_values
+            return "open" if is_open else "assumed"
+        origin = self.origins.of(path) if self.origins is not None else NOT_KNOWN
+        return "default" if origin == NOT_KNOWN else origin
+
+    @property
+    def has_weaknesses(self) -> bool:
+        """Whether values of the run are assumed, or decided when it starts."""
+        reading = self.reading
+        is_open = reading.unstated_by is not None or bool(reading.open_values) or bool(reading.opened)
+        return is_open or reading.mode_decided_by is not None or reading.is_release_assumed
+
+    def weakness(self, path: str) -> str | None:
+        """Return what decides a setting where its value is assumed or open; None where it is stated or known."""
+        reading = self.reading
+        if path == "target.mcore":
+            return "the file names no release" if reading.is_release_assumed else None
+        origin = self._origins_of(path)
+        if origin is not None and COMMAND_LINE in origin:
+            return None
+        if self._is_stated(SAME_AS.get(path, "")):
+            return None
+        of_the_mode = reading.mode_decided_by
+        if of_the_mode is not None:
+            of_the_mode = reading.unstated_by or of_the_mode.rstrip(",")
+        if path in MODE_SWITCHES:
+            is_on = self.model.get("bf16") is True or self.model.get("fp16") is True
+            return None if is_on and of_the_mode is None else of_the_mode or reading.unstated_by
+        opener = reading.opened.get(path)
+        if opener is not None:
+            says_the_same = opener.endswith("-size")  # --moe-expert-parallel-size next to --expert-model-parallel-size
+            if says_the_same or reading.unplanned is not None or not self._is_stated(path):
+                return opener
+        if path in reading.open_values:
+            return f"the value {reading.open_values[path]}"
+        if path in reading.settled_at_start:
+            return of_the_mode
+        return None if self._is_stated(path) else reading.unstated_by
+
+    def weakness_after_sync(self, path: str) -> str | None:
+        """Return what decides the value of a setting after the sync, where that is assumed or open.
+
+        None for a setting that a recipe writes.
+
+        A recipe's rows about modules are written as the model's layers ask, and a switch of sharding as the other
+        owner has it.
+        """
+        section, _, name = path.partition(".")
+        if section == "mixed_precision":
+            return None
+        paths = [path]
+        for row in self.prediction.rows:
+            if row.owner != section or row.attribute != name or row.by == section:
+                continue
+            if row.by in PRECISION_OWNERS:
+                paths = [path, f"{row.by}.{name}"]
+            elif name == "quant_recipe":
+                paths = [*LAYERS]
+            else:
+                return None
+        for known in paths:
+            decider = self.weakness(known)
+            if decider is not None:
+                return decider
+        return None
+
+    def rests_on(self, compute: Callable[[], object]) -> dict[str, str]:
+        """Return the assumed and open settings that an answer rests on -> what decides each."""
+        with reads() as paths:
+            compute()
+        found = {}
+        for path in paths:
+            decider = self.weakness_after_sync(path) if self.has_weaknesses else None
+            if decider is not None:
+                found[path] = decider
+        return found
+
+    def require_mode(self) -> None:
+        """Raise RunConfigError where nothing states the mode, with what decides it and how to state it."""
+        decider = self.reading.mode_decided_by
+        if decider is None:
+            return
+        remedies = "; or ".join(self.ways_to_state_the_mode)
+        raise RunConfigError(f"{self.name}: the mode is not stated; {decider} decides. {remedies}.")
+
+    @property
+    def ways_to_state_the_mode(self) -> tuple[str, ...]:
+        """How to state the mode that a file leaves open, each an imperative clause."""
+        reading = self.reading
+        ways = ["Add mixed_precision=bf16_mixed, or another recipe", "add model.bf16=true"]
+        for number in reading.branches:
+            ways.append(f"add --launch {number} ({reading.runs[number - 1]})")
+        if reading.variables:
+            ways.append(f"add --context variables='{reading.variables[0]}=VALUE'")
+        return tuple(ways)
+
+    def _origins_of(self, path: str) -> Mapping[str, Any] | None:
+        return self.origins.values.get(path) if self.origins is not None else None
+
+    def _is_stated(self, path: str) -> bool:
+        """Return whether the file or the command line states a value that is known before the run."""
+        is_at_start = any(row.path == path for row in self.reading.derived)
+        return self._origins_of(path) is not None and not is_at_start and path not in self.reading.open_values
+
+
+def section_of(run: Any, name: str) -> Any:
+    """Return a section of a mapping or an object; None where there is none."""
+    return run.get(name) if isinstance(run, Mapping) else getattr(run, name, None)
+
+
+def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
+    """Return the precision, with `auto` resolved, and the choice that was made for it."""
+    if not is_auto(precision):
+        return precision, None
+    from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request
+
+    choice = resolve_auto(precision, target=target, parameters=count_parameters(model) if model is not None else None)
+    return choice.recipe, choice
+
+
+def _stated(given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]) -> MixedPrecisionConfig:
+    """Return the config of plain fields; keys that are none, and values of a wrong type, are added to the two."""
+    stated: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in field_names(MixedPrecisionConfig):
+            unknown[str(name)] = value
+            continue
+        try:
+            stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
+        except PrecisionTypeError as error:
+            malformed.append(Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value))
+    return MixedPrecisionConfig.from_dict(stated)

@@ -1,0 +1,1 @@
+"""Facts about a run that rules of several topics read."""
