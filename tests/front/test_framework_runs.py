@@ -11,6 +11,7 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.mode import mode_of
 from bridge.preflight.check import check
+from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
 from bridge.read.text.document import Document
 
@@ -297,3 +298,11 @@ def test_an_experiment_outside_of_a_clone_rests_on_assumptions(tmp_path: Path) -
     run = load_run(sizes, config_file=tmp_path / "exp.yaml")
     assert run.origin_of("ddp.use_distributed_optimizer") == "assumed"
     assert any(one.startswith("pre_trainer.yaml: not there") for one in run.reading.unknown)
+
+
+def test_an_array_that_the_script_does_not_set_may_be_stated(tmp_path: Path) -> None:
+    with pytest.raises(RunConfigError, match=r"add --context variables='EVAL_ARGS=VALUE'"):
+        slime(tmp_path, "${EVAL_ARGS[@]}")
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(variables={"EVAL_ARGS": ""}))
+    assert run.origin_of("model.bf16") == "slime at start"
+    assert run.reading.unstated_by is None

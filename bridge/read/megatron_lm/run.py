@@ -57,6 +57,7 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """The same -> the names of the programs that train it."""
+ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 VARIABLE = re.compile(r"\$\{?(\w+)")
 """In the condition of a branch."""
 EITHER = "slime_or_miles"
@@ -260,7 +261,9 @@ def _variables(runs: Sequence[Arguments], written: Arguments) -> tuple[str, ...]
     for run in runs:
         if run.launch.line == written.launch.line:
             names += [name for label in run.launch.decisions for name in VARIABLE.findall(label)]
-    names += [variable_of(word) for word in written.undecided]
+    for word in written.undecided:
+        array = ARRAY.fullmatch(word)
+        names.append(variable_of(word) if array is None else array[1])
     return tuple(dict.fromkeys(filter(None, names)))
 
 
