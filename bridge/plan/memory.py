@@ -18,6 +18,7 @@ from bridge.plan.memory_buffers import GATHERED, Group, ddp_groups, fsdp_groups,
 from bridge.plan.memory_parameters import (
     FP32_BYTES,
     Parameter,
+    bytes_of_two_formats,
     chunk_parameters,
     element_bytes,
     has_column_copy,
@@ -225,6 +226,10 @@ def _copies(
         scheme = parameter.scheme
         is_own = settings.fsdp and parameter.is_stored_low and not ddp["keep_fp8_transpose_cache"]
         column = has_column_copy(scheme, capability) and not is_own
+        if parameter.copies is not None and not parameter.is_stored_low:
+            high = element_bytes(parameter.storage)
+            total += count * bytes_of_two_formats(parameter.copies, parameter.rows, parameter.columns, high)
+            continue
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
         elements = round(parameter.numel * element_bytes(parameter.computes))

@@ -287,13 +287,13 @@ class _Counting:
         return 0.0 if module.module.is_frozen else self._quantised(module)
 
     def _quantised(self, module: PlanModule) -> float:
-        row = module.row("input")
-        if row is None or row.format not in LOW:
+        kept = module.copies.kept_input if module.copies is not None and module.row("input") is not None else None
+        if kept is None or kept.scheme is None:
             return self.element
-        scheme = self.plan.settings.row_of(module.scheme or "")
+        scheme = self.plan.settings.row_of(kept.scheme)
         is_sent = self.is_gathered and module.module.split == "column" and not module.module.is_expert
         copies = 2 if is_sent and scheme is not None and scheme.family == "fp4" else 1  # the row-wise one is gathered
-        return copies * operand_bytes(row.format, scheme)
+        return copies * operand_bytes(kept.format, scheme)
 
     def norm(self) -> float:
         """Return the bytes that a norm of the residual stream keeps in addition to its output."""

@@ -10,8 +10,9 @@ from functools import partial
 
 from bridge.model.layout import Place
 from bridge.plan.precision_plan import LOW, PlanModule, PrecisionPlan
+from bridge.precision.copies import Copies
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE, Scheme
+from bridge.precision.schemes import WHOLE, Scheme, scheme_row
 
 FP32_BYTES = 4
 
@@ -44,6 +45,22 @@ def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     size = element_bytes(scheme.scale_format or "fp32")
     per_tensor = FP32_BYTES if scheme.tensor_scale_format else 0
     return round(padded(rows, 128) * padded(-(-columns // max(tile)), 4) * size) + per_tensor
+
+
+def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -> int:
+    """Return the bytes of the copies of a weight of two formats; `high` are the bytes of an element of the weight.
+
+    A copy in high precision is the weight itself, or a tensor of its own where a quantizer makes it from the other one.
+    """
+    row, column = copies.weight.row, copies.weight.column
+    total = 0.0
+    if row.scheme is not None:
+        total += rows * columns * element_bytes(row.format) + scale_bytes(scheme_row(row.scheme), rows, columns)
+    if column.scheme is not None:
+        total += rows * columns * element_bytes(column.format) + scale_bytes(scheme_row(column.scheme), columns, rows)
+    elif column.is_of_row and not copies.keeps_row:
+        total += rows * columns * high
+    return round(total)
 
 
 def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
@@ -80,6 +97,8 @@ class Parameter:
     """Format in which its GEMMs take it; its storage where they take it as it is."""
     scheme: Scheme | None = None
     """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
+    copies: Copies | None = None
+    """The copies of its layer's operands, where the copies of the weight have two formats."""
     is_expert: bool = False
     is_frozen: bool = False
     """It is not trained, and lies in none of Megatron's buffers."""
@@ -179,6 +198,14 @@ class _Chunk:
         elif outputs and module.kind != "attention":
             shares = shares_embedding and module.name != "position_embeddings"
             matrix = partial(made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares)
-            yield matrix(storage=storage, computes=computes, scheme=scheme)
+            yield matrix(storage=storage, computes=computes, scheme=scheme, copies=_of_two_formats(planned))
         if module.bias:
             yield vector(name="bias", columns=outputs)
+
+
+def _of_two_formats(planned: PlanModule) -> Copies | None:
+    """Return the copies of a module's operands where those of its weight have two formats."""
+    copies = planned.copies
+    if copies is None or copies.weight.row.format == copies.weight.column.format:
+        return None
+    return copies

@@ -37,6 +37,7 @@ from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
+from bridge.precision.copies import Copies
 from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Effect, recipe_of
 from bridge.precision.modules import ModuleRow
@@ -52,7 +53,7 @@ from bridge.target.versions import Version
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
-NO_SETTINGS = frozenset({"recipes", "notes", "absorbs"})
+NO_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped"})
 """Parts of the settings that the plan shows elsewhere."""
 MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 
@@ -68,6 +69,8 @@ class PlanModule:
     rows: tuple[PlanRow, ...]
     scheme: str | None = None
     """The scaling scheme of its GEMMs; None: none of them is in FP8 or FP4."""
+    copies: Copies | None = field(default=None, compare=False, repr=False)
+    """The copies of its operands; None: none of its GEMMs is in FP8 or FP4."""
 
     def row(self, item: str) -> PlanRow | None:
         """Return the row of a GEMM or tensor, or None."""
@@ -146,6 +149,7 @@ class PrecisionPlan:
         model: ModelOwner | Mapping[str, Any],
         optimizer: OptimizerOwner | Mapping[str, Any] | None = None,
         ddp: DdpOwner | Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> PrecisionPlan:
         """Return the plan of a precision and config objects, as `synchronize` would write them. Nothing is written.
 
@@ -154,6 +158,7 @@ class PrecisionPlan:
             model: Megatron's model fields, as an object or a mapping; a missing field has Megatron's default.
             optimizer: `OptimizerConfig` fields, for master weights and states.
             ddp: `DistributedDataParallelConfig` fields, for gradients.
+            environment: Environment variables of the run, of which some change Transformer Engine's recipes.
 
         Raises:
             RunConfigError: No such model can be built, or it has modules that the plan does not know.
@@ -161,7 +166,7 @@ class PrecisionPlan:
         """
         if isinstance(precision, str):
             precision = get_mixed_precision_config(precision)
-        return precision_plan(precision, model, optimizer=optimizer, ddp=ddp)
+        return precision_plan(precision, model, optimizer=optimizer, ddp=ddp, environment=environment)
 
     @property
     def trains_weights(self) -> bool:
@@ -303,6 +308,7 @@ def precision_plan(
     optimizer: Any = None,
     ddp: Any = None,
     mcore: Version | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> PrecisionPlan:
     """Return the formats in which a model will compute, keep and send its tensors.
 
@@ -313,12 +319,13 @@ def precision_plan(
         optimizer: `OptimizerConfig` fields, for masters and states.
         ddp: `DistributedDataParallelConfig` fields, for gradients.
         mcore: Version of megatron-core that builds the model; None: the newest that is known.
+        environment: Environment variables of the run, of which some change Transformer Engine's recipes.
 
     Raises:
         RunConfigError: No such model can be built, or it has modules that the plan does not know.
     """
     given = {"model": model, "optimizer": optimizer, "ddp": ddp}
-    return plan_of(predict(precision, given, target=Target(mcore=mcore)), parallel)
+    return plan_of(predict(precision, given, target=Target(mcore=mcore), environment=environment), parallel)
 
 
 def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
@@ -427,8 +434,10 @@ def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Ef
         stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
         rows = tuple(replace(row, storage=stored.get(row.item, row.storage)) for row in rows)
     has_low = any(row.item in MULTIPLIED and LOW & {*row.format.split(" x ")} for row in rows)
-    scheme = own.scheme if has_low else None
-    return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows, scheme=scheme)
+    if not has_low:
+        return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows)
+    copies = own.copies(is_grouped=module.is_expert and own.are_experts_grouped)
+    return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows, scheme=own.scheme, copies=copies)
 
 
 def compact(labels: Sequence[str], limit: int = 6) -> str:

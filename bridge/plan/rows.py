@@ -5,7 +5,11 @@ from functools import lru_cache
 
 from bridge.model.modules import Module
 from bridge.plan.settings import Settings
-from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Operand
+from bridge.precision.copies import Copies, Copy, Pair, copies_of
+from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE
+
+OF_ROW = "column-wise of the row-wise copy"
+"""The column-wise copy is made from the values of the row-wise one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,9 +19,11 @@ class PlanRow:
     item: str
     """fprop, dgrad, wgrad, qk, pv, forward, ... or input, weight, grad_output, output."""
     format: str = ""
-    """Formats that are multiplied, or that the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ..."""
+    """Formats that are multiplied, or that the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ...; of a tensor
+    whose row-wise and column-wise copy differ "e4m3 / bf16"."""
     scale: str = ""
-    """Elements that share one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy."""
+    """Elements that share one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy; none: no scale.
+    What else is done to the copies follows, as "hadamard"."""
     accumulate: str = ""
     """Accumulator of the products; "fp32 fast" is Hopper's short accumulator."""
     storage: str = ""
@@ -42,7 +48,8 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
 
 def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     if module.kind in ("linear", "adapter"):
-        rows = _linear(settings, low=low and settings.family is not None, bias=module.bias)
+        is_grouped = module.is_expert and settings.are_experts_grouped
+        rows = _linear(settings, low=low and settings.family is not None, bias=module.bias, is_grouped=is_grouped)
         return tuple(row for row in rows if row.item != "dgrad") if module.is_detached else rows
     if module.kind == "head":
         return _linear(settings, low=settings.output_layer, bias=False, is_head=True)
@@ -62,30 +69,30 @@ def _gemms(dtype: str) -> tuple[PlanRow, ...]:
     return tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
 
 
-def _linear(settings: Settings, *, low: bool, bias: bool, is_head: bool = False) -> tuple[PlanRow, ...]:
-    weight = _weight(settings, low=settings.low_parameters and low and not is_head)
+def _linear(
+    settings: Settings, *, low: bool, bias: bool, is_head: bool = False, is_grouped: bool = False
+) -> tuple[PlanRow, ...]:
+    is_stored_low = settings.low_parameters and low and not is_head
+    weight = _weight(settings, low=is_stored_low, is_grouped=is_grouped)
     biases = (_weight(settings, low=False, item="bias"),) if bias else ()
-    if not low:
+    copies = settings.copies(is_grouped=is_grouped) if low else None
+    if copies is None:
         dtype = settings.autocast or settings.mode
         return (*_gemms(dtype), PlanRow(item="output", format=dtype), weight, *biases)
-    forward, backward = settings.operand_formats
-    of = {"input": forward, "weight": forward, "grad_output": backward}
-    scheme = settings.row
-    split = (scheme.split_accumulator if scheme is not None else None) or (True, True, True)
-    tiles = {operand.name: _tile(operand) for operand in scheme.operands} if scheme is not None else {}
-    gemms = tuple(
-        PlanRow(
-            item=gemm.name,
-            format=of[gemm.left] if of[gemm.left] == of[gemm.right] else f"{of[gemm.left]} x {of[gemm.right]}",
-            accumulate="fp32" if is_split else "fp32 fast",
-        )
-        for gemm, is_split in zip(GEMMS.values(), split, strict=True)
-    )
-    operands = tuple(
-        PlanRow(item=name, format=of[name], scale=tiles.get(name, "custom")) for name in ("input", "grad_output")
-    )
-    rounded = replace(weight, format=of["weight"], scale=tiles.get("weight", "custom"))
-    return (*gemms, *operands, PlanRow(item="output", format=settings.mode), rounded, *biases)
+    mode = settings.mode
+    gemms = [_gemm(name, copies, mode) for name in GEMMS]
+    operands = [
+        PlanRow(item=name, format=_formats(copies.of(name), mode), scale=_scale(copies.of(name)))
+        for name in ("input", "grad_output")
+    ]
+    rounded = replace(weight, format=_formats(copies.weight, mode), scale=_scale(copies.weight))
+    return (*gemms, *operands, PlanRow(item="output", format=mode), rounded, *biases)
+
+
+def _gemm(name: str, copies: Copies, mode: str) -> PlanRow:
+    left, right = (copy.format or mode for copy in copies.read_by(name))
+    accumulate = "fp32" if copies.is_split(name) else "fp32 fast"
+    return PlanRow(item=name, format=left if left == right else f"{left} x {right}", accumulate=accumulate)
 
 
 def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
@@ -96,7 +103,7 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     scale = "tensor" if low else ""
     if low and settings.scheme == "mxfp8" and settings.row is not None:
         # Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py get_attention_quantizers
-        scale = _tile(settings.row.operand("input"))
+        scale = _scale(copies_of(settings.row, settings.format or "").input)
     out = forward if low and settings.multi_head_attention else dtype
     mixed = backward if backward == forward else f"{backward} x {forward}"
     return (
@@ -108,7 +115,7 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     )
 
 
-def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
+def _weight(settings: Settings, *, low: bool, item: str = "weight", is_grouped: bool = False) -> PlanRow:
     mode = settings.mode
     master = "itself" if settings.master is None else settings.master
     if settings.remainders:
@@ -122,7 +129,7 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     return PlanRow(
         item=item,
         format="" if item == "weight" else mode,
-        storage=settings.operand_formats[0] if low else mode,
+        storage=settings.stored_format(is_grouped=is_grouped) if low else mode,
         master=master,
         gradient=settings.grad_reduce,
         reduction=sent,
@@ -130,13 +137,41 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
     )
 
 
-def _tile(operand: Operand) -> str:
-    """Return the tile of a scale: "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies."""
-    if operand.row == WHOLE:
+def _formats(pair: Pair, mode: str) -> str:
+    """Return the format of a tensor's copies: "e4m3", or "e4m3 / bf16" for the row-wise and the column-wise copy."""
+    row, column = pair.row.format or mode, pair.column.format or mode
+    return row if row == column else f"{row} / {column}"
+
+
+def _scale(pair: Pair) -> str:
+    """Return the tile of a scale, and what else is done to the copies.
+
+    The tile is "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies; empty without any scale.
+    """
+    if pair.row.scheme is None and pair.column.scheme is None:
+        return ""
+    row, column = _tile(pair.row), _tile(pair.column)
+    details = [row if row == column else f"{row} / {column}"]
+    if pair.column.hadamard:
+        details.append("hadamard")
+    if pair.row.stochastic or pair.column.stochastic:
+        details.append("stochastic")
+    if pair.row.is_row_scaled:
+        details.append("a second scale per row")
+    if pair.row.is_four_over_six:
+        details.append("4over6")
+    if pair.column.is_of_row:
+        details.append(OF_ROW)
+    return ", ".join(details)
+
+
+def _tile(copy: Copy) -> str:
+    if copy.scheme in (None, "custom"):
+        return copy.scheme or "none"
+    if copy.tile == WHOLE:
         return "tensor"
-    row, column = (f"{rows}x{columns}" for rows, columns in (operand.row, operand.column))
-    text = row if row == column else f"{row} / {column}"
-    return text + (", hadamard" if operand.hadamard else "") + (", stochastic" if operand.stochastic else "")
+    rows, columns = copy.tile
+    return f"{rows}x{columns}"
 
 
 def _wide(dtype: str) -> str:

@@ -9,9 +9,12 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.layout import sent_between_stages
 from bridge.precision.config import settings_of
+from bridge.precision.copies import Copies, copies_of, with_backward, with_nvfp4_options
+from bridge.precision.factories import shipped_factory
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.matchers import Effect, Matchers, quant_recipes
-from bridge.precision.schemes import OPERAND_FORMATS, Scheme, scheme_row
+from bridge.precision.matchers import Effect, Matchers, matchers_in, quant_recipes
+from bridge.precision.schemes import Scheme, scheme_row
+from bridge.rules.variables import concerning, recipe_options
 from bridge.sync.prediction import Prediction
 from bridge.target.fields import FUSED_RECIPES, gradient_dtypes
 from bridge.target.versions import Version, at_least
@@ -47,6 +50,10 @@ class Settings:
     """fp8 or fp4 where one is on."""
     format: str | None = None
     scheme: str | None = None
+    factory: str | None = None
+    """Import path of the quantizer factory, under the scheme `custom`."""
+    te_options: tuple[tuple[str, object], ...] = ()
+    """Keywords of Transformer Engine's recipe classes whose values environment variables of the run change."""
     start: int = 0
     """Layers at the start kept in the mode's dtype."""
     end: int = 0
@@ -57,6 +64,8 @@ class Settings:
     """The output layer runs in MXFP8: of a GPTModel, from megatron-core 0.18 on."""
     reaches_layers: bool = True
     """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
+    are_experts_grouped: bool = False
+    """The experts of a layer are one layer of Transformer Engine, `GroupedLinear`."""
     absorbs: bool = True
     """Sparse attention multiplies by the weight of the key-value up projection outside of any linear."""
     low_parameters: bool = False
@@ -106,13 +115,33 @@ class Settings:
         """The scheme's row."""
         return scheme_row(self.scheme, self.family)
 
-    @property
-    def operand_formats(self) -> tuple[str, str]:
-        """The formats of input and weight, and of the output's gradient, in FP8 or FP4."""
-        if self.scheme == "custom":
-            return "custom", "custom"
-        own = self.format or ""
-        return OPERAND_FORMATS.get(own, (own, own))
+    def copies(self, *, is_grouped: bool = False) -> Copies | None:
+        """Return the copies of the operands of a linear layer, or of grouped experts; None without FP8 and FP4."""
+        copies = self._copies_in_forward(is_grouped=is_grouped)
+        if copies is None or self.scheme == "delayed":  # whose recipe class refuses `backward_override`
+            return copies
+        override = dict(self.te_options).get("backward_override")
+        return with_backward(copies, str(override) if override is not None else None)
+
+    def _copies_in_forward(self, *, is_grouped: bool) -> Copies | None:
+        """Return the copies without `backward_override`."""
+        factory = shipped_factory(self.factory) if self.scheme == "custom" else None
+        if factory is not None:
+            return factory.copies(is_grouped=is_grouped)
+        if self.row is None:
+            return None
+        copies = copies_of(self.row, self.format or "")
+        return with_nvfp4_options(copies, dict(self.te_options)) if self.scheme == "nvfp4" else copies
+
+    def stored_format(self, *, is_grouped: bool) -> str:
+        """Return the format of a weight that is stored in FP8 or FP4; "custom" where its copies have two formats."""
+        copies = self._copies_in_forward(is_grouped=is_grouped)
+        if copies is None:
+            return self.mode
+        row, column = copies.weight.row, copies.weight.column
+        if row.format != column.format:
+            return "custom"
+        return row.format or self.mode
 
     def row_of(self, scheme: str) -> Scheme | None:
         """Return the row of a module's scheme, by its name."""
@@ -128,7 +157,8 @@ class Settings:
             return self, low
         if effect.family is None:
             return self, False
-        return replace(self, family=effect.family, format=effect.format, scheme=effect.scheme), True
+        of_module: dict[str, Any] = {"family": effect.family, "format": effect.format, "scheme": effect.scheme}
+        return replace(self, **of_module, factory=effect.factory), True
 
     @classmethod
     def of(cls, run: Prediction) -> Settings:
@@ -150,6 +180,9 @@ class Settings:
             family=family,
             format=str(model[family]) if family is not None else None,
             scheme=scheme,
+            factory=model[f"{family}_quantizer_factory"] if scheme == "custom" else None,
+            te_options=recipe_options(run.environment),
+            are_experts_grouped=bool(model["moe_grouped_gemm"]),
             start=start,
             end=end,
             attention="fp8_dot_product_attention" in reads and bool(model["fp8_dot_product_attention"]),
@@ -163,7 +196,7 @@ class Settings:
             router=model["moe_router_dtype"],
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(recipe),
-            notes=_notes(run),
+            notes=(*_notes(run), *_factory_notes(run, scheme, mode), *_variable_notes(run, scheme)),
             **_gradients(ddp, mode, mcore),
             **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
             **{**_states(optimizer, mode), **_fsdp(optimizer, ddp, mcore)},
@@ -253,3 +286,37 @@ def _notes(run: Prediction) -> tuple[str, ...]:
     if model["freeze_language_model"]:
         notes.append("The language model is frozen (model.freeze_language_model): none of its weights is trained.")
     return tuple(notes)
+
+
+def _factory_notes(run: Prediction, scheme: str | None, mode: str) -> list[str]:
+    """Return a sentence on each quantizer factory, of the run and of single modules, that the plan cannot follow."""
+    model = run.values["model"]
+    factories = []
+    if scheme == "custom":
+        factories = [model[f"{family}_quantizer_factory"] for family in ("fp8", "fp4") if model[family]]
+    for matcher in matchers_in(model["quant_recipe"]):
+        factories += [effect.factory for effect in matcher.effects]
+    notes = []
+    for path in dict.fromkeys(factory for factory in factories if factory):
+        shipped = shipped_factory(path)
+        if shipped is None:
+            notes.append(
+                f"{path} is code that is not read: which quantizers it makes cannot be known, so its GEMMs are custom."
+            )
+        elif shipped.quantises_attention:
+            notes.append(
+                f"{shipped.name} quantises no attention: Megatron makes its CustomRecipe without fp8_dpa, so attention "
+                f"stays in {mode}."
+            )
+    return notes
+
+
+def _variable_notes(run: Prediction, scheme: str | None) -> list[str]:
+    """Return a sentence on each environment variable of the run that changes its scheme."""
+    if scheme is None:
+        return []
+    notes = []
+    for row, text in concerning(scheme, run.environment, attention=False):
+        if row.keyword and row.is_active(text) and scheme not in row.refused_by:
+            notes.append(f"{row.name}={text}: it {row.effect}.")
+    return notes

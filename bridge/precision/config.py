@@ -121,6 +121,10 @@ class PrecisionConfig(Statements):
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
     disable_bf16_reduced_precision_matmul: bool = _own(False, "bool", of.COMPUTE)
     """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never set back."""
+    deterministic_mode: bool = _own(False, "bool", of.COMPUTE)
+    """Choose kernels that repeat bit for bit, in Megatron and Transformer Engine; slower."""
+    batch_invariant_mode: bool = _own(False, "bool", of.COMPUTE)
+    """Compute a sample bit for bit alike in every batch, by kernels of its own; slower, and for BF16 weights."""
     mamba_training_ssm_states_dtype: DType | None = stated(None, "dtype", of.COMPUTE, optional=True)
     """Dtype of the states that Mamba layers keep between chunks in training; None: that of the weights."""
     attention_softmax_in_fp32: bool = _own(True, "bool", of.ATTENTION)

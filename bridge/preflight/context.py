@@ -188,9 +188,7 @@ class CheckContext(RunContext):
 
 def _environment(run: Run) -> Mapping[str, str] | None:
     """Return the variables that the run sets itself, under those of this machine where it is the target."""
-    variables = dict(run.reading.environment)
-    if run.environment is not None:
-        variables = dict(run.environment)
+    variables = dict(run.started_environment)
     if run.target.is_detected:
         variables |= os.environ
     return variables if variables or run.environment is not None else None

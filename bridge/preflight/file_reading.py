@@ -26,6 +26,19 @@ MOST_RUNS = 3
 """Other runs of a file that an answer names; more are counted."""
 
 
+OF_DETERMINISM = {
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""Variables that Megatron-LM sets at the start of a run with ``--deterministic-mode``, where they are not set.
+
+Source: megatron-core 0.19.2 training/determinism.py apply_determinism_env.
+"""
+SETS_VARIABLES = "0.19"
+"""First megatron-core whose training sets them; Megatron-LM core_v0.18.2 training/arguments.py sets none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunChoice:
     """The run of a file that is meant, where it has several, or leaves something to its environment."""

@@ -21,7 +21,13 @@ from bridge.model.reads import reads
 from bridge.model.section import ROLES
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import field_names
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.file_reading import (
+    MEGATRON_BRIDGE,
+    MEGATRON_LM,
+    OF_DETERMINISM,
+    SETS_VARIABLES,
+    FileReading,
+)
 from bridge.preflight.origins import NOT_KNOWN, Origins
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
@@ -29,6 +35,7 @@ from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.program import Program
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.target import Target, target_of
+from bridge.target.versions import at_least
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
@@ -188,6 +195,21 @@ class Run:
         )
 
     @property
+    def stated_environment(self) -> Mapping[str, str]:
+        """The environment variables of the run, as far as they are stated."""
+        return self.reading.environment if self.environment is None else self.environment
+
+    @property
+    def started_environment(self) -> Mapping[str, str]:
+        """The variables of the run with those that Megatron-LM sets at the start, where any are stated."""
+        stated = self.stated_environment
+        is_of_megatron_lm = self.reading.framework == MEGATRON_LM
+        sets_them = is_of_megatron_lm and at_least(self.target.mcore, SETS_VARIABLES) is not False
+        if stated and sets_them and self.model.get("deterministic_mode"):
+            return {**OF_DETERMINISM, **stated}
+        return stated
+
+    @property
     def backend(self) -> str | None:
         """The backend of low-precision GEMMs that the run states; None: the place decides."""
         stated = self.sections.get("precision_backend")
@@ -208,6 +230,7 @@ class Run:
             target=self.target,
             unplanned=self.reading.unplanned,
             uncounted=self.reading.uncounted,
+            environment=self.stated_environment,
         )
 
     @cached_property

@@ -124,7 +124,7 @@ def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max
         kept=_kept(run, small),
         layers=small.shape.num_layers,
         small=small,
-        launches=tuple(_launched(small, launch, release) for launch in answer["launches"]),
+        launches=tuple(_launched(small, launch, release, run.reading.environment) for launch in answer["launches"]),
         left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
         unknown=_unknown(target if run.states_target else replace(target, mcore=None), versions, small, answer),
     )
@@ -208,13 +208,13 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
         return answer
 
 
-def _launched(small: SmallRun, launch: dict[str, Any], release: Release) -> Launched:
+def _launched(small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]) -> Launched:
     one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
     planned = equal = None
     if "records" in first:
-        plan = _plan(small, one, release)
+        plan = _plan(small, one, release, environment)
         modules = [module for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES]
         planned = sum(row.item in GEMMS for module in modules for row in module.rows)
         different, found = _compared(plan, first["records"])
@@ -250,11 +250,16 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
     return len(different), list(found.values())
 
 
-def _plan(small: SmallRun, one: Round, release: Release) -> PrecisionPlan:
+def _plan(small: SmallRun, one: Round, release: Release, environment: Mapping[str, str]) -> PrecisionPlan:
     precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
     model = {**small.sections["model"], **one.fields()}
     return precision_plan(
-        precision, model, optimizer=small.sections["optimizer"], ddp=small.sections["ddp"], mcore=release.version
+        precision,
+        model,
+        optimizer=small.sections["optimizer"],
+        ddp=small.sections["ddp"],
+        mcore=release.version,
+        environment=environment,
     )
 
 

@@ -84,7 +84,8 @@ REFUSED = _by_field(
         "Megatron's distributed checkpoints cannot hold Transformer Engine's activations": "use_te_activation_func",
         "this torch has no ring exchange": "use_ring_exchange_p2p",
         "its experts are one matrix, which no plan and no format knows": "moe_use_legacy_grouped_gemm",
-        "it belongs to inference, and training refuses it": "cache_mla_latents flash_decode batch_invariant_mode",
+        "it belongs to inference, and training refuses it": "cache_mla_latents flash_decode",
+        "the run enables no batch-invariant kernels, which megatron.training does": "batch_invariant_mode",
     },
     optimizer={
         "no parameter of the model is marked for a rate of its own": "decoupled_lr decoupled_min_lr",

@@ -14,6 +14,7 @@ class ModelValues:
     add_bias_linear: bool
     apply_query_key_layer_scaling: bool
     attention_backend: object
+    attention_dropout: float
     attention_softmax_in_fp32: bool
     autocast_dtype: str | None
     batch_invariant_mode: bool
@@ -22,6 +23,7 @@ class ModelValues:
     calculate_per_token_loss: bool
     context_parallel_size: int
     cp_comm_type: object
+    cross_entropy_loss_fusion: bool
     cuda_graph_impl: str | None
     cuda_graph_modules: object
     cuda_graph_scope: object
@@ -33,12 +35,13 @@ class ModelValues:
     enable_cuda_graph: bool
     enable_mhc_connections: bool
     experimental_attention_variant: str | None
-    expert_model_parallel_size: int
     expert_gtp_weight_remat_size: int
+    expert_model_parallel_size: int
     expert_tensor_parallel_num_weight_shards: int | None
     expert_tensor_parallel_size: int | None
     ffn_hidden_size: int | None
     first_last_layers_bf16: bool
+    flash_attention_version: object
     fp16: bool
     fp16_lm_cross_entropy: bool
     fp32_residual_connection: bool

@@ -15,8 +15,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bridge.errors import Finding, did_you_mean
 from bridge.precision.schemes import scheme_row
 
@@ -83,6 +81,8 @@ class Variable:
 @cache
 def nvte_variables() -> Mapping[str, Variable]:
     """Return the variables by name, in the order of the file, which has their sources."""
+    import yaml  # a plan of a run without such variables does without
+
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     made: dict[str, Variable] = {}
     for name, row in rows.items():
@@ -115,6 +115,18 @@ def concerning(
         if is_read and (not row.schemes or scheme in row.schemes):
             found.append((row, text))
     return found
+
+
+def recipe_options(environ: Mapping[str, str]) -> tuple[tuple[str, object], ...]:
+    """Return the keywords of Transformer Engine's recipe classes that variables change, each with its value.
+
+    A value that Transformer Engine refuses is left out.
+    """
+    changed: list[tuple[str, object]] = []
+    for row, text in variables_in(environ):
+        if row.keyword and row.is_active(text):
+            changed.append((row.keyword, row.parse(text)))
+    return tuple(changed)
 
 
 def set_lines(environ: Mapping[str, str]) -> list[str]:

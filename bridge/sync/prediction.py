@@ -15,6 +15,7 @@ in one of optimizer and DDP is on in both.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,6 +66,8 @@ class Prediction:
     """Why the run has no plan, as a sentence, where a source of its layers or of their precision is not read."""
     uncounted: tuple[str, ...] = ()
     """Options of the run that may bear on its layout, its layers or its bytes and are not read."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Environment variables of the run, as far as they are known."""
 
     def under(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
@@ -76,7 +79,7 @@ class Prediction:
 
     def _again(self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
         made = _predicted(precision, sections, target)
-        return replace(made, unplanned=self.unplanned, uncounted=self.uncounted)
+        return replace(made, unplanned=self.unplanned, uncounted=self.uncounted, environment=self.environment)
 
     def refuse_unplanned(self) -> None:
         """Raise a RunConfigError where a source of the layers, or of their precision, is not read."""
@@ -153,6 +156,7 @@ def predict(
     target: Target | None = None,
     unplanned: str | None = None,
     uncounted: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Prediction:
     """Return a run as the last sync before it leaves it.
 
@@ -163,13 +167,14 @@ def predict(
         target: The GPUs and versions of the run; without a version of megatron-core every field is there.
         unplanned: Why the run has no plan, as a sentence; None: it has one.
         uncounted: Options of the run that may bear on its layout, its layers or its bytes and are not read.
+        environment: Environment variables of the run; None: not known.
     """
     unknown = given.keys() - {*ROLES}
     if unknown:
         raise TypeError(f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}")
     sections = {role: _section(role, given.get(role), is_synced=precision is not None) for role in ROLES}
     made = _predicted(precision, sections, target or Target())
-    return replace(made, unplanned=unplanned, uncounted=uncounted)
+    return replace(made, unplanned=unplanned, uncounted=uncounted, environment=environment or {})
 
 
 def _section(role: str, owner: Any, *, is_synced: bool) -> Section:

@@ -101,6 +101,8 @@ ROUTES: tuple[Route, ...] = (
     _route("process", "tf32", "none", "float32_matmul_precision"),
     _model("fp32_residual_connection", "stated"),
     _model("disable_bf16_reduced_precision_matmul", "stated"),
+    _model("deterministic_mode", "stated"),
+    _model("batch_invariant_mode", "stated"),
     _model("mamba_training_ssm_states_dtype", "stated", since="0.19"),
     _model("attention_softmax_in_fp32", "stated"),
     _model("apply_query_key_layer_scaling", "stated"),

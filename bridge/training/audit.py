@@ -1,6 +1,7 @@
 """The audit of a run: its first two steps, the last, the first of each phase, and one every so many steps."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,7 +73,8 @@ class Audit:
         precision = config.mixed_precision if self._phase is None else self._phase.precision
         if precision is not None:
             precision = get_mixed_precision_config(precision)
-        return precision_plan(precision, model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore"))
+        owners = {"optimizer": config.optimizer, "ddp": config.ddp}
+        return precision_plan(precision, model, **owners, mcore=installed("mcore"), environment=os.environ)
 
     def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
         plan = self.plan()

@@ -99,7 +99,8 @@ def test_runs_that_are_too_short_to_tell_are_refused_before_the_first_one(train,
 
 @pytest.mark.slow
 def test_the_comparison_of_the_readme_gives_a_verdict(train) -> None:
-    (words,) = re.findall(r"`precision-bridge compare (.*)`", (SCRIPT.parents[1] / "README.md").read_text())
+    readme = (SCRIPT.parents[1] / "README.md").read_text()
+    (words,) = re.findall(r"`precision-bridge compare (mixed_precision=.*)`", readme)
     done = train(*words.split(), script=COMPARE)
     assert done.returncode == 0
     assert "bf16_with_fp8_current_scaling_mixed: within 1 %. The whole interval is inside the gate." in done.stdout

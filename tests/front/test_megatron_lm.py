@@ -341,3 +341,36 @@ def test_the_variables_of_attention_are_judged_by_a_stated_release_alone(tmp_pat
     words = [f"target='{target}'"] if target is not None else []
     report = report_of(load_run(words, config_file=tmp_path / "train.sh"))
     assert [one.severity for one in report.findings if one.id == "PB528"] == ([severity] if severity else [])
+
+
+SHORT = """
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 --seq-length 128 \\
+    --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size 8 --lr 1e-4 --bf16
+"""
+
+
+@pytest.mark.parametrize(
+    ("release", "variable", "found"),
+    [
+        ("0.19.2", "CUDA_DEVICE_MAX_CONNECTIONS=1", False),
+        ("0.18.2", "CUDA_DEVICE_MAX_CONNECTIONS=1", True),
+        ("0.19.2", "NVTE_ALLOW_NONDETERMINISTIC_ALGO=1", True),
+    ],
+)
+def test_megatron_lm_sets_the_variables_of_a_deterministic_run_from_0_19_on(tmp_path, release, variable, found):
+    text = f"export {variable}\n{SHORT.strip()} --deterministic-mode\n"
+    run = read(tmp_path, text, "run.sh", (f"target='h100x8,te2.14,cuda12.9,mcore{release}'",))
+    assert ("PB523" in {one.id for one in run.report.findings}) is found
+
+
+def test_a_script_with_both_modes_sets_both_fields(tmp_path):
+    text = f"{SHORT.strip()} --deterministic-mode --batch-invariant-mode --attention-backend flash\n"
+    run = read(tmp_path, text, "run.sh")
+    assert (run.model["deterministic_mode"], run.model["batch_invariant_mode"]) == (True, True)
+    assert "PB531" not in {one.id for one in run.report.findings}
+
+
+def test_the_plan_follows_the_variables_of_a_script(tmp_path):
+    text = f"export NVTE_BACKWARD_OVERRIDE=dequantized\n{SHORT.strip()} --fp8-format e4m3 --fp8-recipe mxfp8\n"
+    plan = read(tmp_path, text, "run.sh").plan
+    assert [plan.format_of(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]

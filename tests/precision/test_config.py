@@ -89,7 +89,7 @@ def test_the_signature_names_every_field_with_its_default() -> None:
 def test_it_has_the_fields_of_megatron_bridge_first_and_in_its_order() -> None:
     names = field_names(MixedPrecisionConfig)
     assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS, "modules")
-    assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 62)
+    assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 64)
     assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(field_names(MixedPrecisionConfig))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnBackend
 
 from bridge import MixedPrecisionConfig, synchronize
 from bridge.cli.explain import explanation
@@ -70,9 +72,13 @@ NCCL_EP = {
     "moe_grouped_gemm": True,
     "use_transformer_engine_op_fuser": True,
 }
+INVARIANT: dict[str, Any] = {"attention_backend": AttnBackend.flash, "attention_dropout": 0.0}
+if "flash_attention_version" in {field.name for field in dataclasses.fields(TransformerConfig)}:
+    INVARIANT["flash_attention_version"] = 3
 OWNERS: dict[str, dict[str, Any]] = {
     "activation_func_fp8_input_store": {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu},
     "moe_router_padding_for_quantization": {"num_moe_experts": 2, "moe_token_dispatcher_type": "alltoall"},
+    "batch_invariant_mode": INVARIANT,
     "moe_dispatch_fwd_dtype": NCCL_EP,
     "moe_combine_bwd_dtype": NCCL_EP,
 }

@@ -155,7 +155,7 @@ def test_the_command_names_both_recipes_and_ends_with_the_verdicts_code(tmp_path
     assert found["control_outside"] > 4
     alone = warm.run(["precision-bridge", "compare", "--gradients", "bf16_mixed"], cwd=tmp_path)
     assert (alone.returncode, alone.stdout) == (2, "")
-    assert alone.stderr.startswith("gradients: compares two recipes, got ['bf16_mixed']. Write precision-bridge")
+    assert alone.stderr.startswith("--gradients: compares two recipes, got ['bf16_mixed']. Write precision-bridge")
 
 
 @pytest.mark.slow

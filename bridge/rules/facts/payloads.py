@@ -3,12 +3,18 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bridge.precision.factories import shipped_factory
 from bridge.precision.matchers import EVALUATION, TRAINING, payload_faults, quant_recipes
 from bridge.rules.context import FAMILIES, RuleContext
 from bridge.rules.facts.import_paths import why_not_found
 from bridge.rules.facts.selected_modules import about
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
+from bridge.target.versions import at_least
+
+NOT_IN = "2.19"
+"""Releases of Transformer Engine before this one have none of the factories of `bridge.precision.factories`: 2.16 to
+2.18 have others, under other names. The files of 2.19 were not read, and those of 2.20.2 have them."""
 
 
 def payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -31,26 +37,39 @@ def wrong_payloads(run: RuleContext) -> Iterator[Violation]:
             yield Violation(key=key, what=fault)
 
 
+def named_factories(run: RuleContext) -> Iterator[tuple[str | None, str]]:
+    """Yield (setting, import path) of each quantizer factory, of modules and of the run."""
+    for _, row in payloads(run):
+        factory = row.get("custom_recipe_factory")
+        if factory:
+            yield about(run, None).path, str(factory)
+    for family in FAMILIES:
+        name = f"{family}_quantizer_factory"
+        if run.is_custom and run.format_of(family) and getattr(run.model, name):
+            yield name, str(getattr(run.model, name))
+
+
 def missing_factories(run: RuleContext) -> Iterator[Violation]:
-    """Yield the quantizer factories, of modules and of the run, that are not found on this machine.
+    """Yield the quantizer factories that are not found on this machine, nor in the target's Transformer Engine.
 
     The emulated backend refuses every factory.
     """
     if run.is_emulated:
         return
-    paths = []
-    for _, row in payloads(run):
-        factory = row.get("custom_recipe_factory")
-        if factory:
-            paths.append((about(run, None).path, factory))
-    for family in FAMILIES:
-        name = f"{family}_quantizer_factory"
-        if run.is_custom and run.format_of(family) and getattr(run.model, name):
-            paths.append((name, getattr(run.model, name)))
-    for path, factory in paths:
-        why = why_not_found(str(factory))
+    for path, factory in named_factories(run):
+        is_of_te = shipped_factory(factory) is not None
+        if is_of_te and run.target.te is not None and not run.target.is_detected:
+            continue
+        why = why_not_found(factory)
         if why is not None:
             yield Violation(path, value=factory, why=why)
+
+
+def factories_of_a_later_te(run: RuleContext) -> Iterator[Violation]:
+    """Yield the factories of Transformer Engine that the target's release has not."""
+    for path, factory in named_factories(run):
+        if shipped_factory(factory) is not None and at_least(run.target.te, NOT_IN) is False:
+            yield Violation(path, value=factory, te=run.target.te)
 
 
 def next_to_stored_weights(run: RunContext) -> Iterator[Violation]:

@@ -6,7 +6,7 @@ from bridge.precision.matchers import Effect, matchers_in
 from bridge.precision.module_schemes import row_matchers, stage_recipes
 from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.rules.context import RuleContext
-from bridge.rules.facts.payloads import missing_factories
+from bridge.rules.facts.payloads import factories_of_a_later_te, missing_factories
 from bridge.rules.facts.selected_modules import (
     MOST,
     about,
@@ -356,5 +356,14 @@ RULES = (
         "all of them in {run.mode}",
         remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.plan.precision_plan, 2026-11",
+    ),
+    error(
+        id="PB298",
+        title="a factory of a later Transformer Engine",
+        setting="fp8_quantizer_factory",
+        when=factories_of_a_later_te,
+        message="Transformer Engine {te} has no such factory, and the import fails when the model is built",
+        remedies=("use Transformer Engine 2.20", "choose a named scheme"),
+        source="Transformer Engine v2.10 to v2.18 and 2.20.2 pytorch/custom_recipes",
     ),
 )

@@ -335,10 +335,13 @@ RULES = (
         id="PB616",
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
-        when=lambda run: run.is_custom and run.is_emulated,
-        message="a custom factory makes Transformer Engine's objects, which the "
-        "emulated backend has not",
-        remedies=("choose a named scheme", "run this where Transformer Engine works"),
+        when=lambda run: run.is_custom and not run.calls_te,
+        message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
+        remedies=(
+            "choose a named scheme",
+            "choose the backend te_cpu",
+            "run this where Transformer Engine works",
+        ),
         source="this project: bridge.runtime.megatron.emulation.linear",
     ),
     warning(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -13,10 +13,10 @@ from megatron.core.fp8_utils import get_fp8_recipe
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.matchers import matchers_in, quant_recipes
-from bridge.rules.variables import environment_findings, set_lines, variables_in
+from bridge.rules.variables import concerning, environment_findings, set_lines, variables_in
 from bridge.runtime.megatron.device import cpu_as_cuda
 from bridge.runtime.megatron.emulation.delayed import checkpoint
-from bridge.runtime.megatron.emulation.linear import gemm_precision, scheme_of
+from bridge.runtime.megatron.emulation.linear import backward_overridden, gemm_precision, scheme_of
 from bridge.runtime.megatron.emulation.stored_weight import megatron_stores
 from bridge.runtime.megatron.optimizer import separate_gathers
 from bridge.runtime.megatron.replacement import fitting, replaced
@@ -25,6 +25,8 @@ from bridge.runtime.megatron.te_cpu.install import TOO_LATE, installed_te
 from bridge.target.target import Target, gpu_of_capability
 from bridge.target.versions import dotted, parse_version
 
+OVERRIDE = "NVTE_BACKWARD_OVERRIDE"
+"""The variable of Transformer Engine that the emulation follows."""
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
 
 
@@ -36,6 +38,8 @@ class Backend:
     """te, emulated, te_cpu, or local: Megatron's own layers in the weights' dtype."""
     notes: tuple[str, ...] = ()
     """Sentences about the choice, for the log."""
+    backward_override: str | None = None
+    """The `backward_override` of Transformer Engine's recipes that the emulation follows."""
 
 
 def choose_backend_of_phases(
@@ -49,7 +53,8 @@ def choose_backend_of_phases(
     low = [backend for backend, model in zip(chosen, models, strict=True) if scheme_of(model) is not None]
     if not low:
         return chosen[0]
-    return Backend(name=low[0].name, notes=tuple(dict.fromkeys(note for backend in low for note in backend.notes)))
+    notes = tuple(dict.fromkeys(note for backend in low for note in backend.notes))
+    return replace(low[0], notes=notes)
 
 
 def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})) -> Backend:
@@ -79,18 +84,41 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
         unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
         return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
     why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    return _emulated(config, why, environ)
+    return _emulated(config, why, environ, schemes)
 
 
-def _emulated(config: Any, why: str, environ: Mapping[str, str]) -> Backend:
+def _emulated(config: Any, why: str, environ: Mapping[str, str], schemes: Sequence[str | None]) -> Backend:
+    override = _refuse_options(environ, schemes)
     precision = gemm_precision(config)
     kind = "chosen per module"
     if precision is not None:
         is_per_module = quant_recipes(getattr(config, "quant_recipe", None))
         kind = f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
     note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
-    unread = tuple(f"{row.name}={text}: the emulation does not read it." for row, text in variables_in(environ))
-    return Backend(name="emulated", notes=(note, *unread))
+    notes = [note]
+    for row, text in variables_in(environ):
+        if row.name == OVERRIDE and override is not None:
+            notes.append(f"{row.name}={text}: the emulation follows it, and {row.effect}.")
+        else:
+            notes.append(f"{row.name}={text}: the emulation does not read it.")
+    return Backend(name="emulated", notes=tuple(notes), backward_override=override)
+
+
+def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -> str | None:
+    """Return the `backward_override` of a run; refuse other variables that change its recipes."""
+    override = None
+    for scheme in dict.fromkeys(scheme for scheme in schemes if scheme is not None):
+        for row, text in concerning(scheme, environ, attention=False):
+            if not row.keyword or not row.is_active(text):
+                continue
+            if row.name == OVERRIDE:
+                override = text if scheme not in row.refused_by else override
+            else:
+                raise BackendUnavailableError(
+                    f"precision_backend: the emulation has no {row.keyword}, which {row.name}={text} switches on for "
+                    f"{scheme}, got 'emulated'. Unset it."
+                )
+    return override
 
 
 def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]) -> Backend:
@@ -161,6 +189,7 @@ def running(backend: Backend) -> Iterator[None]:
             stack.enter_context(separate_gathers())
         if backend.name == "emulated":
             stack.enter_context(megatron_stores())
+            stack.enter_context(backward_overridden(backend.backward_override))
             held = (import_module(name) for name in _TE_CHECKPOINTS if find_spec(name) is not None)
             changes = [(module, "te_checkpoint", checkpoint) for module in held if hasattr(module, "te_checkpoint")]
             stack.enter_context(replaced(fitting(changes)))

@@ -10,6 +10,9 @@ is one BF16 matrix as large as x, the column-wise operand, in place of x itself,
 weight is rounded again in the backward pass, with the scale of the forward pass where the whole tensor has one, rather
 than kept a second time; a `WeightCache` keeps its operands from microbatch to microbatch.
 
+Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x instead: the original tensors
+(high_precision), or the dequantised operands of the forward GEMM (dequantized).
+
 Shapes: M tokens (all leading axes), K inputs, N outputs.
 Source: Transformer Engine 2.20 pytorch/module/linear.py.
 """
@@ -24,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from bridge.errors import PrecisionTypeError
 from bridge.runtime.numerics.delayed import DelayedScaling
-from bridge.runtime.numerics.gemm import multiply
+from bridge.runtime.numerics.gemm import multiply, operand_factor
 from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.runtime.numerics.quantise import as_matrix
 from bridge.runtime.numerics.quantised import Quantised
@@ -138,6 +141,20 @@ class LinearCall:
             cache.put(made)
         return made
 
+    def weight_in_backward(self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
+        """Return the weight that dgrad multiplies under a `backward_override`: the original, or the dequantised one.
+
+        A weight that is stored as codes has no original, and `w_NK` is not read.
+        """
+        if self.stored_weight is not None:
+            return dequantised(stored_operand(self.stored_weight, "weight"), dtype)
+        if self.precision.backward_override == "high_precision":
+            return w_NK.to(dtype)
+        row = self.cache.row if self.cache is not None else None
+        if row is None:
+            row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
+        return dequantised(row, dtype)
+
     def multiply(
         self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -176,11 +193,18 @@ class ScaledLinearFunction(torch.autograd.Function):
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
         ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
         x_col = None
-        if ctx.needs_input_grad[1]:
+        override = call.precision.backward_override
+        kept_input = None
+        if ctx.needs_input_grad[1] and override == "high_precision":
+            kept_input = x_MK
+        elif ctx.needs_input_grad[1] and override is not None:
+            kept_input, ctx.x_factor = x_row.values, operand_factor(x_row)
+        elif ctx.needs_input_grad[1]:
             x_col = x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
             ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
+            kept_input = x_col.values
         keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
-        ctx.save_for_backward(None if x_col is None else x_col.values, weight if keep_weight else None)
+        ctx.save_for_backward(kept_input, weight if keep_weight else None)
         return y_MN.to(x.dtype).view(*x.shape[:-1], y_MN.shape[1])
 
     @staticmethod
@@ -192,12 +216,14 @@ class ScaledLinearFunction(torch.autograd.Function):
         dy_MN = as_matrix(grad_output)
         dx = dw_NK = db_N = None
         dy_row = None
-        if ctx.needs_input_grad[0]:
+        if call.precision.backward_override is not None:
+            dx, dw_NK = _backward_in_high_precision(ctx, dy_MN, x_values, weight)
+        elif ctx.needs_input_grad[0]:
             dy_row = call.operand(dy_MN, "grad_output")
             w_col = call.weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
             dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
             del w_col
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and call.precision.backward_override is None:
             dy_col = dy_row if call.precision.spec("grad_output").copies_share_values else None
             dy_row = None  # freed before a second copy is made
             if dy_col is None:
@@ -208,6 +234,34 @@ class ScaledLinearFunction(torch.autograd.Function):
         if call.after_backward is not None:
             call.after_backward()
         return dx, dw_NK, db_N, None
+
+
+def dequantised(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values that an operand stands for, rounded to a dtype."""
+    return (operand.values.float() * operand_factor(operand)).to(dtype)
+
+
+def _backward_in_high_precision(
+    ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of x and weight under a `backward_override`, multiplied in the dtype of x.
+
+    `x_values` and `weight` are what the forward pass kept of them: nothing of one that no gradient needs.
+
+    Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and `inputmat_total`.
+    """
+    call: LinearCall = ctx.call
+    dtype = ctx.x_dtype
+    dx = dw_NK = None
+    if ctx.needs_input_grad[0]:
+        w_NK = call.weight_in_backward(weight, dtype, ctx.weight_scale)
+        dx = torch.mm(dy_MN.to(dtype), w_NK).view(ctx.x_shape)
+    if ctx.needs_input_grad[1]:
+        x_MK = x_values
+        if call.precision.backward_override == "dequantized":
+            x_MK = x_values.float() * ctx.x_factor
+        dw_NK = torch.mm(dy_MN.to(dtype).T, x_MK.to(dtype)).to(ctx.weight_dtype)
+    return dx, dw_NK
 
 
 def scaled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **call: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
+from bridge.precision.copies import OVERRIDES
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Tile
 
@@ -78,6 +79,9 @@ class GemmPrecision:
     """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
     disable_stochastic_rounding: bool = False
     """NVFP4 gradients rounded to nearest."""
+    backward_override: str | None = None
+    """Transformer Engine's `backward_override`. high_precision: dgrad and wgrad multiply the original tensors.
+    dequantized: they multiply what the forward GEMM read, in the dtype of the run. None: both are in low precision."""
 
     def __post_init__(self) -> None:
         findings = list(_findings(self))
@@ -125,4 +129,8 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
         fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
     if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
         fault("disable_stochastic_rounding", f"has no effect under {scheme.name}", "Drop it, or use nvfp4.")
+    if precision.backward_override not in (None, *OVERRIDES):
+        fault("backward_override", f"must be {' or '.join(OVERRIDES)}", "Use one of these, or None.")
+    elif precision.backward_override is not None and scheme.name == "delayed":
+        fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
     return found

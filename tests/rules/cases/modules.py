@@ -35,6 +35,7 @@ def custom(factory):
     return {"fp8_recipe": "custom", "fp8_quantizer_factory": factory}
 
 
+ZOO = "transformer_engine.pytorch.custom_recipes.quantizer_factory_zoo.mxfp8_fwd_nvfp4_bwd_factory"
 MODULE_OFF = {**MODULE_MXFP8, "matchers": {"one": {"type": "glob", "pattern": "*.linear_qkv", "config": "head"}}}
 LATER = {"select": "*.linear_qkv", "precision": "bf16"}
 
@@ -98,6 +99,10 @@ CASES = {
     "PB295": (
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy")), H100),
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy_of")), H100),
+    ),
+    "PB298": (
+        full(dict(CURRENT_PLAIN, **custom(ZOO)), "h100x8,te2.18,cuda12.9,mcore0.19.2"),
+        full(dict(CURRENT_PLAIN, **custom(ZOO)), "h100x8,te2.20,cuda12.9,mcore0.19.2"),
     ),
     "PB297": (
         full(with_row(CURRENT, select="*", precision="bf16"), H100),

@@ -16,7 +16,7 @@ import torch
 from megatron.core.enums import Fp4Recipe, Fp8Recipe
 from megatron.core.transformer import TransformerConfig
 
-from bridge.errors import PrecisionConfigError
+from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.schemes import scheme_row
 from bridge.rules.variables import environment_findings, nvte_variables, set_lines
 from bridge.runtime.megatron import backend
@@ -215,7 +215,7 @@ class TestEnvironment:
                 ("NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "error")
             ]),
             ("delayed", {"NVTE_BACKWARD_OVERRIDE": "dequantized"}, [("NVTE_BACKWARD_OVERRIDE", "error")]),
-            ("mxfp8", {"NVTE_BACKWARD_OVERRIDE": "dequantized"}, [("NVTE_BACKWARD_OVERRIDE", "error")]),
+            ("mxfp8", {"NVTE_BACKWARD_OVERRIDE": "dequantized"}, [("NVTE_BACKWARD_OVERRIDE", "warning")]),
             ("mxfp8", {"NVTE_BACKWARD_OVERRIDE": ""}, [("NVTE_BACKWARD_OVERRIDE", "error")]),
             ("delayed", {"NVTE_UNFUSED_FP8_UPDATE": "1"}, [("NVTE_UNFUSED_FP8_UPDATE", "warning")]),
             ("delayed", {"NVTE_UNFUSED_FP8_UPDATE": "00"}, []),
@@ -366,3 +366,36 @@ class TestLayers:
             "layers.5.mlp.linear_fc1",
         ]
         assert model.module.output_layer.name == "module.output_layer"
+
+
+class TestEmulation:
+    """The variables of Transformer Engine in a run that the emulation computes."""
+
+    def test_the_emulation_follows_a_backward_override(self):
+        found = backend.choose_backend(
+            "emulated", config_of(**CONFIGS["tensorwise"]), {"NVTE_BACKWARD_OVERRIDE": "dequantized"}
+        )
+        assert found.backward_override == "dequantized"
+        assert found.notes[-1] == (
+            "NVTE_BACKWARD_OVERRIDE=dequantized: the emulation follows it, and runs both GEMMs of the backward pass in "
+            "high precision."
+        )
+
+    def test_delayed_scaling_has_no_backward_override(self):
+        config = config_of(**CONFIGS["delayed"])
+        found = backend.choose_backend("emulated", config, {"NVTE_BACKWARD_OVERRIDE": "dequantized"})
+        assert found.backward_override is None
+
+    @pytest.mark.parametrize(
+        ("name", "keyword"),
+        [("NVTE_NVFP4_ROW_SCALED_ACTIVATION", "row_scaled_activation"), ("NVTE_NVFP4_DISABLE_RHT", "disable_rht")],
+    )
+    def test_other_variables_that_change_the_recipe_are_refused(self, name, keyword):
+        with pytest.raises(BackendUnavailableError) as error:
+            backend.choose_backend("emulated", config_of(**CONFIGS["nvfp4"]), {name: "1"})
+        assert str(error.value) == (
+            f"precision_backend: the emulation has no {keyword}, which {name}=1 switches on for nvfp4, got 'emulated'. "
+            "Unset it."
+        )
+        found = backend.choose_backend("emulated", config_of(**CONFIGS["tensorwise"]), {name: "1"})
+        assert found.notes[-1] == f"{name}=1: the emulation does not read it."

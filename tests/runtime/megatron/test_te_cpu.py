@@ -471,3 +471,89 @@ def test_mxfp8_of_a_size_that_is_no_multiple_of_32_is_refused_in_one_sentence():
         "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
         "(200, 64). Use widths and tokens of a micro-batch that are, on each rank."
     )
+
+
+SMALL = (
+    *("model.num_layers=2", "model.hidden_size=128", "model.ffn_hidden_size=256", "model.num_attention_heads=4"),
+    *("model.seq_length=64", "train.train_iters=3", "train.micro_batch_size=2", "train.global_batch_size=2"),
+    *("train.lr_warmup_iters=0", "train.audit=error"),
+)
+ZOO = "transformer_engine.pytorch.custom_recipes.quantizer_factory_zoo"
+
+
+def trained(folder, words, variables=()):
+    """Run the training command; return its process and the losses and gradient norms of its steps."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "train.py", *SMALL, *words, f"logging.run_dir={folder}"],
+        cwd=folder.parent,
+        env={**os.environ, **dict(variables)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=warm.LIMIT_SECONDS,
+    )
+    if done.returncode:
+        return done, []
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return done, [(record["loss"], record["grad_norm"]) for record in records if record["kind"] == "train"]
+
+
+@needs_te
+@pytest.mark.parametrize("override", ["high_precision", pytest.param("dequantized", marks=pytest.mark.slow)])
+def test_a_backward_override_trains_alike_in_the_emulation_and_in_transformer_engines_python(override, tmp_path):
+    words = ["mixed_precision=mxfp8", "mixed_precision.first_last_layers_bf16=false", "target=b200"]
+    traces = {}
+    for backend in BACKENDS:
+        folder = tmp_path / backend
+        done, trace = trained(
+            folder, [*words, f"precision_backend={backend}"], {"NVTE_BACKWARD_OVERRIDE": override}.items()
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        formats = "mxfp8, fprop e4m3 x e4m3, dgrad bf16 x bf16, wgrad bf16 x bf16"
+        assert f"layers 1-2: {formats} (linear_fc1, linear_fc2, linear_proj, linear_qkv)" in done.stdout
+        assert json.loads((folder / "record.json").read_text())["audit"] == []
+        traces[backend] = trace
+    assert traces["te_cpu"] == traces["emulated"] != []
+
+
+def of_factory(name):
+    """Return the words of a run whose quantizers a factory of the zoo makes."""
+    factory = {"fp8": "hybrid", "fp8_recipe": "custom", "fp8_quantizer_factory": f"{ZOO}.{name}"}
+    stated = [f"+mixed_precision.{field}={value}" for field, value in factory.items()]
+    return ["mixed_precision=bf16_mixed", *stated, "precision_backend=te_cpu", "target=b200"]
+
+
+@needs_te
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [
+        ("mxfp8_fwd_nvfp4_bwd_factory", "fprop e4m3 x e4m3, dgrad e2m1 x e2m1, wgrad e2m1 x e2m1"),
+        pytest.param(
+            "mxfp8_fwd_high_precision_bwd_factory",
+            "fprop e4m3 x e4m3, dgrad bf16 x bf16, wgrad bf16 x bf16",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "high_precision_fwd_mxfp8_bwd_factory",
+            "fprop bf16 x bf16, dgrad e4m3 x e4m3, wgrad e4m3 x e4m3",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "nvfp4_1d_weight_factory", "fprop e2m1 x e2m1, dgrad e2m1 x e2m1, wgrad e2m1 x e2m1", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_factory_of_transformer_engine_runs_what_the_plan_says(name, formats, tmp_path):
+    done, trace = trained(tmp_path / "run", of_factory(name))
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert formats in done.stdout
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["audit"] == []
+    assert trace
+
+
+@needs_te
+@pytest.mark.slow
+def test_row_scaled_activations_are_refused_in_one_sentence(tmp_path):
+    done, _ = trained(tmp_path / "run", of_factory("nvfp4_row_scaled_fwd_high_precision_bwd_factory"))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "te_cpu: has no NVFP4 with row_scaled_nvfp4. Leave it off."

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bridge.errors import PrecisionTypeError
+from bridge.errors import PrecisionConfigError, PrecisionTypeError
 from bridge.runtime.numerics import (
     DelayedScaling,
     GemmOperand,
@@ -361,3 +361,41 @@ def test_shapes_and_states_that_do_not_fit_are_refused() -> None:
     stored = quantise(w, precision("mxfp8").spec("weight"))
     with pytest.raises(PrecisionTypeError, match="must be quantised by the recipe's own rule"):
         scaled_linear(x, w, precision=precision("tensorwise"), stored_weight=stored)
+
+
+BLOCK_AND_TENSOR = [scheme for scheme in FORMATS if scheme != "delayed"]
+
+
+@pytest.mark.parametrize("scheme", BLOCK_AND_TENSOR)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_backward_override_multiplies_the_tensors_that_it_names(scheme: str, dtype: torch.dtype) -> None:
+    x, w, dy = tensors(dtype=dtype)
+    plain = scaled_linear(x, w, precision=precision(scheme))
+    row_x = wide(make_operand(x.detach(), precision(scheme).spec("input"), "input")).float().to(dtype)
+    row_w = wide(make_operand(w.detach(), precision(scheme).spec("weight"), "weight")).float().to(dtype)
+    for override, (kept_x, kept_w) in {"high_precision": (x, w), "dequantized": (row_x, row_w)}.items():
+        y = scaled_linear(x, w, precision=replace(precision(scheme), backward_override=override))
+        dx, dw = torch.autograd.grad(y, (x, w), dy)
+        assert torch.equal(y, plain)
+        torch.testing.assert_close(dx, dy @ kept_w.detach(), rtol=1e-2 if scheme == "nvfp4" else 0, atol=0)
+        torch.testing.assert_close(dw, dy.T @ kept_x.detach(), rtol=1e-2 if scheme == "nvfp4" else 0, atol=0)
+
+
+@pytest.mark.parametrize("override", ["high_precision", "dequantized"])
+def test_a_backward_override_takes_cached_and_stored_weights(override: str) -> None:
+    x, w, dy = tensors()
+    own = replace(precision("tensorwise"), backward_override=override)
+    cache = WeightCache()
+    first = scaled_linear(x, w, precision=own, cache=cache)
+    second = scaled_linear(x, w, precision=own, cache=cache, first_microbatch=False)
+    assert torch.equal(torch.autograd.grad(first, x, dy)[0], torch.autograd.grad(second, x, dy)[0])
+    stored = quantise(w.detach(), own.spec("weight"))
+    (dx,) = torch.autograd.grad(scaled_linear(x, w, precision=own, stored_weight=stored), x, dy)
+    assert torch.equal(dx, dy @ stored.dequantise().to(dx.dtype))
+
+
+def test_delayed_scaling_refuses_a_backward_override() -> None:
+    with pytest.raises(PrecisionConfigError, match="backward_override: is refused by the recipe of delayed scaling"):
+        GemmPrecision(scheme="delayed", backward_override="dequantized")
+    with pytest.raises(PrecisionConfigError, match="must be high_precision or dequantized"):
+        GemmPrecision(scheme="mxfp8", format="e4m3", backward_override="low")

@@ -16,7 +16,9 @@ layers here gather first and quantise the whole: the same amax, the same values.
 Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 tensor_parallel/layers.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -33,6 +35,19 @@ from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect
 from bridge.runtime.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
+
+_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
+"""The `backward_override` of the run that is being built."""
+
+
+@contextmanager
+def backward_overridden(override: str | None) -> Iterator[None]:
+    """Let layers that are built in a ``with`` block run their backward GEMMs as `backward_override` says."""
+    before = _OVERRIDE.set(override)
+    try:
+        yield
+    finally:
+        _OVERRIDE.reset(before)
 
 
 def scheme_of(config: Any) -> str | None:
@@ -56,7 +71,8 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
         return None
     names = ("margin", "amax_history_len", "amax_compute_algo") if scheme == "delayed" else ()
     delayed = {name: getattr(config, f"fp8_{name}") for name in names}
-    return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4, **delayed)
+    override = _OVERRIDE.get() if scheme != "delayed" else None
+    return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4, backward_override=override, **delayed)
 
 
 def is_low_layer(config: Any, number: int) -> bool:
@@ -79,7 +95,9 @@ def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part
         return layer
     stated = payload.get(part)
     found = Effect.of(payload[TRAINING] if stated is None else stated).computes(layer)
-    return GemmPrecision(scheme=found.scheme, format=found.format) if isinstance(found, Chosen) else found
+    if not isinstance(found, Chosen):
+        return found
+    return GemmPrecision(scheme=found.scheme, format=found.format, backward_override=_OVERRIDE.get())
 
 
 class EmulatedLinear:

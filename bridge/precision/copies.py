@@ -1,0 +1,168 @@
+"""The two copies of each operand of a linear layer: the format and the scales that each GEMM reads.
+
+    copies = copies_of(FP8_SCHEMES["mxfp8"], "e4m3")
+    copies.read_by("dgrad")       # the row-wise copy of the gradient, the column-wise copy of the weight
+
+A scheme gives both copies of an operand one format. `backward_override` of Transformer Engine and its quantizer
+factories (`bridge.precision.factories`) do not: their backward GEMMs read other formats than their forward GEMM.
+`GEMMS` in `bridge.precision.schemes` says which GEMM reads which copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Scheme, Tile, scheme_row
+
+OVERRIDES = ("high_precision", "dequantized")
+"""Values of `backward_override`: the backward GEMMs multiply the original tensors, or what the forward GEMM read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """One copy of an operand."""
+
+    scheme: str | None = None
+    """The scaling scheme; None: high precision, in the dtype of the run."""
+    format: str = ""
+    """Format of the elements; empty in high precision."""
+    tile: Tile = WHOLE
+    """Rows and columns that share a scale, in the axes of the tensor itself."""
+    hadamard: bool = False
+    """A random Hadamard transform comes first."""
+    stochastic: bool = False
+    """Values are rounded up or down at random."""
+    is_row_scaled: bool = False
+    """Each row has a second-level scale of its own (NVFP4)."""
+    is_four_over_six: bool = False
+    """Each block is mapped to a maximum of 4 or of 6, whichever errs less (NVFP4)."""
+    is_of_row: bool = False
+    """It is made from the values of the row-wise copy instead of the tensor."""
+
+
+HIGH = Copy()
+"""A copy in high precision of the tensor itself."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """The row-wise and the column-wise copy of an operand."""
+
+    row: Copy
+    column: Copy
+
+    def copy(self, *, columnwise: bool) -> Copy:
+        """Return one of the two."""
+        return self.column if columnwise else self.row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copies:
+    """The copies of all three operands."""
+
+    input: Pair
+    weight: Pair
+    grad_output: Pair
+    keeps_row: bool = False
+    """The row-wise copy of the input is kept from the forward to the backward pass, instead of the column-wise one."""
+
+    def of(self, operand: str) -> Pair:
+        """Return the copies of input, weight or grad_output."""
+        named = {"input": self.input, "weight": self.weight, "grad_output": self.grad_output}
+        return named[operand]
+
+    def read_by(self, gemm: str) -> tuple[Copy, Copy]:
+        """Return the copies that fprop, dgrad or wgrad multiplies: the left one and the right one."""
+        row = GEMMS[gemm]
+        left = self.of(row.left).copy(columnwise=row.left_columnwise)
+        right = self.of(row.right).copy(columnwise=row.right_columnwise)
+        return left, right
+
+    def scheme_of(self, gemm: str) -> str | None:
+        """Return the scaling scheme of a GEMM; None: it multiplies in high precision."""
+        left, right = self.read_by(gemm)
+        return left.scheme or right.scheme
+
+    def is_split(self, gemm: str) -> bool:
+        """Return whether partial sums of a GEMM are promoted to full FP32."""
+        scheme = scheme_row(self.scheme_of(gemm))
+        if scheme is None or scheme.split_accumulator is None:
+            return True
+        return scheme.split_accumulator[list(GEMMS).index(gemm)]
+
+    @property
+    def kept_input(self) -> Copy:
+        """The copy of the input that is kept from the forward to the backward pass."""
+        return self.input.row if self.keeps_row else self.input.column
+
+    @property
+    def are_low(self) -> bool:
+        """Whether some GEMM multiplies in FP8 or FP4."""
+        return any(self.scheme_of(gemm) is not None for gemm in GEMMS)
+
+
+_UNKNOWN = Pair(row=Copy(scheme="custom", format="custom"), column=Copy(scheme="custom", format="custom"))
+UNKNOWN = Copies(input=_UNKNOWN, weight=_UNKNOWN, grad_output=_UNKNOWN)
+"""The copies of a quantizer factory that is not known."""
+
+
+def copies_of(scheme: Scheme, format_: str) -> Copies:
+    """Return the copies of a scheme under a value of `fp8` or `fp4`; `UNKNOWN` ones for the scheme `custom`."""
+    if not scheme.operands:
+        return UNKNOWN
+    forward, backward = OPERAND_FORMATS.get(format_, (format_, format_))
+    pairs = {}
+    for operand in scheme.operands:
+        element = backward if operand.name == "grad_output" else forward
+        row = Copy(scheme=scheme.name, format=element, tile=operand.row, stochastic=operand.stochastic)
+        column = replace(row, tile=operand.column, hadamard=operand.hadamard)
+        pairs[operand.name] = Pair(row=row, column=column)
+    return Copies(input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"])
+
+
+def with_backward(copies: Copies, override: str | None) -> Copies:
+    """Return copies whose backward GEMMs multiply in high precision, as `backward_override` says; None: as they are.
+
+    Source: Transformer Engine 2.20.2 pytorch/module/linear.py, grouped_linear.py and layernorm_linear.py.
+    """
+    if override is None:
+        return copies
+    again = Copy(is_of_row=override == "dequantized")
+    return Copies(
+        input=replace(copies.input, column=again),
+        weight=replace(copies.weight, column=again),
+        grad_output=Pair(row=HIGH, column=HIGH),
+        keeps_row=override == "dequantized",
+    )
+
+
+def with_nvfp4_options(copies: Copies, options: Mapping[str, object]) -> Copies:
+    """Return the copies of NVFP4 under further keywords of `NVFP4BlockScaling`, by name.
+
+    Source: Transformer Engine 2.20.2 common/recipe/__init__.py, pytorch/quantization.py NVFP4BlockScalingRecipeState.
+    """
+    pairs = {name: copies.of(name) for name in ("input", "weight", "grad_output")}
+    for name, pair in pairs.items():
+        row, column = pair.row, pair.column
+        if options.get("disable_rht"):
+            column = replace(column, hadamard=False)
+        if options.get("disable_stochastic_rounding"):
+            row, column = replace(row, stochastic=False), replace(column, stochastic=False)
+        pairs[name] = Pair(row=row, column=column)
+    if options.get("disable_2d_quantization"):
+        row, column = pairs["weight"].row, pairs["weight"].column
+        pairs["weight"] = Pair(row=replace(row, tile=(1, 16)), column=replace(column, tile=(16, 1)))
+    scope = options.get("nvfp4_4over6", "none")
+    if scope in ("all", "activations"):
+        pairs["input"] = _four_over_six(pairs["input"])
+    if scope in ("all", "weights"):
+        pairs["weight"] = _four_over_six(pairs["weight"])
+    if options.get("row_scaled_activation"):
+        pairs["input"] = replace(pairs["input"], row=replace(pairs["input"].row, is_row_scaled=True))
+    return replace(copies, input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"])
+
+
+def _four_over_six(pair: Pair) -> Pair:
+    row, column = replace(pair.row, is_four_over_six=True), replace(pair.column, is_four_over_six=True)
+    return Pair(row=row, column=column)

@@ -1,0 +1,133 @@
+"""Runs that repeat bit for bit: `deterministic_mode`, and `batch_invariant_mode`."""
+
+from collections.abc import Iterator
+
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import error, mcore, warning
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.target.versions import at_least
+
+NCCL_ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
+FIXED_SPLITS = (3, 4)
+"""Major versions of FlashAttention whose number of splits can be fixed."""
+INVARIANT = "megatron-core 0.19.2 transformer_config.py __post_init__"
+GEMM = "megatron-core 0.16.1 and 0.19.2 transformer/custom_layers/batch_invariant_kernels.py _te_general_gemm_patched"
+TRAINING = (
+    "Megatron-LM core_v0.16.1 to core_v0.18.2 training/arguments.py; megatron-core 0.19.2 "
+    "training/determinism.py; Megatron Bridge 0.6.2 training/config.py "
+    "_validate_and_apply_deterministic_mode"
+)
+
+
+def is_flash(run: RuleContext) -> bool:
+    """Return whether the attention backend is FlashAttention, as a member of Megatron's enum or as its name."""
+    stated = run.model.attention_backend
+    name = str(getattr(stated, "name", stated))
+    return name.rpartition(".")[2].lower() == "flash"
+
+
+def split_or_random_attention(run: RuleContext) -> Iterator[Violation]:
+    """Yield context parallelism and attention dropout under batch-invariant mode."""
+    if not run.model.batch_invariant_mode:
+        return
+    if (run.model.context_parallel_size or 1) > 1:
+        yield Violation("model.context_parallel_size")
+    if run.model.attention_dropout:
+        yield Violation("model.attention_dropout")
+
+
+def batch_invariant_in_low_precision(run: RuleContext) -> bool:
+    """Return whether batch-invariant GEMMs are in FP8 or FP4, apart from experts that Megatron refuses (PB432)."""
+    is_refused = bool(run.model.num_moe_experts) and at_least(run.target.mcore, "0.20") is True
+    return bool(run.model.batch_invariant_mode) and run.is_low and not is_refused
+
+
+def kernels_without_an_order(run: RunContext) -> Iterator[Violation]:
+    """Yield the kernels that Megatron's training refuses under deterministic mode."""
+    if not run.model.deterministic_mode or run.program.is_own:
+        return
+    if run.model.cross_entropy_loss_fusion:
+        yield Violation("model.cross_entropy_loss_fusion")
+    if run.model.tp_comm_overlap and at_least(run.target.mcore, "0.19") is True:
+        yield Violation("model.tp_comm_overlap")
+
+
+def other_algorithm_of_nccl(run: RunContext) -> Iterator[Violation]:
+    """Yield NCCL's algorithm where Megatron Bridge refuses it under deterministic mode."""
+    if not (run.has_environment and run.program.is_bridge and run.model.deterministic_mode):
+        return
+    chosen = run.environment.get("NCCL_ALGO")
+    if chosen not in NCCL_ALGORITHMS:
+        yield Violation(value=chosen, known=", ".join(NCCL_ALGORITHMS))
+
+
+RULES = (
+    error(
+        id="PB531",
+        title="batch-invariant mode without FlashAttention",
+        setting="model.attention_backend",
+        when=lambda run: run.model.batch_invariant_mode and not is_flash(run),
+        message="must be flash under batch_invariant_mode, as no other attention has batch-invariant kernels",
+        remedies=("set model.attention_backend=flash", "set batch_invariant_mode=False"),
+        source="megatron-core 0.16.1 to 0.19.2 transformer_config.py __post_init__",
+    ),
+    error(
+        id="PB532",
+        title="batch-invariant mode without a version of FlashAttention",
+        setting="model.flash_attention_version",
+        versions=(mcore(since="0.19"),),
+        when=lambda run: (
+            run.model.batch_invariant_mode and run.model.flash_attention_version not in FIXED_SPLITS
+        ),
+        message="must be 3 or 4 under batch_invariant_mode, so that training and inference run one kernel",
+        remedies=("set model.flash_attention_version=3", "set batch_invariant_mode=False"),
+        source=INVARIANT,
+    ),
+    error(
+        id="PB533",
+        title="batch-invariant mode with split or random attention",
+        setting="model.context_parallel_size",
+        versions=(mcore(since="0.19"),),
+        when=split_or_random_attention,
+        message="batch_invariant_mode has neither context parallelism nor attention dropout",
+        remedies=("set it to its default", "set batch_invariant_mode=False"),
+        source=INVARIANT,
+    ),
+    error(
+        id="PB534",
+        title="batch-invariant mode with overlapped tensor parallelism",
+        setting="model.tp_comm_overlap",
+        when=lambda run: run.model.batch_invariant_mode and run.model.tp_comm_overlap,
+        message="the batch-invariant GEMM refuses the user buffers that tp_comm_overlap multiplies in",
+        remedies=("set it to False", "set batch_invariant_mode=False"),
+        source=GEMM,
+    ),
+    warning(
+        id="PB535",
+        title="batch-invariant mode in FP8 or FP4",
+        setting="model.batch_invariant_mode",
+        when=batch_invariant_in_low_precision,
+        message="the batch-invariant GEMM takes FP16, BF16 and FP32 operands alone, and this run's are in {run.scheme}",
+        remedies=("choose a recipe without FP8 and FP4", "set it to False"),
+        source=GEMM,
+    ),
+    error(
+        id="PB536",
+        title="deterministic mode with kernels that are not",
+        setting="model.cross_entropy_loss_fusion",
+        when=kernels_without_an_order,
+        message="is not deterministic, and Megatron's training refuses it under deterministic_mode",
+        remedies=("set it to False", "set deterministic_mode=False"),
+        source=TRAINING,
+    ),
+    error(
+        id="PB537",
+        title="deterministic mode without an algorithm of NCCL",
+        setting="environment.NCCL_ALGO",
+        when=other_algorithm_of_nccl,
+        message="must be one of {known} under deterministic_mode, or Megatron Bridge stops at the start",
+        remedies=("set NCCL_ALGO=Ring", "set deterministic_mode=False"),
+        source="Megatron Bridge 0.6.2 training/config.py _validate_and_apply_deterministic_mode",
+    ),
+)
